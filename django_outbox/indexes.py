@@ -1,0 +1,45 @@
+"""An index that uses what each database can do, and is silent about the rest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.ddl_references import Statement
+from django.db.models import Q
+
+
+class PortableIndex(models.Index):
+    """Partial and covering where the database supports that, else a full index on the same columns.
+
+    Django's own `Index` does the same, but warns of it at every `migrate` on SQLite, MySQL and MariaDB (models.W037,
+    models.W040), although these columns are chosen to serve there too.
+
+    Args:
+        where: the condition of the partial index.
+        covering: columns to carry along for index-only scans.
+    """
+
+    def __init__(self, *, where: Q, covering: Sequence[str] = (), fields: Sequence[str], name: str) -> None:
+        super().__init__(fields=fields, name=name)
+        self.where = where
+        self.covering = tuple(covering)
+
+    def create_sql(
+        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
+    ) -> Statement:
+        features = schema_editor.connection.features
+        index = models.Index(
+            fields=self.fields,
+            name=self.name,
+            condition=self.where if features.supports_partial_indexes else None,
+            include=self.covering if features.supports_covering_indexes else None,
+        )
+        return index.create_sql(model, schema_editor, using, **kwargs)
+
+    def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
+        path, args, kwargs = super().deconstruct()
+        kwargs["where"] = self.where
+        if self.covering:
+            kwargs["covering"] = self.covering
+        return path, args, kwargs

@@ -1,0 +1,46 @@
+"""A publisher for development: writes each message to standard output as one line of JSON."""
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO
+
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.publishers.base import Publisher
+
+
+class ConsolePublisher(Publisher):
+    """Prints every message, and by that accepts it.
+
+    Args:
+        stream: where to write; standard output by default.
+    """
+
+    def __init__(self, alias: str, *, stream: IO[str] | None = None) -> None:
+        super().__init__(alias)
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        lines = [_line(message) for message in messages]
+        with self._lock:
+            stream = self._stream or sys.stdout
+            stream.writelines(lines)
+            stream.flush()
+        return [ACCEPTED] * len(messages)
+
+
+def _line(message: Message) -> str:
+    envelope = json.dumps(
+        {
+            "message_id": str(message.message_id),
+            "type": message.type,
+            "destination": message.destination,
+            "key": message.key,
+            "occurred_at": message.occurred_at.isoformat(),
+            "headers": message.headers,
+        },
+        ensure_ascii=False,
+    )
+    return f'{envelope[:-1]}, "payload": {message.payload.decode()}}}\n'

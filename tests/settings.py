@@ -1,0 +1,63 @@
+"""The settings of the test run: one alias for each database that the outbox knows, so that one suite runs on all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import environ
+
+env = environ.Env()
+
+# Two runs at once on one machine need test databases of their own.
+RUN = os.environ.get("OUTBOX_TEST_RUN", "")
+
+SECRET_KEY = "only for tests"
+USE_TZ = True
+TIME_ZONE = "Europe/Zurich"
+ROOT_URLCONF = "tests.urls"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+DATABASES = {
+    "default": env.db_url_config("sqlite:///:memory:"),
+    "postgresql": env.db_url("POSTGRES_URL", default="postgres://postgres@127.0.0.1:5432/postgres"),
+    "mariadb": env.db_url("MARIADB_URL", default="mysql://root@127.0.0.1:3306/test"),
+}
+DATABASES["default"]["TEST"] = {"NAME": str(Path(tempfile.gettempdir()) / f"outbox_tests{RUN}.sqlite3")}
+DATABASES["default"]["OPTIONS"] = {"timeout": 20}
+DATABASES["postgresql"]["TEST"] = {"NAME": f"test_outbox{RUN}"}
+DATABASES["mariadb"]["TEST"] = {"NAME": f"test_outbox{RUN}"}
+
+AMQP_URL = env.str("AMQP_URL", default="amqp://guest:guest@127.0.0.1:5672/%2F")
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "django_outbox",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "static/"
+
+OUTBOX = {
+    "PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}},
+}
