@@ -9,9 +9,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
-from django_outbox.publishers.base import Publisher
 from django_outbox.retry import RetryPolicy
 
 
@@ -36,6 +34,11 @@ class OutboxSettings:
     max_payload_bytes: int = 1024 * 1024
     require_transaction: bool = True
     lease: float = 120.0
+
+    @property
+    def deletes_processed(self) -> bool:
+        """Whether a message is deleted as soon as the broker accepted it."""
+        return self.retention == datetime.timedelta(0)
 
 
 class SettingsProblem(ImproperlyConfigured):
@@ -106,50 +109,6 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
             problems.append(SettingsProblem("E003", f"OUTBOX[{name!r}] is {value!r}.", f"It must be {error}."))
     values["publishers"] = _read_publishers(raw.get("PUBLISHERS"), problems)
     return (None if problems else OutboxSettings(**values)), problems
-
-
-def make_publisher(alias: str) -> Publisher:
-    """Construct the publisher with this alias from the settings; it does not connect yet.
-
-    Raises:
-        ImproperlyConfigured: there is no such alias, its class cannot be imported, or it refuses its options.
-    """
-    publishers = get_settings().publishers
-    if alias not in publishers:
-        known = ", ".join(sorted(publishers))
-        raise SettingsProblem("E004", f"OUTBOX has no publisher {alias!r}.", f"Configured publishers: {known}.")
-    return build_publisher(alias, publishers[alias])
-
-
-def build_publisher(alias: str, config: PublisherConfig) -> Publisher:
-    """Construct a publisher from its entry in the settings.
-
-    Raises:
-        SettingsProblem: its class cannot be imported (E006), is no publisher (E007) or refuses its options (E008).
-    """
-    where = f"OUTBOX['PUBLISHERS'][{alias!r}]"
-    try:
-        backend = import_string(config.backend)
-    except ImportError as error:
-        raise SettingsProblem(
-            "E006",
-            f"{where}: cannot import BACKEND {config.backend!r} ({error}).",
-            "Check the dotted path, and that the driver is installed: "
-            'pip install "django-transactional-outbox[rabbitmq]" for RabbitMQ.',
-        ) from error
-    if not (isinstance(backend, type) and issubclass(backend, Publisher)):
-        raise SettingsProblem(
-            "E007",
-            f"{where}: BACKEND {config.backend!r} is no publisher.",
-            "It must be a subclass of django_outbox.publishers.base.Publisher.",
-        )
-    try:
-        return backend(alias, **config.options)
-    except (TypeError, ImproperlyConfigured) as error:
-        reason = str(error).replace(f"{backend.__name__}.__init__() ", "")
-        raise SettingsProblem(
-            "E008", f"{where}: OPTIONS are not accepted: {reason}.", f"See the options of {backend.__name__}."
-        ) from error
 
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:

@@ -6,13 +6,15 @@ from django.utils.module_loading import import_string
 
 from django_outbox.databases.base import Claim, Database, Settlement
 
-__all__ = ["Claim", "Database", "Settlement", "get_database"]
+__all__ = ["KNOWN_VENDORS", "Claim", "Database", "Settlement", "get_database"]
 
 _DATABASES = {
     "postgresql": "django_outbox.databases.postgresql.PostgreSQL",
     "mysql": "django_outbox.databases.mysql.MySQL",
     "sqlite": "django_outbox.databases.sqlite.SQLite",
 }
+
+KNOWN_VENDORS = tuple(_DATABASES)
 
 
 def get_database(connection: BaseDatabaseWrapper) -> Database:
@@ -23,7 +25,7 @@ def get_database(connection: BaseDatabaseWrapper) -> Database:
     """
     if connection.vendor not in _DATABASES:
         raise ImproperlyConfigured(
-            f"The outbox cannot work on the database {connection.alias!r}: it knows {', '.join(_DATABASES)}, "
+            f"The outbox cannot work on the database {connection.alias!r}: it knows {', '.join(KNOWN_VENDORS)}, "
             f"not {connection.vendor}."
         )
     database: type[Database] = import_string(_DATABASES[connection.vendor])

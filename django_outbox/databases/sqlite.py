@@ -28,7 +28,7 @@ WHERE id IN (
         )
     ) WHERE before IS NULL OR before < %s
 )
-RETURNING id, message_id, type, topic, "key", payload, headers, occurred_at, attempts, available_at
+RETURNING id, message_id, type, topic, "key", payload, headers, occurred_at, attempts, CAST(available_at AS TEXT)
 """
 
 # Whoever finds another lease on the row than its own has lost the row to another relay, and leaves it alone.

@@ -1,0 +1,31 @@
+"""A schedule for Celery beat, in the place of `manage.py run_outbox`. It imports nothing, so settings may use it."""
+
+from typing import Any
+
+
+def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **drain: Any) -> dict[str, dict[str, Any]]:
+    """Return entries for `CELERY_BEAT_SCHEDULE`.
+
+        CELERY_BEAT_SCHEDULE = {**beat_schedule(drain_every=2)}
+
+    Args:
+        drain_every: seconds between two runs of `drain_outbox`: about the longest time that a message waits.
+        purge_every: seconds between two runs of `purge_outbox`.
+        drain: arguments of `drain_outbox`, `using="orders"` or `workers=2` for example.
+    """
+    database = {"using": drain["using"]} if "using" in drain else {}
+    return {
+        "django_outbox.drain": {
+            "task": "django_outbox.tasks.drain_outbox",
+            "schedule": drain_every,
+            "kwargs": drain,
+            # A run that no worker took before the next one is due has been overtaken by it.
+            "options": {"expires": drain_every},
+        },
+        "django_outbox.purge": {
+            "task": "django_outbox.tasks.purge_outbox",
+            "schedule": purge_every,
+            "kwargs": database,
+            "options": {"expires": purge_every},
+        },
+    }
