@@ -21,10 +21,12 @@ logger = logging.getLogger("django_outbox")
 class Tally:
     """How many messages were claimed, and what became of them.
 
-    `unanswered` ones went back as they were; `outage` is the last reason given for that.
+    `size` is that of the claimed payloads, in bytes. `unanswered` ones went back as they were; `outage` is the last
+    reason given for that.
     """
 
     claimed: int = 0
+    size: int = 0
     processed: int = 0
     failed: int = 0
     retried: int = 0
@@ -34,6 +36,7 @@ class Tally:
     def __add__(self, other: "Tally") -> "Tally":
         return Tally(
             self.claimed + other.claimed,
+            self.size + other.size,
             self.processed + other.processed,
             self.failed + other.failed,
             self.retried + other.retried,
@@ -68,7 +71,8 @@ def deliver_batch(publisher: Publisher, *, using: str, limit: int, settings: Out
         settlement = _judge(claim.messages, outcomes, settings.retry)
         database.settle(claim, settlement, delete_processed=settings.deletes_processed)
     steps.finished("settle", count)
-    return _report(publisher.alias, settlement, outcomes)
+    size = sum(len(message.payload) for message in claim.messages)
+    return _report(publisher.alias, size, settlement, outcomes)
 
 
 def _publish(publisher: Publisher, messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -99,10 +103,11 @@ def _judge(messages: Sequence[Message], outcomes: Sequence[Outcome], policy: Ret
     return settlement
 
 
-def _report(alias: str, settlement: Settlement, outcomes: Sequence[Outcome]) -> Tally:
+def _report(alias: str, size: int, settlement: Settlement, outcomes: Sequence[Outcome]) -> Tally:
     outages = [outcome.error for outcome in outcomes if outcome.verdict is Verdict.UNANSWERED]
     tally = Tally(
         claimed=len(outcomes),
+        size=size,
         processed=len(settlement.processed),
         failed=len(settlement.failed),
         retried=len(settlement.retried),
@@ -145,8 +150,7 @@ class _Steps:
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         logger.debug("%s of %d messages for %r took %.4f s", step, count, self.publisher, seconds)
-        for receiver, response in step_finished.send_robust(
+        # Django logs what a receiver raises.
+        step_finished.send_robust(
             sender=None, step=step, using=self.using, publisher=self.publisher, count=count, seconds=seconds
-        ):
-            if isinstance(response, Exception):
-                logger.error("%r raised %r on step_finished.", receiver, response)
+        )

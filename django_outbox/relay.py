@@ -77,6 +77,7 @@ class Relay:
         self.outage = ""
         self._max_messages = max_messages
         self._reserved = 0
+        self._average_size = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -125,9 +126,7 @@ class Relay:
         """
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         if self.workers == 1:
-            for publisher in self.publishers:
-                self._work(publisher, drain=True, deadline=deadline)
-            return self.tally
+            return self._drain_here(deadline)
         with self._pool() as pool:
             workers = self._start(pool, drain=True, deadline=deadline)
         return self._result(workers)
@@ -144,6 +143,17 @@ class Relay:
                 raise _unavailable(publisher, outage)
         return self.tally
 
+    def _drain_here(self, deadline: float | None) -> Tally:
+        problem = None
+        for publisher in self.publishers:
+            try:
+                self._work(publisher, drain=True, deadline=deadline)
+            except RelayUnavailable as error:
+                problem = error
+        if problem:
+            raise problem
+        return self.tally
+
     def _deliver_batch(self, publisher: Publisher) -> Tally:
         limit = self._reserve()
         if not limit:
@@ -155,6 +165,8 @@ class Relay:
             with self._lock:
                 self.tally += tally
                 self._reserved -= limit
+                if tally.claimed:
+                    self._average_size = tally.size // tally.claimed
         return tally
 
     def _work(self, publisher: Publisher, *, drain: bool, deadline: float | None) -> None:
@@ -198,6 +210,8 @@ class Relay:
         def work(publisher: Publisher) -> None:
             try:
                 self._work(publisher, drain=drain, deadline=deadline)
+            except RelayUnavailable:
+                raise
             except Exception:
                 # One worker that ends by an error must not leave the others running unseen.
                 self.stop()
@@ -219,7 +233,10 @@ class Relay:
 
     def _reserve(self) -> int:
         with self._lock:
-            limit = self.batch_size
+            # Where messages are large, asking for no more rows than the limit in bytes lets in spares the database from
+            # reading a thousand payloads to hand out ten.
+            fitting = 2 * self.settings.batch_bytes // max(self._average_size, 1)
+            limit = min(self.batch_size, fitting)
             if self._max_messages is not None:
                 limit = max(0, min(limit, self._max_messages - self._settled() - self._reserved))
             self._reserved += limit

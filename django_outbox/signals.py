@@ -5,6 +5,6 @@ from django.dispatch import Signal
 step_finished = Signal()
 """Sent in the relay's thread after each step of a batch.
 
-Arguments: `sender` (the `Relay` class), `step` ("claim", "publish" or "settle"), `using` (database alias), `publisher`
+Arguments: `step` ("claim", "publish" or "settle"), `using` (database alias), `publisher`
 (alias), `count` (messages in the batch), `seconds` (how long the step took).
 """

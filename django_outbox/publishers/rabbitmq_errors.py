@@ -1,0 +1,59 @@
+"""What RabbitMQ and pika report, in words that name the remedy."""
+
+import re
+import socket
+import ssl
+
+from pika import exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
+
+_CHANNEL_REMEDIES = (
+    (404, "no exchange", "declare it, or set declare_exchange"),
+    (403, "", "give the user of the url permission to write to the exchange"),
+    (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
+)
+
+
+def explain(error: BaseException) -> str:
+    """Say in one line why a connection could not be made, or was lost."""
+    error = _root(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
+    if isinstance(error, socket.gaierror):
+        return f"the host name cannot be resolved: {error.strerror}"
+    if isinstance(error, exceptions.ProbableAuthenticationError):
+        return f"the login is refused, check user and password in url: {error.args[0]}"
+    if isinstance(error, exceptions.ProbableAccessDeniedError):
+        return f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
+    if isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
+        return "no answer in time"
+    if isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
+        return f"{error.reply_code} {error.reply_text}"
+    return str(error) or type(error).__name__
+
+
+def explain_channel(error: BaseException) -> str:
+    """Say in one line why the broker closed the channel, and what to do."""
+    text = explain(error)
+    if isinstance(error, exceptions.ChannelClosed):
+        for code, part, remedy in _CHANNEL_REMEDIES:
+            if error.reply_code == code and part in error.reply_text:
+                return f"{text}: {remedy}"
+    return text
+
+
+def max_message_size(error: BaseException) -> int | None:
+    """Return the broker's limit in bytes, where it closed the channel because of a message beyond it."""
+    if isinstance(error, exceptions.ChannelClosed) and error.reply_code == 406:
+        found = re.search(r"message size .* max size (\d+)", error.reply_text)
+        return int(found[1]) if found else None
+    return None
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return what pika wrapped, once or several times, in errors of its own."""
+    wrapped = [getattr(error, "exception", None), *getattr(error, "exceptions", ())[-1:], *error.args[:1]]
+    for inner in wrapped:
+        if isinstance(inner, BaseException):
+            return _root(inner)
+    return error

@@ -1,0 +1,41 @@
+"""Publishers that do as a test says."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.publishers.base import Publisher
+
+
+class ScriptedPublisher(Publisher):
+    """Answers each message by `ScriptedPublisher.answer`, and keeps the batches that it was given."""
+
+    answer: ClassVar[Callable[[Message], Outcome]] = lambda message: ACCEPTED
+    batches: ClassVar[list[list[Message]]] = []
+    closed: ClassVar[int] = 0
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, alias: str, *, colour: str = "grey") -> None:
+        super().__init__(alias)
+        self.colour = colour
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        cls = type(self)
+        with cls._lock:
+            cls.batches.append(list(messages))
+        return [cls.answer(message) for message in messages]
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.answer = staticmethod(lambda message: ACCEPTED)  # type: ignore[assignment]
+        cls.batches = []
+        cls.closed = 0
+
+    @classmethod
+    def published(cls) -> list[Any]:
+        """The ids that were handed over, in order."""
+        return [message.id for batch in cls.batches for message in batch]

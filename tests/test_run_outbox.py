@@ -1,0 +1,199 @@
+"""`manage.py run_outbox`: its flags, its errors, and what it does on signals, as a real process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue_many
+from tests.conftest import ALIASES
+from tests.publishers import ScriptedPublisher
+
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+
+
+def put(count: int, using: str = "default", **fields: Any) -> None:
+    with transaction.atomic(using=using):
+        enqueue_many([OutboxMessage(type="t", payload=n, **fields) for n in range(count)], using=using)
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("run_outbox", *arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.django_db
+def test_drain_says_what_became_of_the_messages():
+    put(3)
+    assert run("--drain") == "3 processed, 0 to be tried again, 0 failed.\n"
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_database_flag_chooses_the_database(using: str):
+    put(2, using)
+    assert run("--drain", "--database", using).startswith("2 processed")
+
+
+@pytest.mark.django_db
+def test_once_is_one_batch():
+    put(5)
+    assert run("--once", "--batch-size", "2").startswith("2 processed")
+    assert OutboxMessage.objects.pending().count() == 3
+
+
+@pytest.mark.django_db
+def test_max_messages_ends_it():
+    put(5)
+    assert run("--drain", "--max-messages", "4", "--batch-size", "3").startswith("4 processed")
+
+
+@pytest.mark.django_db
+def test_publisher_flag_may_be_repeated():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "a": MEMORY, "b": MEMORY}}):
+        for alias in ("default", "a", "b"):
+            put(1, publisher=alias)
+        assert run("--drain", "--publisher", "a", "--publisher", "b").startswith("2 processed")
+    assert OutboxMessage.objects.pending().get().publisher == "default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--database", "nowhere"], "no database 'nowhere'; DATABASES has default, mariadb, postgresql"),
+        (["--publisher", "nobody"], "no publisher 'nobody'. Configured publishers: default"),
+        (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+        (["--workers", "two"], "'two' is not a whole number of at least 1"),
+        (["--poll-interval", "0"], "'0' is not a number of seconds above 0"),
+        (["--max-messages", "-1"], "'-1' is not a whole number of at least 1"),
+        (["--drain", "--once"], "not allowed with argument"),
+    ],
+)
+def test_a_wrong_argument_is_told_with_its_remedy(arguments: list[str], message: str):
+    with pytest.raises(CommandError) as info:
+        run(*arguments)
+    assert message in str(info.value)
+
+
+@pytest.mark.django_db
+def test_a_drain_ends_in_an_error_when_the_broker_stays_away(monkeypatch: pytest.MonkeyPatch):
+    put(1)
+    monkeypatch.setattr("django_outbox.relay.DRAIN_PATIENCE", 1)
+    monkeypatch.setattr(ScriptedPublisher, "publish", _refuse)
+    scripted = {"default": {"BACKEND": "tests.publishers.ScriptedPublisher"}}
+    with override_settings(OUTBOX={"PUBLISHERS": scripted}), pytest.raises(CommandError, match="connection refused"):
+        run("--drain")
+
+
+def _refuse(*_: object) -> Any:
+    raise ConnectionError("connection refused")
+
+
+SLOW_RELAY = """
+import sys, time
+from django.core.management import execute_from_command_line
+from django.conf import settings
+import django_outbox.publishers.memory as memory
+
+publish = memory.MemoryPublisher.publish
+def slowly(self, messages):
+    print("publishing", flush=True)
+    time.sleep(float(sys.argv[1]))
+    return publish(self, messages)
+memory.MemoryPublisher.publish = slowly
+
+from tests import settings as test_settings
+for alias, name in zip(sys.argv[2::2], sys.argv[3::2]):
+    test_settings.DATABASES[alias]["NAME"] = name
+execute_from_command_line(["manage.py", "run_outbox", "--database", sys.argv[2], "--batch-size", "1"])
+"""
+
+
+@pytest.fixture
+def relay_process(tmp_path: Path) -> Iterator[Callable[[str, float], "subprocess.Popen[str]"]]:
+    """Start `run_outbox` as a process whose publisher takes some time for each batch of one message."""
+    processes: list[subprocess.Popen[str]] = []
+    script = tmp_path / "relay.py"
+    script.write_text(SLOW_RELAY)
+
+    def start(alias: str, seconds: float) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(seconds), alias, str(connections[alias].settings_dict["NAME"])],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def until_publishing(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "publishing\n", process.stderr.read() if process.stderr else ""
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
+    relay_process: Callable[..., "subprocess.Popen[str]"], using: str, number: signal.Signals
+):
+    put(3, using)
+    process = relay_process(using, 0.5)
+    until_publishing(process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "1 processed, 0 to be tried again, 0 failed." in output
+    messages = OutboxMessage.objects.using(using)
+    assert (messages.processed().count(), messages.due().count()) == (1, 2)
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_a_second_signal_stops_at_once_and_the_batch_goes_back(
+    relay_process: Callable[..., "subprocess.Popen[str]"], using: str
+):
+    put(2, using)
+    process = relay_process(using, 60)
+    until_publishing(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "the first signal lets the batch in hand finish"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    messages = OutboxMessage.objects.using(using)
+    assert messages.pending().count() == 2
+    assert messages.filter(attempts=0).count() == 2
+
+
+@pytest.mark.django_db(databases=["postgresql", "mariadb"], transaction=True)
+@pytest.mark.parametrize("alias", ["postgresql", "mariadb"])
+def test_a_killed_relay_leaves_its_batch_to_the_next_one_at_once(
+    relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
+):
+    put(1, alias)
+    process = relay_process(alias, 60)
+    until_publishing(process)
+    assert run("--drain", "--database", alias).startswith("0 processed"), "it is claimed by the other process"
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    while not run("--drain", "--database", alias).startswith("1 processed"):
+        assert time.monotonic() < deadline, "the lock outlived the process"
