@@ -14,7 +14,5 @@ class DatabaseNow(Now):
     stores UTC.
     """
 
-    def as_mysql(
-        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
-    ) -> tuple[str, list[Any] | tuple[Any, ...]]:
+    def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any) -> tuple[str, Any]:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra_context)

@@ -118,7 +118,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     publishers = {}
     for alias, entry in raw.items():
         where = f"OUTBOX['PUBLISHERS'][{alias!r}]"
-        shape = 'It must be {"BACKEND": "dotted.path.to.Publisher", "OPTIONS": {...}} under a name of at most 63 characters.'
+        shape = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, under a name of at most 63 characters.'
         if (
             not isinstance(alias, str)
             or not 0 < len(alias) <= 63

@@ -60,12 +60,15 @@ ACCEPTED = Outcome(Verdict.ACCEPTED)
 
 
 def rejected(error: str) -> Outcome:
+    """Return the outcome of a message that is refused for good."""
     return Outcome(Verdict.REJECTED, error)
 
 
 def not_now(error: str) -> Outcome:
+    """Return the outcome of a message that is refused for now."""
     return Outcome(Verdict.NOT_NOW, error)
 
 
 def unanswered(error: str) -> Outcome:
+    """Return the outcome of a message that nobody answered for."""
     return Outcome(Verdict.UNANSWERED, error)

@@ -45,7 +45,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         """Pending, and their time has come by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
 
-    def backlog(self) -> "models.QuerySet[OutboxMessage, dict[str, Any]]":
+    def backlog(self) -> "models.QuerySet[Any, Any]":
         """What is pending, by publisher and type: `count`, and `oldest` as the time it was enqueued.
 
         Read from the index alone on PostgreSQL. It counts every pending row: ask it now and then, not every second.

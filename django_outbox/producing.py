@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import Combinable
 
@@ -78,7 +78,7 @@ def enqueue(
     if message_id is not None:
         message.message_id = _read_message_id(message_id)
     if delay is not None or available_at is not None:
-        message.available_at = _read_available_at(delay, available_at)  # type: ignore[assignment]
+        message.available_at = _read_available_at(delay, available_at)
     alias = using or router.db_for_write(OutboxMessage)
     _require_transaction(alias, require_transaction, "enqueue")
     _check(message, connections[alias])
@@ -127,8 +127,8 @@ def _require_transaction(alias: str, required: bool | None, function: str) -> No
     others = [other.alias for other in connections.all(initialized_only=True) if _in_transaction(other)]
     elsewhere = f" A transaction is open on {others[0]!r}: pass using={others[0]!r}?" if others else ""
     raise TransactionRequired(
-        f"{function}() needs an open transaction on the database {alias!r}, so that the message and your data are saved "
-        f"together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={alias!r}):`, or pass "
+        f"{function}() needs an open transaction on the database {alias!r}, so that the message and your data are "
+        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={alias!r}):`, or pass "
         f"require_transaction=False to save the message by itself, as in an on_commit hook."
     )
 
@@ -136,7 +136,7 @@ def _require_transaction(alias: str, required: bool | None, function: str) -> No
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block:
         # TestCase wraps each test in blocks of its own, which would hide a transaction that the caller forgot.
-        return any(not block._from_testcase for block in connection.atomic_blocks)
+        return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
     return connection.connection is not None and not connection.autocommit
 
 
@@ -151,9 +151,7 @@ def _insert_new(messages: list[OutboxMessage], alias: str) -> None:
     manager = OutboxMessage.objects.using(alias)
     if connections[alias].vendor == "mysql":
         # INSERT IGNORE would turn every other error into a warning, and a lost message.
-        manager.bulk_create(
-            messages, batch_size=CHUNK_SIZE, update_conflicts=True, update_fields=["message_id"]
-        )
+        manager.bulk_create(messages, batch_size=CHUNK_SIZE, update_conflicts=True, update_fields=["message_id"])
     else:
         manager.bulk_create(messages, batch_size=CHUNK_SIZE, ignore_conflicts=True)
 
@@ -215,9 +213,7 @@ def _check(message: OutboxMessage, connection: BaseDatabaseWrapper) -> None:
     _check_name("key", message.key)
     if message.publisher not in settings.publishers:
         known = ", ".join(sorted(settings.publishers))
-        raise InvalidMessage(
-            "publisher", f"{message.publisher!r} is not in OUTBOX['PUBLISHERS']; configured: {known}."
-        )
+        raise InvalidMessage("publisher", f"{message.publisher!r} is not in OUTBOX['PUBLISHERS']; configured: {known}.")
     available_at = message.available_at
     if not isinstance(available_at, Combinable):
         if not isinstance(available_at, datetime.datetime):

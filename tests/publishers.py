@@ -31,7 +31,7 @@ class ScriptedPublisher(Publisher):
 
     @classmethod
     def reset(cls) -> None:
-        cls.answer = staticmethod(lambda message: ACCEPTED)  # type: ignore[assignment]
+        cls.answer = staticmethod(lambda message: ACCEPTED)
         cls.batches = []
         cls.closed = 0
 

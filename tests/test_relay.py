@@ -18,6 +18,7 @@ from django_outbox.delivery import Tally
 from django_outbox.messages import ACCEPTED, Message, not_now, rejected, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay, RelayUnavailable
+from django_outbox.retry import RetryPolicy
 from django_outbox.signals import step_finished
 from tests.conftest import ALIASES
 from tests.publishers import ScriptedPublisher
@@ -30,7 +31,7 @@ BACKEND = {"BACKEND": "tests.publishers.ScriptedPublisher"}
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ScriptedPublisher.reset()
-    monkeypatch.setattr(relay_module, "OUTAGE_WAIT", relay_module.RetryPolicy(delay=0.01, max_delay=0.05))
+    monkeypatch.setattr(relay_module, "OUTAGE_WAIT", RetryPolicy(delay=0.01, max_delay=0.05))
     with override_settings(OUTBOX={"PUBLISHERS": {"default": BACKEND, "other": BACKEND}}):
         yield
 
@@ -48,7 +49,7 @@ def statuses(using: str = "default") -> dict[Status, int]:
 
 
 def answer(script: Callable[[Message], Any]) -> None:
-    ScriptedPublisher.answer = staticmethod(script)  # type: ignore[assignment]
+    ScriptedPublisher.answer = staticmethod(script)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -141,7 +142,7 @@ def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt():
 def test_an_outage_counts_nothing_against_the_messages_and_a_drain_gives_up(using: str):
     put(3, using)
     answer(lambda message: unanswered("the broker is away"))
-    with Relay(using=using) as relay, pytest.raises(RelayUnavailable, match="'default' .*: the broker is away"):
+    with Relay(using=using) as relay, pytest.raises(RelayUnavailable, match=r"'default' .*: the broker is away"):
         relay.drain()
     assert len(ScriptedPublisher.batches) == relay_module.DRAIN_PATIENCE
     assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
@@ -192,9 +193,9 @@ def test_only_the_named_publishers_are_served():
 def test_zero_retention_deletes_at_once(using: str):
     put(5, using)
     answer(lambda message: rejected("no") if message.payload == b"4" else ACCEPTED)
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": BACKEND}, "RETENTION": timedelta(0)}):
-        with Relay(using=using) as relay:
-            assert relay.drain().processed == 4
+    outbox = {"PUBLISHERS": {"default": BACKEND}, "RETENTION": timedelta(0)}
+    with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
+        assert relay.drain().processed == 4
     assert statuses(using) == {Status.FAILED: 1}
 
 
@@ -216,9 +217,9 @@ def test_a_bounded_drain_begins_no_batch_after_its_time():
 def test_a_batch_is_bounded_in_bytes(using: str):
     with transaction.atomic(using=using):
         enqueue_many([OutboxMessage(type="t", payload="x" * 10_000) for _ in range(20)], using=using)
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": BACKEND}, "BATCH_BYTES": 50_000}):
-        with Relay(using=using) as relay:
-            relay.drain()
+    outbox = {"PUBLISHERS": {"default": BACKEND}, "BATCH_BYTES": 50_000}
+    with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
+        relay.drain()
     assert max(len(batch) for batch in ScriptedPublisher.batches) == 5
     assert statuses(using) == {Status.PROCESSED: 20}
 

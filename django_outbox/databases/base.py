@@ -48,9 +48,7 @@ class Database(abc.ABC):
         self.table = connection.ops.quote_name(OutboxMessage._meta.db_table)
 
     @abc.abstractmethod
-    def claim(
-        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float
-    ) -> AbstractContextManager[Claim]:
+    def claim(self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float) -> AbstractContextManager[Claim]:
         """Lock a batch of due messages for as long as the context is open; other relays pass over it.
 
         Leaving the context without `settle`, by an exception or by death, gives the whole batch back.
@@ -80,13 +78,13 @@ class Database(abc.ABC):
         """Run a statement on the outbox's table, which it names `{table}`, and return how many rows it touched."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql.replace("{table}", self.table), params)
-            return cursor.rowcount
+            return int(cursor.rowcount)
 
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement on the outbox's table, which it names `{table}`, and return its rows."""
         with self.connection.cursor() as cursor:
             cursor.execute(sql.replace("{table}", self.table), params)
-            return cursor.fetchall()
+            return list(cursor.fetchall())
 
 
 class LockingDatabase(Database):
@@ -139,10 +137,7 @@ class LockingDatabase(Database):
 def error_rows(rows: Sequence[tuple[Any, ...]]) -> str:
     """Return rows of (id, error) or (id, error, delay) as a JSON array, the errors cut and fit for every database."""
     return json.dumps(
-        [
-            dict(zip(("id", "error", "delay"), (row[0], _storable(row[1]), *row[2:]), strict=False))
-            for row in rows
-        ]
+        [dict(zip(("id", "error", "delay"), (row[0], _storable(row[1]), *row[2:]), strict=False)) for row in rows]
     )
 
 

@@ -1,0 +1,262 @@
+"""Finds or starts the servers that the tests run on: PostgreSQL, MariaDB and RabbitMQ.
+
+Each one is taken from the first of these places where a login succeeds:
+
+1. the URL in the environment: POSTGRES_URL, MARIADB_URL, AMQP_URL;
+2. the standard port of this machine;
+3. a container, if a Docker engine answers;
+4. the system's package manager, if it is apt-get and this user is root or has sudo without a password.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from tests import system_packages
+
+PATIENCE = 120
+"""Seconds that a server which was just started may take until it answers."""
+
+
+class ServerMissing(Exception):
+    """A server could neither be found nor started; the text names it and the remedies."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One kind of server and the ways to get at it."""
+
+    name: str
+    variable: str
+    """The environment variable that holds its URL."""
+    local_urls: tuple[str, ...]
+    """What is tried on this machine; the last one is what `prepare` makes possible."""
+    log_in: Callable[[str], None]
+    """Logs in with a URL and out again; raises whatever the driver raises."""
+    image: str
+    image_settings: tuple[str, ...]
+    image_url: str
+    """Its URL in the container, with `{address}` for host and port."""
+    port: int
+    package: str
+    service: str
+    prepare: tuple[str, ...] = ()
+    """What root runs to let the tests in, once the service is started."""
+
+
+def log_in_to_postgresql(url: str) -> None:
+    import psycopg  # noqa: PLC0415 - the drivers are installed after this file was imported
+
+    psycopg.connect(url, connect_timeout=5).close()
+
+
+def log_in_to_mariadb(url: str) -> None:
+    import MySQLdb  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    MySQLdb.connect(
+        host=parts.hostname or "127.0.0.1",
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        connect_timeout=5,
+    ).close()
+
+
+def log_in_to_rabbitmq(url: str) -> None:
+    import pika  # noqa: PLC0415
+
+    parameters = pika.URLParameters(url)
+    parameters.connection_attempts = 1
+    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5
+    pika.BlockingConnection(parameters).close()
+
+
+# A role of its own with no more rights than the test databases need.
+POSTGRESQL_ROLE = """
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'outbox') THEN
+        CREATE ROLE outbox LOGIN CREATEDB PASSWORD 'outbox';
+    END IF;
+END $$
+"""
+
+MARIADB_ROLE = r"""
+CREATE USER IF NOT EXISTS 'outbox'@'localhost' IDENTIFIED BY 'outbox', 'outbox'@'127.0.0.1' IDENTIFIED BY 'outbox';
+GRANT ALL ON `test\_outbox%`.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1';
+"""
+
+SERVERS = (
+    Server(
+        name="PostgreSQL",
+        variable="POSTGRES_URL",
+        local_urls=(
+            "postgres://postgres@127.0.0.1:5432/postgres",
+            "postgres://outbox:outbox@127.0.0.1:5432/postgres",
+        ),
+        log_in=log_in_to_postgresql,
+        image="postgres:15",
+        image_settings=("POSTGRES_HOST_AUTH_METHOD=trust",),
+        image_url="postgres://postgres@{address}/postgres",
+        port=5432,
+        package="postgresql",
+        service="postgresql",
+        prepare=("runuser", "-u", "postgres", "--", "psql", "-X", "-q", "-c", POSTGRESQL_ROLE),
+    ),
+    Server(
+        name="MariaDB",
+        variable="MARIADB_URL",
+        local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
+        log_in=log_in_to_mariadb,
+        image="mariadb:10.11",
+        image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1",),
+        image_url="mysql://root@{address}/test",
+        port=3306,
+        package="mariadb-server",
+        service="mariadb",
+        prepare=("mariadb", "-e", MARIADB_ROLE),
+    ),
+    Server(
+        name="RabbitMQ",
+        variable="AMQP_URL",
+        local_urls=("amqp://guest:guest@127.0.0.1:5672/%2F",),
+        log_in=log_in_to_rabbitmq,
+        image="rabbitmq:3",
+        image_settings=(),
+        image_url="amqp://guest:guest@{address}/%2F",
+        port=5672,
+        package="rabbitmq-server",
+        service="rabbitmq-server",
+    ),
+)
+
+
+def find_all() -> dict[str, str]:
+    """Return the URL of each server by its environment variable, and print where it was found.
+
+    Raises:
+        ServerMissing: one could neither be found nor started.
+    """
+    return {server.variable: find(server) for server in SERVERS}
+
+
+def find(server: Server) -> str:
+    """Return the URL of this server.
+
+    Raises:
+        ServerMissing: it could neither be found nor started.
+    """
+    if os.environ.get(server.variable):
+        url, how = _from_environment(server), f"found by {server.variable}"
+    else:
+        for find_here, how in WAYS:
+            url = find_here(server)
+            if url:
+                break
+        else:
+            raise ServerMissing(
+                f"{server.name} could neither be found nor started. Do one of these and run this again:\n"
+                f"  - set {server.variable} to a server, like {server.local_urls[-1]}\n"
+                f"  - start {server.name} on its standard port, with the login of that URL\n"
+                f"  - start a Docker engine that this user may use\n"
+                f"  - on Debian or Ubuntu run this as root, or allow sudo without a password"
+            )
+    print(f"{server.name}: {how}, {without_password(url)}")
+    return url
+
+
+def _from_environment(server: Server) -> str:
+    url = os.environ[server.variable]
+    reason = refusal(server, url)
+    if reason:
+        raise ServerMissing(
+            f"{server.name} at {server.variable}={without_password(url)} does not let the tests in: {reason}\n"
+            f"Start it, correct {server.variable}, or unset it to let one be found or started."
+        )
+    return url
+
+
+def _already_running(server: Server) -> str:
+    return next((url for url in server.local_urls if not refusal(server, url)), "")
+
+
+def _started_in_docker(server: Server) -> str:
+    if not docker_answers():
+        return ""
+    container = f"django-outbox-{server.name.lower()}"
+    if not _output("docker", "container", "inspect", container):
+        print(f"{server.name}: starting the container {container} from {server.image}")
+        settings = [part for setting in server.image_settings for part in ("--env", setting)]
+        # The port is left to Docker, so that another server on the standard one is no hindrance.
+        publish = f"127.0.0.1::{server.port}"
+        subprocess.call(
+            ["docker", "run", "--detach", "--name", container, "--publish", publish, *settings, server.image]
+        )
+    else:
+        subprocess.call(["docker", "start", container])
+    addresses = _output("docker", "port", container, f"{server.port}/tcp").split()
+    return _wait_for(server, server.image_url.format(address=addresses[0])) if addresses else ""
+
+
+def _installed_by_apt(server: Server) -> str:
+    if not system_packages.install(server.package):
+        return ""
+    print(f"{server.name}: starting the service {server.service}")
+    # `service` works with systemd and without it.
+    if not system_packages.run_as_root("service", server.service, "start"):
+        return ""
+    if server.prepare and not system_packages.run_as_root(*server.prepare):
+        return ""
+    return _wait_for(server, server.local_urls[-1])
+
+
+WAYS: tuple[tuple[Callable[[Server], str], str], ...] = (
+    (_already_running, "already running on this machine"),
+    (_started_in_docker, "started in Docker"),
+    (_installed_by_apt, "installed and started by apt-get and service"),
+)
+"""Each returns the URL of the server, or nothing where this way is not open; with the words that tell of it."""
+
+
+@functools.cache
+def docker_answers() -> bool:
+    """Return whether a Docker engine answers."""
+    return bool(shutil.which("docker")) and bool(_output("docker", "info", "--format", "{{.ServerVersion}}"))
+
+
+def refusal(server: Server, url: str) -> str:
+    """Log in and out; return why that failed, or nothing."""
+    try:
+        server.log_in(url)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error or error.__cause__ or 'no answer'}".strip()
+        return reason.replace(url, without_password(url))
+    return ""
+
+
+def without_password(url: str) -> str:
+    """Return the URL with its password hidden."""
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", ":***@") if password else url
+
+
+def _wait_for(server: Server, url: str) -> str:
+    deadline = time.monotonic() + PATIENCE
+    while reason := refusal(server, url):
+        if time.monotonic() > deadline:
+            print(f"{server.name}: no login within {PATIENCE} s: {reason}")
+            return ""
+        print(f"{server.name}: waiting until it answers")
+        time.sleep(2)
+    return url
+
+
+def _output(*command: str) -> str:
+    """Return what a command printed, or nothing if it failed."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if ended.returncode else ended.stdout.strip()
