@@ -3,11 +3,12 @@
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models
+from django.db import models, router
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.clock import DatabaseNow
+from django_outbox.fields import PayloadField
 from django_outbox.indexes import PortableIndex
 from django_outbox.uuid7 import uuid7
 
@@ -66,8 +67,8 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
 
     def discard(self) -> int:
         """Delete the failed messages of this set for good and return how many there were."""
-        failed = self.failed()
-        return failed._raw_delete(failed.db)
+        alias = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+        return self.failed()._raw_delete(alias)
 
 
 class OutboxMessage(models.Model):
@@ -91,7 +92,7 @@ class OutboxMessage(models.Model):
     key = models.CharField(
         _("key"), max_length=MAX_NAME_LENGTH, blank=True, default="", help_text=_("What it is ordered together with.")
     )
-    payload = models.JSONField(_("payload"), encoder=DjangoJSONEncoder)
+    payload = PayloadField(_("payload"), encoder=DjangoJSONEncoder)
     headers = models.JSONField(_("headers"), encoder=DjangoJSONEncoder, blank=True, default=dict)
     publisher = models.CharField(
         _("publisher"), max_length=63, default="default", help_text=_("Its alias in OUTBOX['PUBLISHERS'].")

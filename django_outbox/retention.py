@@ -13,6 +13,9 @@ from django_outbox.models import OutboxMessage
 PURGE_BATCH_SIZE = 1000
 """How many rows one statement deletes: few enough that it holds its locks for milliseconds."""
 
+MAX_AGE = datetime.timedelta(days=365 * 100)
+"""What is older counts as this old: the databases cannot count back without end."""
+
 
 def purge(
     *,
@@ -40,9 +43,10 @@ def purge(
         return 0
     database = get_database(connections[using or router.db_for_write(OutboxMessage)])
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    seconds = min(age, MAX_AGE).total_seconds()
     total = 0
     while not stopped() and (deadline is None or time.monotonic() < deadline):
-        deleted = database.purge(age.total_seconds(), PURGE_BATCH_SIZE)
+        deleted = database.purge(seconds, PURGE_BATCH_SIZE)
         total += deleted
         if deleted < PURGE_BATCH_SIZE:
             break

@@ -8,7 +8,6 @@ Where the servers come from is told in `tests/servers.py`.
 """
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036 - whoever has an older one is told so
     sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}.")
 
 from tests import servers, system_packages  # noqa: E402 - an older Python could not read them
@@ -82,9 +81,9 @@ def run_in_virtualenv(arguments: list[str]) -> int:
     python = shutil.which("python", path=str(scripts))
     if python is None:
         announce("Making the virtualenv .venv")
-        if importlib.util.find_spec("ensurepip") is None:
-            system_packages.install(f"{PYTHON}-venv")
-        if subprocess.call([sys.executable, "-m", "venv", "--clear", str(ROOT / ".venv")]):
+        make = [sys.executable, "-m", "venv", "--clear", str(ROOT / ".venv")]
+        # Debian keeps a part of `venv` in a package of its own.
+        if subprocess.call(make) and not (system_packages.install(f"{PYTHON}-venv") and not subprocess.call(make)):
             sys.exit(f"The virtualenv could not be made. On Debian and Ubuntu: apt-get install {PYTHON}-venv.")
         python = str(scripts / "python")
     return subprocess.call([python, __file__, *arguments])

@@ -154,20 +154,23 @@ def find(server: Server) -> str:
     if os.environ.get(server.variable):
         url, how = _from_environment(server), f"found by {server.variable}"
     else:
-        for find_here, how in WAYS:
-            url = find_here(server)
-            if url:
-                break
-        else:
-            raise ServerMissing(
-                f"{server.name} could neither be found nor started. Do one of these and run this again:\n"
-                f"  - set {server.variable} to a server, like {server.local_urls[-1]}\n"
-                f"  - start {server.name} on its standard port, with the login of that URL\n"
-                f"  - start a Docker engine that this user may use\n"
-                f"  - on Debian or Ubuntu run this as root, or allow sudo without a password"
-            )
+        url, how = _from_this_machine(server)
     print(f"{server.name}: {how}, {without_password(url)}")
     return url
+
+
+def _from_this_machine(server: Server) -> tuple[str, str]:
+    for look, how in WAYS:
+        url = look(server)
+        if url:
+            return url, how
+    raise ServerMissing(
+        f"{server.name} could neither be found nor started. Do one of these and run this again:\n"
+        f"  - set {server.variable} to a server, like {server.local_urls[-1]}\n"
+        f"  - start {server.name} on its standard port, with the login of that URL\n"
+        f"  - start a Docker engine that this user may use\n"
+        f"  - on Debian or Ubuntu run this as root, or allow sudo without a password"
+    )
 
 
 def _from_environment(server: Server) -> str:
@@ -234,7 +237,7 @@ def refusal(server: Server, url: str) -> str:
     try:
         server.log_in(url)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error or error.__cause__ or 'no answer'}".strip()
+        reason = f"{type(error).__name__}: {str(error).strip() or 'no answer'}"
         return reason.replace(url, without_password(url))
     return ""
 

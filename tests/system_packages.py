@@ -43,7 +43,11 @@ def _refresh() -> None:
 
 
 def _installed(package: str) -> bool:
-    return bool(shutil.which("dpkg")) and not _quiet(["dpkg", "--status", package])
+    if not shutil.which("dpkg-query"):
+        return False
+    # A package that was removed is still known to dpkg, by another status.
+    query = ["dpkg-query", "--show", "--showformat", "${db:Status-Status}", package]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout == "installed"
 
 
 def _quiet(command: "list[str]") -> int:

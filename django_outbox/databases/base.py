@@ -17,6 +17,9 @@ from django_outbox.models import OutboxMessage
 MAX_ERROR_LENGTH = 4000
 """How many characters of an error are kept with a message."""
 
+MAX_ERRORS_LENGTH = 1_000_000
+"""How many characters of errors one statement may have: MariaDB refuses a statement of more than 16 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -136,14 +139,19 @@ class LockingDatabase(Database):
 
 def error_rows(rows: Sequence[tuple[Any, ...]]) -> str:
     """Return rows of (id, error) or (id, error, delay) as a JSON array, the errors cut and fit for every database."""
+    length = min(MAX_ERROR_LENGTH, MAX_ERRORS_LENGTH // len(rows))
     return json.dumps(
-        [dict(zip(("id", "error", "delay"), (row[0], _storable(row[1]), *row[2:]), strict=False)) for row in rows]
+        [
+            dict(zip(("id", "error", "delay"), (row[0], _storable(row[1], length), *row[2:]), strict=False))
+            for row in rows
+        ],
+        ensure_ascii=False,
     )
 
 
-def _storable(error: str) -> str:
-    text = error.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
-    return text if len(text) <= MAX_ERROR_LENGTH else text[: MAX_ERROR_LENGTH - 1] + "…"
+def _storable(error: str, length: int) -> str:
+    text = error if len(error) <= length else error[: max(length - 1, 0)] + "…"
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def read_headers(text: str) -> dict[str, Any]:

@@ -52,6 +52,9 @@ DELETE FROM {table} WHERE id = ANY(ARRAY(
 ))
 """
 
+MAX_TIMEOUT = 2**31 - 1
+"""The longest timeout that PostgreSQL takes, in milliseconds."""
+
 
 class PostgreSQL(LockingDatabase):
     """Claims with FOR UPDATE SKIP LOCKED over the partial index `outbox_pending`."""
@@ -59,9 +62,10 @@ class PostgreSQL(LockingDatabase):
     def begin(self, max_seconds: float) -> None:
         # A settlement lost in a crash of the server only sends the messages again, so its commit need not wait for the
         # disk. The timeout ends the transaction of a relay that stands still without dying.
+        milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
         self.execute(
             "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit TO off; "
-            f"SET LOCAL idle_in_transaction_session_timeout TO {round(max_seconds * 1000)}"
+            f"SET LOCAL idle_in_transaction_session_timeout TO {milliseconds}"
         )
 
     def lock(self, publisher: str, limit: int, max_bytes: int) -> Claim:

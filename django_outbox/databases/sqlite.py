@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from django_outbox.databases.base import Claim, Database, Settlement, error_rows, read_headers, read_uuid
 from django_outbox.messages import Message
@@ -14,21 +15,36 @@ logger = logging.getLogger("django_outbox")
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
 
+DUE = f"""
+SELECT id, message_id, type, topic, "key", payload, headers, occurred_at, attempts, due
+FROM (
+    SELECT *, sum(length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB))) OVER (
+        ORDER BY due, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS before
+    FROM (
+        SELECT id, message_id, type, topic, "key", payload, headers, occurred_at, attempts,
+            CAST(available_at AS TEXT) AS due
+        FROM {{table}}
+        WHERE publisher = %s AND available_at <= {NOW}
+        ORDER BY available_at, id LIMIT %s
+    )
+)
+WHERE before IS NULL OR before < %s
+ORDER BY due, id
+"""
+
+# A row that another relay leased in the meantime is due at another time than the one that was read.
 LEASE = f"""
 UPDATE {{table}} SET available_at = {LATER}
-WHERE id IN (
-    SELECT id FROM (
-        SELECT id, sum(length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB))) OVER (
-            ORDER BY available_at, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        ) AS before
-        FROM (
-            SELECT id, payload, headers, available_at FROM {{table}}
-            WHERE publisher = %s AND available_at <= {NOW}
-            ORDER BY available_at, id LIMIT %s
-        )
-    ) WHERE before IS NULL OR before < %s
-)
-RETURNING id, message_id, type, topic, "key", payload, headers, occurred_at, attempts, CAST(available_at AS TEXT)
+FROM json_each(%s) found
+WHERE {{table}}.id = json_extract(found.value, '$[0]') AND {{table}}.available_at = json_extract(found.value, '$[1]')
+RETURNING {{table}}.id, CAST({{table}}.available_at AS TEXT)
+"""
+
+RELEASED = """
+UPDATE {table} SET available_at = json_extract(found.value, '$[1]')
+FROM json_each(%s) found
+WHERE {table}.id = json_extract(found.value, '$[0]') AND {table}.available_at = %s
 """
 
 # Whoever finds another lease on the row than its own has lost the row to another relay, and leaves it alone.
@@ -40,8 +56,6 @@ WHERE id IN (SELECT value FROM json_each(%s)) {MINE}
 """
 
 DELETED = f"DELETE FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s)) {MINE}"
-
-RELEASED = f"UPDATE {{table}} SET available_at = {NOW} WHERE id IN (SELECT value FROM json_each(%s)) {MINE}"
 
 FAILED = f"""
 UPDATE {{table}} SET failed_at = {NOW}, available_at = NULL, attempts = attempts + 1,
@@ -64,6 +78,14 @@ DELETE FROM {{table}} WHERE id IN (
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """How long a batch is leased, as it stands in `available_at`, and since when each message was due before."""
+
+    mark: str
+    due: dict[int, str]
+
+
 class SQLite(Database):
     """Moves `available_at` ahead to claim, and never holds a transaction open while a batch is published."""
 
@@ -79,46 +101,52 @@ class SQLite(Database):
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         touched = 0
         if settlement.processed:
-            touched += self.execute(
-                DELETED if delete_processed else PROCESSED, [json.dumps(settlement.processed), claim.lease]
-            )
+            statement = DELETED if delete_processed else PROCESSED
+            touched += self.execute(statement, [json.dumps(settlement.processed), claim.lease.mark])
         if settlement.failed:
-            touched += self.execute(FAILED, [error_rows(settlement.failed), claim.lease])
+            touched += self.execute(FAILED, [error_rows(settlement.failed), claim.lease.mark])
         if settlement.retried:
-            touched += self.execute(RETRIED, [error_rows(settlement.retried), claim.lease])
+            touched += self.execute(RETRIED, [error_rows(settlement.retried), claim.lease.mark])
         settled = {*settlement.processed, *(row[0] for row in (*settlement.failed, *settlement.retried))}
-        self._release(claim, [message.id for message in claim.messages if message.id not in settled])
-        if touched < len(settled):
+        touched += self._release(claim, [message.id for message in claim.messages if message.id not in settled])
+        if touched < len(claim.messages):
             logger.warning(
                 "%d messages were not settled, because their lease had run out: they may be published again. "
                 "Raise OUTBOX['LEASE'] or lower OUTBOX['BATCH_SIZE'].",
-                len(settled) - touched,
+                len(claim.messages) - touched,
             )
 
     def purge(self, older_than: float, limit: int) -> int:
         return self.execute(PURGE, [-older_than, limit])
 
-    def _release(self, claim: Claim, ids: list[int]) -> None:
-        if ids:
-            self.execute(RELEASED, [json.dumps(ids), claim.lease])
-
     def _lease(self, publisher: str, limit: int, max_bytes: int, max_seconds: float) -> Claim:
-        rows = sorted(self.fetch(LEASE, [max_seconds, publisher, limit, max_bytes]))
-        messages = [
-            Message(
-                id,
-                read_uuid(message_id),
-                type,
-                topic,
-                key,
-                payload.encode(),
-                read_headers(headers),
-                _read_time(occurred_at),
-                attempts,
-            )
-            for id, message_id, type, topic, key, payload, headers, occurred_at, attempts, _lease in rows
-        ]
-        return Claim(messages, lease=rows[0][-1] if rows else None)
+        while rows := self.fetch(DUE, [publisher, limit, max_bytes]):
+            due = {row[0]: row[-1] for row in rows}
+            leased = dict(self.fetch(LEASE, [max_seconds, json.dumps([*due.items()])]))
+            if leased:
+                messages = [
+                    Message(
+                        id,
+                        read_uuid(message_id),
+                        type,
+                        topic,
+                        key,
+                        payload.encode(),
+                        read_headers(headers),
+                        _read_time(occurred_at),
+                        attempts,
+                    )
+                    for id, message_id, type, topic, key, payload, headers, occurred_at, attempts, _due in rows
+                    if id in leased
+                ]
+                return Claim(messages, Lease(next(iter(leased.values())), due))
+            # Another relay was faster with all of them; there may be more.
+        return Claim([])
+
+    def _release(self, claim: Claim, ids: list[int]) -> int:
+        if not ids:
+            return 0
+        return self.execute(RELEASED, [json.dumps([(id, claim.lease.due[id]) for id in ids]), claim.lease.mark])
 
 
 def _read_time(value: str | datetime.datetime) -> datetime.datetime:

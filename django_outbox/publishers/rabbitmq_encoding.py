@@ -5,7 +5,7 @@ pika's own encoder knows no floats, which JSON headers may well have.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pika import BasicProperties
@@ -101,26 +101,34 @@ def _encode_headers(headers: Mapping[str, Any]) -> bytes:
 
 
 def _encode_value(value: Any) -> bytes:
-    if isinstance(value, str):
-        return b"S" + _with_length(value.encode())
-    if isinstance(value, bool):
-        return b"t\x01" if value else b"t\x00"
-    if isinstance(value, int):
-        if -(2**31) <= value < 2**31:
-            return struct.pack(">ci", b"I", value)
-        if -(2**63) <= value < 2**63:
-            return struct.pack(">cq", b"l", value)
-        raise Unencodable("an integer beyond 64 bits, the most that AMQP carries; send it as a string")
-    if isinstance(value, float):
-        return struct.pack(">cd", b"d", value)
-    if value is None:
-        return b"V"
-    if isinstance(value, list):
-        return b"A" + _with_length(b"".join(map(_encode_value, value)))
-    if isinstance(value, dict):
-        pieces = [_short_string("a name in it", name) + _encode_value(inner) for name, inner in value.items()]
-        return b"F" + _with_length(b"".join(pieces))
-    raise Unencodable(f"a {type(value).__name__} is no JSON value")
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        raise Unencodable(f"a {type(value).__name__} is no JSON value")
+    return encoder(value)
+
+
+def _encode_int(value: int) -> bytes:
+    if -(2**31) <= value < 2**31:
+        return struct.pack(">ci", b"I", value)
+    if -(2**63) <= value < 2**63:
+        return struct.pack(">cq", b"l", value)
+    raise Unencodable("an integer beyond 64 bits, the most that AMQP carries; send it as a string")
+
+
+def _encode_dict(value: dict[str, Any]) -> bytes:
+    pieces = [_short_string("a name in it", name) + _encode_value(inner) for name, inner in value.items()]
+    return b"F" + _with_length(b"".join(pieces))
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    str: lambda value: b"S" + _with_length(value.encode()),
+    bool: lambda value: b"t\x01" if value else b"t\x00",
+    int: _encode_int,
+    float: lambda value: struct.pack(">cd", b"d", value),
+    type(None): lambda _value: b"V",
+    list: lambda value: b"A" + _with_length(b"".join(map(_encode_value, value))),
+    dict: _encode_dict,
+}
 
 
 def _with_length(data: bytes) -> bytes:

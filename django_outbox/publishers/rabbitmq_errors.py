@@ -18,18 +18,20 @@ def explain(error: BaseException) -> str:
     """Say in one line why a connection could not be made, or was lost."""
     error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
-    if isinstance(error, socket.gaierror):
-        return f"the host name cannot be resolved: {error.strerror}"
-    if isinstance(error, exceptions.ProbableAuthenticationError):
-        return f"the login is refused, check user and password in url: {error.args[0]}"
-    if isinstance(error, exceptions.ProbableAccessDeniedError):
-        return f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
-    if isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
-        return "no answer in time"
-    if isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
-        return f"{error.reply_code} {error.reply_text}"
-    return str(error) or type(error).__name__
+        text = f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
+    elif isinstance(error, socket.gaierror):
+        text = f"the host name cannot be resolved: {error.strerror}"
+    elif isinstance(error, exceptions.ProbableAuthenticationError):
+        text = f"the login is refused, check user and password in url: {error.args[0]}"
+    elif isinstance(error, exceptions.ProbableAccessDeniedError):
+        text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
+    elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
+        text = "no answer in time"
+    elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
+        text = f"{error.reply_code} {error.reply_text}"
+    else:
+        text = str(error)
+    return text or type(error).__name__
 
 
 def explain_channel(error: BaseException) -> str:

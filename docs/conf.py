@@ -1,0 +1,39 @@
+"""The configuration of Sphinx: `sphinx-build -W docs <somewhere>`."""
+
+import re
+import sys
+from pathlib import Path
+
+import django
+from django.conf import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+# autodoc imports the models, which needs a project.
+settings.configure(
+    SECRET_KEY="only for the documentation",
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_outbox"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}},
+)
+django.setup()
+
+project = "django_outbox"
+release = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+copyright = "django_outbox contributors"  # noqa: A001 - the name that Sphinx reads
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"django_outbox {release}"
+exclude_patterns = ["_build"]
+
+# The docstrings name code in single backticks.
+default_role = "code"
+autodoc_member_order = "bysource"
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+nitpicky = True
+# Names outside this documentation, to which nothing can link without the network.
+nitpick_ignore_regex = [("py:.*", r"(?!django_outbox\.).*")]

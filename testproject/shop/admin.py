@@ -1,0 +1,37 @@
+"""Orders and received messages in the admin, to look at."""
+
+from django.contrib import admin
+from django.http import HttpRequest
+
+from shop.models import Order, ReceivedMessage
+
+
+class ReadOnlyAdmin:
+    """Nothing can be added, changed or deleted."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        return False
+
+
+@admin.register(Order)
+class OrderAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Orders, the newest first."""
+
+    list_display = ("id", "customer", "item", "quantity", "total", "created")
+    ordering = ("-id",)
+    show_full_result_count = False
+
+
+@admin.register(ReceivedMessage)
+class ReceivedMessageAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Received messages, the newest first."""
+
+    list_display = ("message_id", "type", "key", "received_at", "deliveries")
+    ordering = ("-id",)
+    show_full_result_count = False

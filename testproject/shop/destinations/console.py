@@ -1,0 +1,48 @@
+"""The console, sent to a file: hundreds of lines would bury the rest of the demo."""
+
+import json
+import uuid
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.test import override_settings
+
+from shop.destinations import INVOICES, ORDERS, Destination
+
+
+class ConsoleDestination(Destination):
+    """A file of JSON lines, which `DEMO_FILE` names."""
+
+    repair_text = f"adding {INVOICES} to the types that the console takes"
+
+    def __init__(self) -> None:
+        self._path = Path(settings.DEMO_FILE)
+        self._repaired = override_settings(OUTBOX=_outbox([ORDERS, INVOICES]))
+        self._enabled = False
+        self.name = f"the console, sent to {self._path}"
+
+    def prepare(self) -> None:
+        self._path.write_text("")
+
+    def drain(self) -> None:
+        with self._path.open("a", encoding="utf-8") as file, redirect_stdout(file):
+            super().drain()
+
+    def repair(self) -> None:
+        self._repaired.enable()
+        self._enabled = True
+
+    def close(self) -> None:
+        if self._enabled:
+            self._repaired.disable()
+
+    def arrived(self) -> list[tuple[uuid.UUID, Any]]:
+        lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return [(uuid.UUID(line["message_id"]), line["payload"]) for line in lines]
+
+
+def _outbox(types: list[str]) -> dict[str, Any]:
+    publisher = {**settings.OUTBOX["PUBLISHERS"]["default"], "OPTIONS": {"types": types}}
+    return {**settings.OUTBOX, "PUBLISHERS": {**settings.OUTBOX["PUBLISHERS"], "default": publisher}}

@@ -1,0 +1,39 @@
+"""A quorum queue of RabbitMQ, read back by the shop's consumer."""
+
+import uuid
+from typing import Any
+
+from django.conf import settings
+
+from shop.consumer import Consumer
+from shop.destinations import INVOICES, ORDERS, Destination
+from shop.models import ReceivedMessage
+
+IDLE_TIMEOUT = 1.0
+"""Seconds without a message after which the queue counts as read."""
+
+
+class RabbitMQDestination(Destination):
+    """The queue `SHOP_QUEUE`, bound to the exchange `SHOP_EXCHANGE`."""
+
+    repair_text = f"binding the queue to {INVOICES}"
+
+    def __init__(self) -> None:
+        self._consumer = Consumer(settings.AMQP_URL, exchange=settings.SHOP_EXCHANGE, queue=settings.SHOP_QUEUE)
+        self.name = f"RabbitMQ, exchange {settings.SHOP_EXCHANGE}, queue {settings.SHOP_QUEUE}"
+
+    def prepare(self) -> None:
+        self._consumer.declare()
+        self._consumer.bind(ORDERS)
+        self._consumer.unbind(INVOICES)
+
+    def repair(self) -> None:
+        self._consumer.bind(INVOICES)
+
+    def arrived(self) -> list[tuple[uuid.UUID, Any]]:
+        self._consumer.consume(idle_timeout=IDLE_TIMEOUT)
+        rows = ReceivedMessage.objects.order_by("id").iterator()
+        return [(row.message_id, row.payload) for row in rows for _ in range(row.deliveries)]
+
+    def close(self) -> None:
+        self._consumer.close()

@@ -1,0 +1,58 @@
+"""`manage.py consume_orders`: receive the shop's messages from RabbitMQ and keep each one once."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+import pika.exceptions
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from shop.consumer import Consumer
+
+
+class Command(BaseCommand):
+    """Arguments and signals; the work is done by `shop.consumer`."""
+
+    help = "Receive messages from RabbitMQ into ReceivedMessage until SIGTERM or SIGINT, each message once."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--queue", default=settings.SHOP_QUEUE, help="The queue (default: %(default)s).")
+        parser.add_argument(
+            "--bind", metavar="PATTERN", default="order.*", help="The types it is to get (default: %(default)s)."
+        )
+        parser.add_argument("--max-messages", metavar="N", type=int, help="Stop after so many messages.")
+        parser.add_argument(
+            "--idle-timeout", metavar="S", type=float, help="Stop when nothing arrived for so many seconds."
+        )
+        parser.add_argument("--declare-only", action="store_true", help="Declare and bind the queue, and stop.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not settings.AMQP_URL:
+            raise CommandError(
+                "AMQP_URL is not set, so that there is no queue to read. "
+                "For example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F"
+            )
+        try:
+            self._consume(options)
+        except pika.exceptions.AMQPError as error:
+            raise CommandError(f"RabbitMQ: {error!r}") from error
+
+    def _consume(self, options: dict[str, Any]) -> None:
+        consumer = Consumer(settings.AMQP_URL, exchange=settings.SHOP_EXCHANGE, queue=options["queue"])
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            consumer.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        try:
+            consumer.declare()
+            consumer.bind(options["bind"])
+            if options["declare_only"]:
+                return
+            self.stderr.write(f"Reading {options['queue']}. Ctrl-C stops.")
+            summary = consumer.consume(max_messages=options["max_messages"], idle_timeout=options["idle_timeout"])
+        finally:
+            consumer.close()
+        self.stdout.write(f"{summary.received} received, {summary.duplicates} of them duplicates.")

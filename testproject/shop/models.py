@@ -1,0 +1,49 @@
+"""The orders of the shop, and what its consumer received."""
+
+import uuid
+from typing import ClassVar
+
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class Order(models.Model):
+    """What a customer ordered."""
+
+    number = models.UUIDField(_("number"), default=uuid.uuid4, unique=True, editable=False)
+    customer = models.CharField(_("customer"), max_length=200)
+    item = models.CharField(_("item"), max_length=200)
+    quantity = models.PositiveIntegerField(_("quantity"), validators=[MinValueValidator(1)])
+    total = models.DecimalField(_("total"), max_digits=10, decimal_places=2, validators=[MinValueValidator(0)])
+    note = models.TextField(_("note"), blank=True, default="")
+    created = models.DateTimeField(_("created"), auto_now_add=True)
+
+    objects: ClassVar[models.Manager["Order"]]
+
+    class Meta:
+        verbose_name = _("order")
+        verbose_name_plural = _("orders")
+
+    def __str__(self) -> str:
+        return f"{self.quantity} {self.item} for {self.customer}"
+
+
+class ReceivedMessage(models.Model):
+    """A message that `consume_orders` received: one row for each message id, however often it was delivered."""
+
+    message_id = models.UUIDField(_("message ID"), unique=True)
+    type = models.CharField(_("type"), max_length=255)
+    key = models.CharField(_("key"), max_length=255, blank=True)
+    payload = models.JSONField(_("payload"))
+    received_at = models.DateTimeField(_("received at"), auto_now_add=True)
+    deliveries = models.PositiveIntegerField(_("deliveries"), default=0, help_text=_("More than one: a duplicate."))
+
+    objects: ClassVar[models.Manager["ReceivedMessage"]]
+
+    class Meta:
+        verbose_name = _("received message")
+        verbose_name_plural = _("received messages")
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.message_id}"

@@ -1,0 +1,32 @@
+"""A console that routes as a broker does."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import IO
+
+from django_outbox.messages import Message, Outcome, rejected
+from django_outbox.publishers.console import ConsolePublisher
+
+
+class RoutedConsolePublisher(ConsolePublisher):
+    """Prints the messages of some types and rejects all others, as RabbitMQ does where no queue is bound for them.
+
+    Args:
+        types: patterns of the types that it takes, `order.*` for example.
+        stream: where to write; standard output by default.
+    """
+
+    def __init__(self, alias: str, *, types: Sequence[str], stream: IO[str] | None = None) -> None:
+        super().__init__(alias, stream=stream)
+        self._types = tuple(types)
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        routed = [message for message in messages if self._takes(message)]
+        outcomes = iter(super().publish(routed))
+        return [
+            next(outcomes) if self._takes(message) else rejected(f"unroutable: nothing is bound for {message.type!r}")
+            for message in messages
+        ]
+
+    def _takes(self, message: Message) -> bool:
+        return any(fnmatchcase(message.type, pattern) for pattern in self._types)

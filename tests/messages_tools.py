@@ -1,0 +1,89 @@
+"""What tests of messages and databases share."""
+
+import copy
+import datetime
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_outbox import enqueue
+from django_outbox.databases import Claim, Settlement, get_database
+from django_outbox.databases.base import Database
+from django_outbox.models import OutboxMessage
+
+GENEROUS = {"limit": 1000, "max_bytes": 1024**3, "max_seconds": 120.0}
+
+
+def claim(using: str, publisher: str = "default", **bounds: Any) -> Any:
+    """A claim with generous bounds, of which each may be narrowed."""
+    return database(using).claim(publisher, **{**GENEROUS, **bounds})
+
+
+def database(using: str) -> Database:
+    return get_database(connections[using])
+
+
+def settle(using: str, batch: Claim, *, delete_processed: bool = False, **states: list[Any]) -> None:
+    database(using).settle(batch, Settlement(**states), delete_processed=delete_processed)
+
+
+def claimed_ids(using: str, publisher: str = "default", **bounds: Any) -> list[int]:
+    """The ids that a claim gets, which is given back at once."""
+    with claim(using, publisher, **bounds) as batch:
+        return [message.id for message in batch.messages]
+
+
+def write(using: str, count: int = 1, *, payload: Any = 1, **fields: Any) -> list[int]:
+    """Enqueue and commit that many messages, and return their ids."""
+    with transaction.atomic(using=using):
+        return [enqueue("test.written", payload, using=using, **fields).pk for _ in range(count)]
+
+
+def row(using: str, id: int) -> OutboxMessage:
+    return OutboxMessage.objects.using(using).get(id=id)
+
+
+def rows(using: str) -> dict[int, dict[str, Any]]:
+    """Every column of every message, by id."""
+    return {values["id"]: values for values in OutboxMessage.objects.using(using).values()}
+
+
+def ago(**duration: float) -> datetime.datetime:
+    return timezone.now() - datetime.timedelta(**duration)
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Poll until the condition is true, and return what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.02)
+    return result
+
+
+@contextmanager
+def another_alias(alias: str, **options: Any) -> Iterator[str]:
+    """A second connection to the test database of `alias`, with other OPTIONS."""
+    name = f"{alias}_other"
+    settings = copy.deepcopy(connections.databases[alias])
+    settings["OPTIONS"] = {**settings["OPTIONS"], **options}
+    connections.databases[name] = settings
+    try:
+        yield name
+    finally:
+        connections[name].close()
+        del connections[name]
+        del connections.databases[name]
+
+
+def isolation(using: str, level: str) -> dict[str, Any]:
+    """The OPTIONS that make a level the default of a connection; SQLite has but one."""
+    if using == "postgresql":
+        from psycopg import IsolationLevel  # noqa: PLC0415 - only where it is installed
+
+        return {"isolation_level": IsolationLevel[level.upper().replace(" ", "_")]}
+    return {"isolation_level": level} if using == "mariadb" else {}

@@ -1,0 +1,339 @@
+"""`enqueue` and `enqueue_many`: the message lives and dies with the caller's transaction."""
+
+import datetime
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connection, connections, models, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, TestCase, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_outbox import OutboxMessage, TransactionRequired, enqueue, enqueue_many
+from django_outbox.models import Status
+from django_outbox.producing import CHUNK_BYTES, CHUNK_SIZE
+from tests.conftest import ALIASES
+from tests.messages_tools import another_alias
+
+MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+on_every_database = pytest.mark.django_db(databases=ALIASES)
+
+
+class Event(models.TextChoices):
+    CREATED = "order.created"
+
+
+class Undo(Exception):
+    pass
+
+
+def count(using: str) -> int:
+    return OutboxMessage.objects.using(using).count()
+
+
+def statements(queries: CaptureQueriesContext) -> list[str]:
+    """The first words of the captured queries, without those that open and end transactions."""
+    words = [query["sql"].split()[0].upper() for query in queries.captured_queries]
+    return [word for word in words if word not in {"BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "ROLLBACK"}]
+
+
+@on_every_database
+class TestTransactions:
+    def test_a_rollback_takes_the_message_with_it(self, using: str):
+        with pytest.raises(Undo), transaction.atomic(using=using):
+            enqueue("order.created", 1, using=using)
+            assert count(using) == 1
+            raise Undo
+        assert count(using) == 0
+
+    def test_a_savepoint_that_rolls_back_takes_only_its_own_messages(self, using: str):
+        with transaction.atomic(using=using):
+            kept = enqueue("order.created", 1, using=using)
+            with pytest.raises(Undo), transaction.atomic(using=using):
+                enqueue("order.created", 2, using=using)
+                enqueue("order.created", 3, using=using, message_id=uuid.uuid4())
+                enqueue_many([OutboxMessage(type="order.created", payload=4)], using=using)
+                raise Undo
+        assert [message.pk for message in OutboxMessage.objects.using(using)] == [kept.pk]
+
+    @pytest.mark.parametrize("function", ["enqueue", "enqueue_many"])
+    def test_outside_a_transaction_it_raises_what_to_do(self, using: str, function: str):
+        with CaptureQueriesContext(connections[using]) as queries, pytest.raises(TransactionRequired) as info:
+            if function == "enqueue":
+                enqueue("order.created", 1, using=using)
+            else:
+                enqueue_many([OutboxMessage(type="order.created", payload=1)], using=using)
+        assert len(queries) == 0
+        text = str(info.value)
+        assert text.startswith(f"{function}() needs an open transaction on the database {using!r}")
+        assert f"transaction.atomic(using={using!r})" in text
+        assert "require_transaction=False" in text
+        assert "A transaction is open on" not in text
+
+    def test_the_error_tells_which_other_database_has_a_transaction(self, using: str):
+        other = "mariadb" if using == "postgresql" else "postgresql"
+        with transaction.atomic(using=other), pytest.raises(TransactionRequired, match=f"pass using='{other}'"):
+            enqueue("order.created", 1, using=using)
+
+    def test_by_argument_it_needs_no_transaction(self, using: str):
+        enqueue("order.created", 1, using=using, require_transaction=False)
+        enqueue("order.created", 1, using=using, require_transaction=False, message_id=uuid.uuid4())
+        enqueue_many([OutboxMessage(type="order.created", payload=1)], using=using, require_transaction=False)
+        assert count(using) == 3
+
+    def test_by_setting_it_needs_no_transaction_unless_the_argument_says_so(self, using: str):
+        with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "REQUIRE_TRANSACTION": False}):
+            enqueue("order.created", 1, using=using)
+            with pytest.raises(TransactionRequired):
+                enqueue("order.created", 1, using=using, require_transaction=True)
+
+
+def test_an_on_commit_hook_enqueues_in_a_transaction_of_its_own(committed: str):
+    refused = []
+
+    def hook() -> None:
+        try:
+            enqueue("order.created", 1, using=committed)
+        except TransactionRequired as error:
+            refused.append(error)
+        enqueue("order.created", 2, using=committed, require_transaction=False)
+
+    with transaction.atomic(using=committed):
+        transaction.on_commit(hook, using=committed)
+    assert len(refused) == 1
+    assert count(committed) == 1
+
+
+def test_autocommit_turned_off_by_hand_counts_as_a_transaction(committed: str):
+    transaction.set_autocommit(False, using=committed)
+    try:
+        enqueue("order.created", 1, using=committed)
+        enqueue("order.created", 1, using=committed, message_id=uuid.uuid4())
+        enqueue_many([OutboxMessage(type="order.created", payload=1)], using=committed)
+        assert count(committed) == 3
+        transaction.rollback(using=committed)
+    finally:
+        transaction.set_autocommit(True, using=committed)
+    assert count(committed) == 0
+
+
+def test_autocommit_turned_off_in_the_settings_counts_before_the_first_query(committed: str):
+    with another_alias(committed) as alias:
+        connections.databases[alias]["AUTOCOMMIT"] = False
+        enqueue("order.created", 1, using=alias)
+        transaction.rollback(using=alias)
+        assert count(alias) == 0
+        transaction.rollback(using=alias)
+
+
+def test_require_transaction_false_writes_all_chunks_or_none(committed: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("django_outbox.producing.CHUNK_SIZE", 1)
+    second = OutboxMessage(type="order.created", payload=2)
+
+    def fail(sender: Any, instance: OutboxMessage, **_: Any) -> None:
+        raise Undo
+
+    class Failing(dict[str, Any]):
+        """Passes the check, and fails when it is encoded for the database."""
+
+        encodings = 0
+
+        def items(self) -> Any:
+            Failing.encodings += 1
+            if Failing.encodings > 1:
+                raise Undo
+            return super().items()
+
+    second.payload = Failing(a=1)
+    with pytest.raises(Undo):
+        enqueue_many([OutboxMessage(type="a", payload=1), second], using=committed, require_transaction=False)
+    assert count(committed) == 0
+
+
+def test_atomic_requests_are_transactions(committed: str, settings: Any):
+    from django.core.handlers.base import BaseHandler  # noqa: PLC0415 - needs the settings
+
+    def view(request: HttpRequest) -> HttpResponse:
+        enqueue("order.created", 1, using=committed)
+        if request.GET:
+            raise Undo
+        return HttpResponse()
+
+    connections.settings[committed]["ATOMIC_REQUESTS"] = True
+    try:
+        atomic_view = BaseHandler().make_view_atomic(view)
+        atomic_view(RequestFactory().get("/"))
+        with pytest.raises(Undo):
+            atomic_view(RequestFactory().get("/?undo=1"))
+    finally:
+        connections.settings[committed]["ATOMIC_REQUESTS"] = False
+    assert count(committed) == 1
+
+
+class InsideTestCaseTests(TestCase):
+    """Django's own TestCase, whose outer blocks must not pass for the caller's transaction."""
+
+    def test_the_blocks_of_the_test_do_not_count(self) -> None:
+        assert connection.in_atomic_block
+        with pytest.raises(TransactionRequired):
+            enqueue("order.created", 1)
+
+    def test_a_block_inside_the_test_counts(self) -> None:
+        with transaction.atomic():
+            enqueue("order.created", 1)
+        assert count("default") == 1
+
+    def test_a_hook_after_commit_is_outside(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            transaction.on_commit(lambda: enqueue("order.created", 1, require_transaction=False) and None)
+        assert count("default") == 1
+
+
+@on_every_database
+class TestOneMessage:
+    def test_it_is_one_insert_and_returns_the_saved_message(self, using: str):
+        with transaction.atomic(using=using):
+            with CaptureQueriesContext(connections[using]) as queries:
+                message = enqueue("order.created", {"id": 1}, key="order-1", topic="t", headers={"a": 1}, using=using)
+            assert statements(queries) == ["INSERT"]
+        assert message.pk is not None
+        assert not message._state.adding
+        assert message._state.db == using
+        assert message.message_id.version == 7
+        stored = OutboxMessage.objects.using(using).get()
+        for field in OutboxMessage._meta.concrete_fields:
+            assert getattr(message, field.attname) == getattr(stored, field.attname), field.attname
+        assert message.status is Status.PENDING
+        assert message.occurred_at == message.available_at
+        assert abs(message.occurred_at - timezone.now()) < datetime.timedelta(minutes=5)
+
+    @pytest.mark.parametrize("delay", [90, 90.0, datetime.timedelta(seconds=90)])
+    def test_a_delay_is_counted_by_the_database(self, using: str, delay: Any):
+        with transaction.atomic(using=using):
+            message = enqueue("order.created", 1, delay=delay, using=using)
+        assert message.available_at is not None
+        waits = message.available_at - message.occurred_at
+        assert abs(waits - datetime.timedelta(seconds=90)) < datetime.timedelta(seconds=1)
+
+    @pytest.mark.parametrize("zone", [0, 13, -11])
+    def test_available_at_is_kept_to_the_microsecond_in_any_zone(self, using: str, zone: int):
+        zone_info = datetime.timezone(datetime.timedelta(hours=zone))
+        time = datetime.datetime(2031, 1, 2, 3, 4, 5, 678901, tzinfo=zone_info)
+        with transaction.atomic(using=using):
+            message = enqueue("order.created", 1, available_at=time, using=using)
+        message.refresh_from_db()
+        assert message.available_at == time
+
+    def test_no_delay_at_all_is_due_at_once(self, using: str):
+        with transaction.atomic(using=using):
+            enqueue("order.created", 1, delay=0, using=using)
+            assert OutboxMessage.objects.using(using).due().count() == 1
+
+    @pytest.mark.parametrize(
+        "payload",
+        ["\N{PILE OF POO} é", "x" * 200_000, {"a": [1, 2.5, None, True, {"b": ""}]}, "", [], {}, 0, False],
+        ids=range(8),
+    )
+    def test_a_payload_is_read_back_as_it_was_given(self, using: str, payload: Any):
+        with transaction.atomic(using=using):
+            message = enqueue("order.created", payload, using=using)
+        message.refresh_from_db()
+        assert message.payload == payload
+
+    def test_names_may_be_members_of_an_enumeration(self, using: str):
+        with transaction.atomic(using=using):
+            message = enqueue(Event.CREATED, 1, key=Event.CREATED, topic=Event.CREATED, using=using)
+        message.refresh_from_db()
+        assert (message.type, message.key, message.topic) == ("order.created",) * 3
+
+
+@on_every_database
+class TestMessageId:
+    @pytest.mark.parametrize("write", [str, lambda id: id, lambda id: id.hex.upper()], ids=["text", "uuid", "hex"])
+    def test_a_known_message_id_writes_nothing_and_returns_the_first(self, using: str, write: Any):
+        id = uuid.uuid4()
+        with transaction.atomic(using=using):
+            first = enqueue("order.created", {"a": 1}, message_id=id, using=using)
+        with transaction.atomic(using=using):
+            again = enqueue("order.changed", {"a": 2}, message_id=write(id), using=using)
+            enqueue("order.created", "the transaction goes on", using=using)
+        assert (again.pk, again.type, again.payload) == (first.pk, "order.created", {"a": 1})
+        assert again.occurred_at == first.occurred_at
+        assert count(using) == 2
+
+    def test_a_message_that_was_processed_is_still_known(self, using: str):
+        with transaction.atomic(using=using):
+            first = enqueue("order.created", 1, message_id=uuid.uuid4(), using=using)
+            OutboxMessage.objects.using(using).update(available_at=None, processed_at=timezone.now())
+            again = enqueue("order.created", 1, message_id=first.message_id, using=using)
+        assert again.pk == first.pk
+        assert again.status is Status.PROCESSED
+
+
+@on_every_database
+class TestMany:
+    def test_one_insert_a_chunk(self, using: str):
+        messages = [OutboxMessage(type="order.created", payload=number) for number in range(2 * CHUNK_SIZE + 1)]
+        # SQLite takes fewer where its limit of variables in one statement is low.
+        at_once = min(connections[using].ops.bulk_batch_size(OutboxMessage._meta.concrete_fields[1:], messages), 1000)
+        with transaction.atomic(using=using):
+            with CaptureQueriesContext(connections[using]) as queries:
+                enqueue_many(messages, using=using)
+        chunks = [CHUNK_SIZE, CHUNK_SIZE, 1]
+        assert statements(queries) == ["INSERT"] * sum(-(-chunk // at_once) for chunk in chunks)
+        assert using == "default" or len(statements(queries)) == 3
+        written = OutboxMessage.objects.using(using).order_by("id").values_list("payload", flat=True)
+        assert list(written) == list(range(2 * CHUNK_SIZE + 1))
+
+    def test_large_payloads_are_written_in_statements_that_every_server_takes(self, using: str):
+        messages = [OutboxMessage(type="order.created", payload="é\n" * 170_000) for _ in range(20)]
+        with transaction.atomic(using=using):
+            with CaptureQueriesContext(connections[using]) as queries:
+                enqueue_many(messages, using=using)
+        assert len(statements(queries)) >= 20 * 510_000 / CHUNK_BYTES
+        assert count(using) == 20
+
+    def test_it_returns_the_same_instances_without_ids(self, using: str):
+        messages = [OutboxMessage(type="order.created", payload=1)]
+        with transaction.atomic(using=using):
+            returned = enqueue_many(iter(messages), using=using)
+            assert returned[0] is messages[0]
+            assert returned[0].pk is None
+            enqueue_many(returned, using=using)
+        assert count(using) == 1
+
+    def test_duplicates_in_the_batch_and_in_the_table_are_written_once(self, using: str):
+        known, new = uuid.uuid4(), uuid.uuid4()
+        with transaction.atomic(using=using):
+            enqueue("first", 1, message_id=known, using=using)
+            enqueue_many(
+                [
+                    OutboxMessage(type="second", payload=2, message_id=known),
+                    OutboxMessage(type="third", payload=3, message_id=new),
+                    OutboxMessage(type="fourth", payload=4, message_id=str(new)),
+                    OutboxMessage(type="fifth", payload=5),
+                ],
+                using=using,
+            )
+        written = OutboxMessage.objects.using(using).order_by("id").values_list("type", flat=True)
+        assert list(written) == ["first", "third", "fifth"]
+
+    def test_nothing_is_written_for_nothing(self, using: str):
+        with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
+            assert enqueue_many([], using=using) == []
+        assert statements(queries) == []
+
+    def test_times_of_the_callers_own_are_kept(self, using: str):
+        time = datetime.datetime(2031, 1, 2, tzinfo=datetime.timezone.utc)
+        messages = [OutboxMessage(type="order.created", payload=1, available_at=time, occurred_at=time)]
+        with transaction.atomic(using=using):
+            enqueue_many(messages, using=using)
+        message = OutboxMessage.objects.using(using).get()
+        assert message.available_at == message.occurred_at == time
+
+    def test_ten_thousand_messages(self, using: str):
+        with transaction.atomic(using=using):
+            enqueue_many((OutboxMessage(type="order.created", payload=n) for n in range(10_000)), using=using)
+        assert count(using) == 10_000
