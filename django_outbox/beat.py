@@ -6,6 +6,8 @@ from typing import Any
 def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **drain: Any) -> dict[str, dict[str, Any]]:
     """Return entries for `CELERY_BEAT_SCHEDULE`.
 
+    For example::
+
         CELERY_BEAT_SCHEDULE = {**beat_schedule(drain_every=2)}
 
     Args:

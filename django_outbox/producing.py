@@ -94,7 +94,7 @@ def enqueue_many(
         require_transaction: as for `enqueue`.
 
     Returns:
-        The same instances. Their `id` is not filled in: a duplicate has none of its own.
+        The same instances. Their `id` is not filled in, because a duplicate has none of its own.
 
     Raises:
         TransactionRequired: there is no open transaction on that database.

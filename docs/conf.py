@@ -21,7 +21,7 @@ django.setup()
 
 project = "django_outbox"
 release = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
-copyright = "django_outbox contributors"  # noqa: A001 - the name that Sphinx reads
+copyright = "django_outbox contributors"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"

@@ -1,6 +1,5 @@
 """What tests of messages and databases share."""
 
-import copy
 import datetime
 import time
 from collections.abc import Callable, Iterator
@@ -67,17 +66,16 @@ def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
 
 @contextmanager
 def another_alias(alias: str, **options: Any) -> Iterator[str]:
-    """A second connection to the test database of `alias`, with other OPTIONS."""
+    """A second connection to the database of `alias`, with other OPTIONS, under an alias for this thread alone."""
     name = f"{alias}_other"
-    settings = copy.deepcopy(connections.databases[alias])
-    settings["OPTIONS"] = {**settings["OPTIONS"], **options}
-    connections.databases[name] = settings
+    connection = connections[alias].copy(alias=name)
+    connection.settings_dict["OPTIONS"].update(options)
+    connections[name] = connection
     try:
         yield name
     finally:
-        connections[name].close()
+        connection.close()
         del connections[name]
-        del connections.databases[name]
 
 
 def isolation(using: str, level: str) -> dict[str, Any]:

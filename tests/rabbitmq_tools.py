@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -17,7 +17,9 @@ import pika
 from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
 
-from django_outbox.messages import Message
+from django_outbox.messages import Message, Outcome, Verdict
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.publishers.rabbitmq_connection import RabbitMQConnection
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
 
@@ -46,10 +48,9 @@ def eventually(condition: Callable[[], object], what: str) -> None:
 
 def broker_url(*, scheme: str = "amqp", port: int | None = None, password: str | None = None, query: str = "") -> str:
     """Return the broker's url, changed: with a port it is that of a proxy on this machine."""
-    parts = urlsplit(settings.AMQP_URL)
-    user, _, known_password = parts.netloc.rpartition("@")[0].partition(":")
+    parts = urlsplit(str(settings.AMQP_URL))
     address = parts.netloc.rpartition("@")[2] if port is None else f"127.0.0.1:{port}"
-    return urlunsplit((scheme, f"{user}:{password or known_password}@{address}", parts.path, query, ""))
+    return urlunsplit((scheme, f"{parts.username}:{password or parts.password}@{address}", parts.path, query, ""))
 
 
 def free_port() -> int:
@@ -129,6 +130,7 @@ class TcpProxy:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.connections = 0
+        self.open = 0
         self.heartbeats = 0
         self.bytes_from_broker = 0
         self.beginning = b""
@@ -190,9 +192,14 @@ class TcpProxy:
             self._clients.append(client)
             parts = urlsplit(settings.AMQP_URL)
             with socket.create_connection((parts.hostname or "", parts.port or 5672)) as broker:
-                while not self._stopped and self._forward(client, broker):
-                    pass
-        client.close()
+                self.open += 1
+                try:
+                    while not self._stopped and self._forward(client, broker):
+                        pass
+                finally:
+                    self.open -= 1
+            # Not closed before the end: that would take back what the client has not read yet.
+            client.shutdown(socket.SHUT_WR)
 
     def _forward(self, client: socket.socket, broker: socket.socket) -> bool:
         """Carry what there is in both directions; False when one end is gone."""
@@ -224,3 +231,45 @@ class TcpProxy:
             # What TLS has decrypted already is not seen by a selector.
             if not (isinstance(client, ssl.SSLSocket) and client.pending()):
                 return bool(data)
+
+
+MakePublisher = Callable[..., RabbitMQPublisher]
+
+
+class Publishing(threading.Thread):
+    """Publishes in a thread of its own; `outcomes` waits for the end."""
+
+    def __init__(self, publisher: RabbitMQPublisher, messages: Sequence[Message]) -> None:
+        super().__init__()
+        self._publish = lambda: publisher.publish(messages)
+        self._outcomes: Sequence[Outcome] = []
+        self.start()
+
+    def run(self) -> None:
+        self._outcomes = self._publish()
+
+    def outcomes(self) -> Sequence[Outcome]:
+        self.join()
+        return self._outcomes
+
+
+def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
+    return [outcome.verdict for outcome in outcomes]
+
+
+def only_error(outcomes: Sequence[Outcome], verdict: Verdict) -> str:
+    """Return the error that all outcomes have, and see to it that all have that verdict."""
+    assert set(verdicts(outcomes)) == {verdict}
+    errors = {outcome.error for outcome in outcomes}
+    assert len(errors) == 1
+    return errors.pop()
+
+
+def connection_of(publisher: RabbitMQPublisher) -> RabbitMQConnection:
+    assert publisher._connection is not None
+    return publisher._connection
+
+
+def in_flight(publisher: RabbitMQPublisher) -> bool:
+    """Whether messages were sent that have no answer yet."""
+    return bool(connection_of(publisher)._unconfirmed.batches)

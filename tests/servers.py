@@ -206,8 +206,8 @@ def _started_in_docker(server: Server) -> str:
     return _wait_for(server, server.image_url.format(address=addresses[0])) if addresses else ""
 
 
-def _installed_by_apt(server: Server) -> str:
-    if not system_packages.install(server.package):
+def _started_as_service(server: Server) -> str:
+    if system_packages.root_prefix() is None or not system_packages.install(server.package):
         return ""
     print(f"{server.name}: starting the service {server.service}")
     # `service` works with systemd and without it.
@@ -221,7 +221,7 @@ def _installed_by_apt(server: Server) -> str:
 WAYS: tuple[tuple[Callable[[Server], str], str], ...] = (
     (_already_running, "already running on this machine"),
     (_started_in_docker, "started in Docker"),
-    (_installed_by_apt, "installed and started by apt-get and service"),
+    (_started_as_service, "apt-get's package, started as a service"),
 )
 """Each returns the URL of the server, or nothing where this way is not open; with the words that tell of it."""
 

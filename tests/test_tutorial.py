@@ -75,8 +75,11 @@ def follow(command: str, told: str, folder: Path) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=60,
+        check=False,
     )
     assert done.returncode == ("Error" in told or "TransactionRequired" in told), f"$ {command}\n{done.stdout}"
     for line in told.splitlines():
         pattern = ".*".join(map(re.escape, line.split("…")))
-        assert re.search(rf"^{pattern}$", done.stdout, re.MULTILINE), f"$ {command}\nhas no line {line!r}:\n{done.stdout}"
+        assert re.search(rf"^{pattern}$", done.stdout, re.MULTILINE), (
+            f"$ {command}\nhas no line {line!r}:\n{done.stdout}"
+        )

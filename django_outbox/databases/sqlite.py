@@ -80,7 +80,10 @@ DELETE FROM {{table}} WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How long a batch is leased, as it stands in `available_at`, and since when each message was due before."""
+    """A batch's mark, which is the end of its lease as it stands in `available_at`.
+
+    `due` holds since when each message was due before, for as long as it is not settled.
+    """
 
     mark: str
     due: dict[int, str]
@@ -94,9 +97,8 @@ class SQLite(Database):
         claim = self._lease(publisher, limit, max_bytes, max_seconds)
         try:
             yield claim
-        except BaseException:
-            self._release(claim, [message.id for message in claim.messages])
-            raise
+        finally:
+            self._release(claim)
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         touched = 0
@@ -108,7 +110,9 @@ class SQLite(Database):
         if settlement.retried:
             touched += self.execute(RETRIED, [error_rows(settlement.retried), claim.lease.mark])
         settled = {*settlement.processed, *(row[0] for row in (*settlement.failed, *settlement.retried))}
-        touched += self._release(claim, [message.id for message in claim.messages if message.id not in settled])
+        for id in settled:
+            claim.lease.due.pop(id, None)
+        touched += self._release(claim)
         if touched < len(claim.messages):
             logger.warning(
                 "%d messages were not settled, because their lease had run out: they may be published again. "
@@ -139,14 +143,17 @@ class SQLite(Database):
                     for id, message_id, type, topic, key, payload, headers, occurred_at, attempts, _due in rows
                     if id in leased
                 ]
-                return Claim(messages, Lease(next(iter(leased.values())), due))
+                return Claim(messages, Lease(next(iter(leased.values())), {id: due[id] for id in leased}))
             # Another relay was faster with all of them; there may be more.
-        return Claim([])
+        return Claim([], Lease("", {}))
 
-    def _release(self, claim: Claim, ids: list[int]) -> int:
-        if not ids:
+    def _release(self, claim: Claim) -> int:
+        due = claim.lease.due
+        if not due:
             return 0
-        return self.execute(RELEASED, [json.dumps([(id, claim.lease.due[id]) for id in ids]), claim.lease.mark])
+        released = self.execute(RELEASED, [json.dumps([*due.items()]), claim.lease.mark])
+        due.clear()
+        return released
 
 
 def _read_time(value: str | datetime.datetime) -> datetime.datetime:

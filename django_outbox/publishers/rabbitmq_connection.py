@@ -195,9 +195,9 @@ class RabbitMQConnection:
         sent = self._unconfirmed.last_tag
         self._channel.basic_qos(callback=lambda _frame: self._unconfirmed.confirm(sent, ACCEPTED, multiple=True))
 
-    # Answers
+    # Answers (frames are generic only in newer releases of pika, so their types are quoted)
 
-    def _on_confirm(self, frame: Method[Basic.Ack | Basic.Nack]) -> None:
+    def _on_confirm(self, frame: "Method[Basic.Ack | Basic.Nack]") -> None:
         confirm = frame.method
         outcome = ACCEPTED if isinstance(confirm, Basic.Ack) else REFUSED
         self._unconfirmed.confirm(confirm.delivery_tag, outcome, multiple=confirm.multiple)
@@ -228,7 +228,7 @@ class RabbitMQConnection:
             self._cut()
         self._watch()
 
-    def _on_blocked(self, _connection: object, frame: Method[ConnectionMethods.Blocked]) -> None:
+    def _on_blocked(self, _connection: object, frame: "Method[ConnectionMethods.Blocked]") -> None:
         self._blocked = str(frame.method.reason)
         logger.warning("Publisher %s: RabbitMQ blocks the connection: %s", self._options.alias, self._blocked)
 
@@ -281,7 +281,7 @@ class RabbitMQConnection:
         self._loop.call_later(CLOSE_TIMEOUT, self._cut)
 
     def _cut(self) -> None:
-        """End the connection at once: what the broker has not read yet must not reach it after a new attempt."""
+        """End the connection at once: what has not left this machine must not reach the broker after a new attempt."""
         if self._connection.is_open or self._connection.is_closing:
             self._loop.hang_up()
         elif not self._connection.is_closed:

@@ -1,7 +1,7 @@
 """How a message looks in AMQP: its properties, encoded ahead of sending.
 
 Encoding here finds a message that AMQP cannot carry before anything of it is sent, so that it is refused alone. And
-pika's own encoder knows no floats, which JSON headers may well have.
+pika's own encoder knows no floats, which JSON headers may well have: they go as AMQP doubles.
 """
 
 import struct

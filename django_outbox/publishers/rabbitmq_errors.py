@@ -9,7 +9,8 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
 _CHANNEL_REMEDIES = (
     (404, "no exchange", "declare it, or set declare_exchange"),
-    (403, "", "give the user of the url permission to write to the exchange"),
+    (403, "refused for user", "give the user of the url permission to write to the exchange"),
+    (403, "internal exchange", "name another exchange"),
     (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
 )
 

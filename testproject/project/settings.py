@@ -5,12 +5,13 @@
 | DEBUG          | development mode                                             | on                          |
 | SECRET_KEY     | must be set where DEBUG is off                               | a public one                |
 | ALLOWED_HOSTS  | the names the shop is served under, with commas              | this machine                |
-| DATABASE_URL   | `postgres://...`, `mysql://...` or `sqlite:///...`           | `db.sqlite3` beside this    |
+| DATABASE_URL   | `postgres://...`, `mysql://...` or `sqlite:///...`           | `db.sqlite3` by `manage.py` |
 | AMQP_URL       | RabbitMQ, for the outbox and for Celery                      | messages go to the console  |
 | SHOP_EXCHANGE  | the exchange that the outbox publishes to                    | `shop`                      |
 | SHOP_QUEUE     | the queue that `consume_orders` reads                        | `shop.orders`               |
 | CELERY_QUEUE   | the queue of Celery's tasks                                  | `shop.celery`               |
 | DRAIN_EVERY    | seconds between two drains by Celery beat                    | 1                           |
+| DEMO_FILE      | where the demo sends the console's lines                     | `demo.jsonl` by `manage.py` |
 """
 
 from pathlib import Path
@@ -80,6 +81,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 AMQP_URL = env.str("AMQP_URL", default="")
 SHOP_EXCHANGE = env.str("SHOP_EXCHANGE", default="shop")
 SHOP_QUEUE = env.str("SHOP_QUEUE", default="shop.orders")
+DEMO_FILE = env.str("DEMO_FILE", default=str(BASE_DIR / "demo.jsonl"))
 
 if AMQP_URL:
     PUBLISHER = {

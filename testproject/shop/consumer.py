@@ -86,13 +86,14 @@ class Consumer:
         batch: list[Delivery] = []
         last_arrival = time.monotonic()
         for method, properties, body in self._channel.consume(self.queue, inactivity_timeout=GATHERING_TIME):
-            if method is None or properties is None or body is None:
+            tag = method.delivery_tag if method else None
+            if tag is None or properties is None or body is None:
                 self._store(batch)
                 if idle_timeout is not None and time.monotonic() - last_arrival >= idle_timeout:
                     break
             else:
                 last_arrival = time.monotonic()
-                batch.append(Delivery(method.delivery_tag, _read(properties, body)))
+                batch.append(Delivery(tag, _read(properties, body)))
                 if len(batch) == BATCH_SIZE:
                     self._store(batch)
             if self._stopping or self.summary.received + len(batch) == max_messages:

@@ -1,7 +1,8 @@
-"""A line on the terminal that shows how far a long run has come."""
+"""What the commands show on a terminal: how far a long run has come, and paths as they are best read."""
 
 import sys
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -50,3 +51,9 @@ class ProgressBar:
             bar = "#" * filled + "." * (WIDTH - filled)
             self._stream.write(f"\r\x1b[2K{self._label} [{bar}] {self._done:,}/{self._total:,}")
             self._stream.flush()
+
+
+def short_path(path: str | Path) -> str:
+    """Return the path as seen from the current directory, or in full where it is not below that."""
+    full = Path(path).resolve()
+    return str(full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full)

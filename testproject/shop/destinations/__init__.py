@@ -58,4 +58,3 @@ def make_destination() -> Destination:
     from shop.destinations.console import ConsoleDestination  # noqa: PLC0415
 
     return ConsoleDestination()
-

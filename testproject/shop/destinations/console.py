@@ -9,19 +9,21 @@ from typing import Any
 from django.conf import settings
 from django.test import override_settings
 
+from shop import conf
 from shop.destinations import INVOICES, ORDERS, Destination
+from shop.terminal import short_path
 
 
 class ConsoleDestination(Destination):
-    """A file of JSON lines, which `DEMO_FILE` names."""
+    """The file of JSON lines that the setting `DEMO_FILE` names."""
 
     repair_text = f"adding {INVOICES} to the types that the console takes"
 
     def __init__(self) -> None:
-        self._path = Path(settings.DEMO_FILE)
+        self._path = Path(conf.DEMO_FILE)
         self._repaired = override_settings(OUTBOX=_outbox([ORDERS, INVOICES]))
         self._enabled = False
-        self.name = f"the console, sent to {self._path}"
+        self.name = f"the console, sent to {short_path(self._path)}"
 
     def prepare(self) -> None:
         self._path.write_text("")

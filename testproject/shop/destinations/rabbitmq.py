@@ -5,6 +5,7 @@ from typing import Any
 
 from django.conf import settings
 
+from shop import conf
 from shop.consumer import Consumer
 from shop.destinations import INVOICES, ORDERS, Destination
 from shop.models import ReceivedMessage
@@ -14,13 +15,13 @@ IDLE_TIMEOUT = 1.0
 
 
 class RabbitMQDestination(Destination):
-    """The queue `SHOP_QUEUE`, bound to the exchange `SHOP_EXCHANGE`."""
+    """The shop's queue, bound to its exchange."""
 
     repair_text = f"binding the queue to {INVOICES}"
 
     def __init__(self) -> None:
-        self._consumer = Consumer(settings.AMQP_URL, exchange=settings.SHOP_EXCHANGE, queue=settings.SHOP_QUEUE)
-        self.name = f"RabbitMQ, exchange {settings.SHOP_EXCHANGE}, queue {settings.SHOP_QUEUE}"
+        self._consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.QUEUE)
+        self.name = f"RabbitMQ, exchange {conf.EXCHANGE}, queue {conf.QUEUE}"
 
     def prepare(self) -> None:
         self._consumer.declare()

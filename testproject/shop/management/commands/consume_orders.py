@@ -8,6 +8,7 @@ import pika.exceptions
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from shop import conf
 from shop.consumer import Consumer
 
 
@@ -17,7 +18,7 @@ class Command(BaseCommand):
     help = "Receive messages from RabbitMQ into ReceivedMessage until SIGTERM or SIGINT, each message once."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--queue", default=settings.SHOP_QUEUE, help="The queue (default: %(default)s).")
+        parser.add_argument("--queue", default=conf.QUEUE, help="The queue (default: %(default)s).")
         parser.add_argument(
             "--bind", metavar="PATTERN", default="order.*", help="The types it is to get (default: %(default)s)."
         )
@@ -39,7 +40,7 @@ class Command(BaseCommand):
             raise CommandError(f"RabbitMQ: {error!r}") from error
 
     def _consume(self, options: dict[str, Any]) -> None:
-        consumer = Consumer(settings.AMQP_URL, exchange=settings.SHOP_EXCHANGE, queue=options["queue"])
+        consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=options["queue"])
 
         def stop(signum: int, frame: FrameType | None) -> None:
             consumer.stop()

@@ -1,0 +1,76 @@
+"""Celery's worker and beat in the place of `run_outbox`: real processes on a real database and RabbitMQ."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from django.conf import settings
+
+from tests.messages_tools import eventually
+from tests.processes import PATIENCE, Database, Process, Shop
+
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "500"))
+"""How many orders the test of beat places."""
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
+def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with Database(request.param) as database:
+        with Shop(database, tmp_path_factory.mktemp("migrate")) as shop:
+            shop.manage("migrate", "--verbosity=0")
+        yield database
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
+    database.empty()
+    with Shop(database, tmp_path) as shop:
+        yield shop
+
+
+def start_worker(shop: Shop, concurrency: int) -> Process:
+    worker = shop.start_celery("worker", "--loglevel=INFO", f"--concurrency={concurrency}", f"--hostname={shop.queue}")
+    worker.until_it_says(" ready.")
+    return worker
+
+
+def send(shop: Shop, task: str, times: int = 1) -> None:
+    """Ask for a task as another process would, which knows no more than its name."""
+    with Celery(broker=settings.AMQP_URL, set_as_current=False) as app:
+        app.conf.task_default_queue = shop.celery_queue
+        for _ in range(times):
+            app.send_task(f"django_outbox.tasks.{task}")
+
+
+def test_beat_and_a_worker_deliver_exactly_the_committed_orders(shop: Shop, tmp_path: Path):
+    consumer = shop.start_consumer()
+    worker = start_worker(shop, concurrency=2)
+    beat = shop.start_celery("beat", "--schedule", str(tmp_path / "schedule"), "--pidfile=")
+    saved = shop.place_orders(ORDERS)
+    shop.wait_for_arrivals(saved, consumer)
+    beat.stop()
+    worker.stop()
+    assert shop.assert_everything_arrived() == 0
+    assert "django_outbox.tasks.drain_outbox" in worker.output
+
+
+def test_drains_that_overlap_deliver_every_message_once(shop: Shop):
+    consumer = shop.start_consumer()
+    saved = shop.place_orders(400)
+    send(shop, "drain_outbox", times=8)
+    worker = start_worker(shop, concurrency=4)
+    eventually(lambda: worker.output.count("drain_outbox") >= 16, PATIENCE)
+    worker.stop()
+    shop.wait_for_arrivals(saved, consumer)
+    assert shop.assert_everything_arrived() == 0
+
+
+def test_the_purge_deletes_what_was_processed_longer_ago_than_the_retention(shop: Shop):
+    shop.manage("consume_orders", "--declare-only")
+    shop.place_orders(20, rollback_every=0)
+    shop.manage("run_outbox", "--drain")
+    shop.place_orders(0) if False else None
+    worker = start_worker(shop, concurrency=1)
+    worker.stop()

@@ -1,0 +1,287 @@
+"""Several relays and many callers at once: processes and connections of their own, and nothing wrapped in a test's block."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connections, transaction
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.databases.mysql import MySQL
+from tests.conftest import ALIASES
+from tests.messages_processes import process, receive
+from tests.messages_tools import another_alias, claim, claimed_ids, eventually, isolation, rows, settle, write
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+MESSAGES = 1500
+CLAIMERS = 3
+
+locking = pytest.mark.parametrize("using", ["postgresql", "mariadb"])
+mariadb = pytest.mark.parametrize("using", ["mariadb"])
+
+
+def claim_all(pipe: Connection, using: str) -> None:
+    """Settle small batches until nothing is pending, and tell which messages they were."""
+    pipe.send("ready")
+    pipe.recv()
+    claimed = []
+    while OutboxMessage.objects.using(using).pending().exists():
+        with claim(using, limit=40) as batch:
+            ids = [message.id for message in batch.messages]
+            settle(using, batch, processed=ids[::2], failed=[(id, "no") for id in ids[1::2]])
+        claimed += ids
+    pipe.send(claimed)
+
+
+def hold(pipe: Connection, using: str, max_seconds: float) -> None:
+    """Claim what is due and never let go."""
+    with claim(using, max_seconds=max_seconds) as batch:
+        pipe.send([message.id for message in batch.messages])
+        pipe.recv()
+
+
+def test_every_message_is_claimed_exactly_once_while_inserts_go_on(using: str):
+    with transaction.atomic(using=using):
+        enqueue_many((OutboxMessage(type="a", payload=n) for n in range(MESSAGES)), using=using)
+    with ExitStack() as stack:
+        target = "tests.test_databases_concurrency.claim_all"
+        pipes = [stack.enter_context(process(target, using))[1] for _ in range(CLAIMERS)]
+        for pipe in pipes:
+            assert receive(pipe) == "ready"
+        for pipe in pipes:
+            pipe.send("go")
+        for _ in range(50):
+            write(using)
+        claimed = [receive(pipe) for pipe in pipes]
+    everything = [id for ids in claimed for id in ids]
+    # The claimers may have been done before the last insert came.
+    with claim(using) as batch:
+        late = [message.id for message in batch.messages]
+        settle(using, batch, processed=late)
+    assert sorted(everything + late) == sorted(rows(using))
+    assert len(everything) >= MESSAGES
+    assert all(message["attempts"] == 1 for message in rows(using).values())
+
+
+def test_a_killed_relays_batch_is_claimed_by_another(using: str):
+    """At once where a claim is a transaction; on SQLite when the lease has run out."""
+    ids = write(using, 3)
+    lease = 3.0 if using == "default" else 3600.0
+    with process("tests.test_databases_concurrency.hold", using, lease) as (child, pipe):
+        assert receive(pipe) == ids
+        assert claimed_ids(using) == []
+        child.kill()
+        assert eventually(lambda: claimed_ids(using)) == ids
+    assert all(message["attempts"] == 0 for message in rows(using).values())
+
+
+def test_a_held_claim_is_passed_over_and_blocks_no_other(using: str):
+    ids = write(using, 4)
+    with another_alias(using) as other, claim(using, limit=2), claim(other, limit=1) as second:
+        assert [message.id for message in second.messages] == [ids[2]]
+        (late,) = write(other)
+        with another_alias(other) as third:
+            assert claimed_ids(third) == [ids[3], late]
+
+
+@locking
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_claim_is_read_committed_whatever_the_alias_says(using: str, level: str):
+    write(using)
+    with another_alias(using, **isolation(using, level)) as alias:
+        with claim(alias) as batch:
+            assert len(batch.messages) == 1
+            eventually(lambda: isolation_level(alias) == "READ COMMITTED")
+        with transaction.atomic(using=alias):
+            assert len(OutboxMessage.objects.using(alias).select_for_update()) == 1
+            eventually(lambda: isolation_level(alias) == level.upper())
+
+
+def isolation_level(using: str) -> str:
+    """The level of the open transaction; MariaDB's answer may be some hundred milliseconds old."""
+    with connections[using].cursor() as cursor:
+        if connections[using].vendor == "postgresql":
+            cursor.execute("SHOW transaction_isolation")
+        else:
+            cursor.execute(
+                "SELECT trx_isolation_level FROM information_schema.innodb_trx "
+                "WHERE trx_mysql_thread_id = CONNECTION_ID()"
+            )
+        (found,) = cursor.fetchone() or [""]
+        return str(found).upper()
+
+
+@locking
+def test_the_database_takes_a_batch_back_from_a_relay_that_stands_still(using: str):
+    ids = write(using, 2)
+    with another_alias(using) as frozen:
+        held = claim(frozen, max_seconds=1)
+        held.__enter__()
+        assert claimed_ids(using) == []
+        assert eventually(lambda: claimed_ids(using)) == ids
+        with pytest.raises(DatabaseError):
+            held.__exit__(None, None, None)
+
+
+@locking
+@pytest.mark.parametrize("max_seconds", [1e-6, 86_400 * 364.0])
+def test_any_lease_of_the_settings_is_taken(using: str, max_seconds: float):
+    with claim(using, max_seconds=max_seconds):
+        pass
+
+
+@mariadb
+def test_the_limit_of_the_claim_is_not_left_on_the_connection(using: str):
+    def limit() -> int:
+        with connections[using].cursor() as cursor:
+            cursor.execute("SELECT @@SESSION.idle_transaction_timeout")
+            return int(cursor.fetchone()[0])
+
+    with claim(using, max_seconds=77.5):
+        assert limit() == 78
+    assert limit() == 0
+
+
+@pytest.fixture
+def impatient(using: str) -> Iterator[str]:
+    """A connection that waits for locks for one second only."""
+    with another_alias(using) as alias:
+        statement = {
+            "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+            "postgresql": "SET lock_timeout = '1s'",
+            "sqlite": "PRAGMA busy_timeout = 1000",
+        }
+        with connections[alias].cursor() as cursor:
+            cursor.execute(statement[connections[alias].vendor])
+        yield alias
+
+
+@pytest.mark.parametrize("pending", [0, 3])
+def test_neither_an_empty_poll_nor_a_held_claim_blocks_an_insert(using: str, impatient: str, pending: int):
+    write(using, pending)
+    with claim(using) as batch:
+        assert len(batch.messages) == pending
+        write(impatient)
+        write(impatient, message_id=uuid.uuid4())
+        with transaction.atomic(using=impatient):
+            enqueue_many([OutboxMessage(type="a", payload=1)], using=impatient)
+
+
+@mariadb
+@pytest.mark.parametrize("pending", [0, 3])
+def test_under_repeatable_read_the_same_claim_would_block_inserts(
+    using: str, impatient: str, pending: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The control of the test before: it shows that that one can fail."""
+
+    def begin(self: MySQL, max_seconds: float) -> None:
+        self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+    monkeypatch.setattr(MySQL, "begin", begin)
+    write(using, pending)
+    with claim(using), pytest.raises(OperationalError, match="Lock wait timeout"):
+        write(impatient)
+
+
+def test_a_duplicate_of_a_message_that_a_relay_holds_is_answered_at_once(using: str, impatient: str):
+    id = uuid.uuid4()
+    (first,) = write(using, message_id=id)
+    with claim(using):
+        assert write(impatient, message_id=id) == [first]
+
+
+def in_thread(pool: ThreadPoolExecutor, function: Callable[[], Any]) -> "Future[Any]":
+    """Run the function on database connections of its own."""
+
+    def run() -> Any:
+        try:
+            return function()
+        finally:
+            connections.close_all()
+
+    return pool.submit(run)
+
+
+def someone_waits(using: str) -> bool:
+    """Whether a connection to the test database waits for another's lock."""
+    with connections[using].cursor() as cursor:
+        if connections[using].vendor == "postgresql":
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        else:
+            cursor.execute("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'")
+        return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls back"])
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+def test_a_duplicate_waits_for_the_first_ones_transaction(using: str, commits: bool, many: bool):
+    id = uuid.uuid4()
+    started = threading.Event()
+
+    def second() -> int | None:
+        with transaction.atomic(using=using):
+            started.set()
+            if many:
+                enqueue_many([OutboxMessage(type="second", payload=2, message_id=id)], using=using)
+            else:
+                enqueue("second", 2, message_id=id, using=using)
+            enqueue("after", 3, using=using)
+            return OutboxMessage.objects.using(using).get(message_id=id).pk
+
+    with ThreadPoolExecutor(1) as pool, another_alias(using) as observer:
+        with transaction.atomic(using=using):
+            first = enqueue("first", 1, message_id=id, using=using)
+            result = in_thread(pool, second)
+            assert started.wait(30)
+            if using != "default":  # SQLite does not tell who waits.
+                eventually(lambda: someone_waits(observer))
+            assert not result.done()
+            transaction.set_rollback(not commits, using=using)
+        found = result.result(60)
+    written = {message["type"] for message in rows(using).values()}
+    assert written == ({"first", "after"} if commits else {"second", "after"})
+    assert (found == first.pk) is commits or using == "default"
+
+
+@locking
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_a_duplicate_that_the_snapshot_does_not_show_is_found(using: str, level: str):
+    if using == "postgresql" and level == "repeatable read":
+        expected: Any = pytest.raises(OperationalError, match="could not serialize")
+    else:
+        expected = ExitStack()
+    id = uuid.uuid4()
+    with another_alias(using, **isolation(using, level)) as alias, expected, transaction.atomic(using=alias):
+        assert OutboxMessage.objects.using(alias).count() == 0
+        (first,) = write(using, message_id=id)
+        assert enqueue("second", 2, message_id=id, using=alias).pk == first
+        enqueue("after", 3, using=alias)
+    assert first in rows(using)
+
+
+def test_a_first_message_that_is_deleted_meanwhile_is_written_again(using: str, monkeypatch: pytest.MonkeyPatch):
+    from django_outbox import producing  # noqa: PLC0415
+
+    id = uuid.uuid4()
+    (first,) = write(using, message_id=id)
+    insert = producing._insert_new
+
+    def insert_and_lose(messages: list[OutboxMessage], alias: str) -> None:
+        insert(messages, alias)
+        monkeypatch.undo()
+        OutboxMessage.objects.using(alias).filter(pk=first).delete()
+
+    monkeypatch.setattr(producing, "_insert_new", insert_and_lose)
+    if using == "mariadb":
+        OutboxMessage.objects.using(using).filter(pk=first).delete()
+    (again,) = write(using, message_id=id)
+    assert again != first
+    assert list(rows(using)) == [again]

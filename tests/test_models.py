@@ -1,0 +1,171 @@
+"""`OutboxMessage`: its states, its sets, and what an operator may do with them."""
+
+import io
+import uuid
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import IntegrityError, connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.models import Status
+from django_outbox.uuid7 import uuid7
+from tests.conftest import ALIASES
+from tests.messages_tools import ago, claimed_ids, row, rows, write
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+class ReadsElsewhere:
+    """A router whose replica must never be written to."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return "postgresql"
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "mariadb"
+
+
+@pytest.fixture
+def one_of_each(using: str) -> dict[Status, int]:
+    """The ids of a pending, a processed and a failed message."""
+    pending, processed, failed = write(using, 3)
+    table = OutboxMessage.objects.using(using)
+    table.filter(id=processed).update(available_at=None, processed_at=ago(days=1), attempts=1)
+    table.filter(id=failed).update(available_at=None, failed_at=ago(days=1), attempts=10, error="no")
+    return {Status.PENDING: pending, Status.PROCESSED: processed, Status.FAILED: failed}
+
+
+def ids(messages: Any) -> list[int]:
+    return [message.pk for message in messages]
+
+
+def test_each_set_holds_its_state(using: str, one_of_each: dict[Status, int]):
+    table = OutboxMessage.objects.using(using)
+    assert ids(table.pending()) == [one_of_each[Status.PENDING]]
+    assert ids(table.processed()) == [one_of_each[Status.PROCESSED]]
+    assert ids(table.failed()) == [one_of_each[Status.FAILED]]
+    for status, id in one_of_each.items():
+        assert ids(table.with_status(status)) == [id]
+        assert row(using, id).status is status
+
+
+def test_due_is_what_a_claim_would_get(using: str, one_of_each: dict[Status, int]):
+    write(using, delay=3600)
+    assert ids(OutboxMessage.objects.using(using).due()) == claimed_ids(using) == [one_of_each[Status.PENDING]]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"available_at": None},
+        {"processed_at": ago(days=1)},
+        {"failed_at": ago(days=1)},
+        {"available_at": None, "processed_at": ago(days=1), "failed_at": ago(days=1)},
+    ],
+    ids=["none", "pending and processed", "pending and failed", "processed and failed"],
+)
+def test_no_message_can_be_in_two_states_or_in_none(using: str, times: dict[str, Any]):
+    (id,) = write(using)
+    with pytest.raises(Exception, match="(?i)constraint"), transaction.atomic(using=using):
+        OutboxMessage.objects.using(using).filter(id=id).update(**times)
+
+
+def test_a_message_id_is_unique(using: str):
+    (id,) = write(using)
+    message = OutboxMessage(type="a", payload=1, message_id=row(using, id).message_id)
+    with pytest.raises(IntegrityError), transaction.atomic(using=using):
+        message.save(using=using)
+
+
+def test_backlog_counts_what_is_pending_by_publisher_and_type(using: str, one_of_each: dict[Status, int]):
+    with transaction.atomic(using=using):
+        enqueue("order.created", 1, using=using)
+        enqueue("order.created", 1, using=using, delay=3600)
+    oldest = ago(hours=1)
+    OutboxMessage.objects.using(using).filter(type="order.created").order_by("id").update(occurred_at=oldest)
+    OutboxMessage.objects.using(using).filter(id=one_of_each[Status.PENDING]).update(publisher="other")
+    first, second = OutboxMessage.objects.using(using).backlog()
+    assert first == {"publisher": "default", "type": "order.created", "count": 2, "oldest": oldest}
+    assert (second["publisher"], second["type"], second["count"]) == ("other", "test.written", 1)
+
+
+def test_requeue_makes_failed_messages_due_with_one_update(using: str, one_of_each: dict[Status, int]):
+    before = rows(using)
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert OutboxMessage.objects.using(using).requeue() == 1
+    assert len(queries) == 1
+    assert queries.captured_queries[0]["sql"].startswith("UPDATE")
+    after = rows(using)
+    failed = one_of_each[Status.FAILED]
+    assert {id: values for id, values in after.items() if id != failed} == {
+        id: values for id, values in before.items() if id != failed
+    }
+    assert (after[failed]["attempts"], row(using, failed).status) == (0, Status.PENDING)
+    assert failed in claimed_ids(using)
+
+
+def test_discard_deletes_failed_messages_alone(using: str, one_of_each: dict[Status, int]):
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert OutboxMessage.objects.using(using).discard() == 1
+    assert len(queries) == 1
+    assert sorted(rows(using)) == sorted([one_of_each[Status.PENDING], one_of_each[Status.PROCESSED]])
+
+
+def test_requeue_and_discard_keep_to_the_set_they_are_called_on(using: str, one_of_each: dict[Status, int]):
+    others = OutboxMessage.objects.using(using).exclude(id=one_of_each[Status.FAILED])
+    assert (others.requeue(), others.discard()) == (0, 0)
+    assert len(rows(using)) == 3
+
+
+@pytest.mark.parametrize("move", ["requeue", "discard"])
+def test_a_slice_can_be_neither_requeued_nor_discarded(using: str, move: str):
+    with pytest.raises(TypeError, match="slice"):
+        getattr(OutboxMessage.objects.using(using).all()[:1], move)()
+
+
+@override_settings(DATABASE_ROUTERS=["tests.test_models.ReadsElsewhere"])
+def test_with_a_replica_everything_is_written_to_the_primary():
+    with transaction.atomic(using="mariadb"):
+        message = enqueue("order.created", 1)
+        enqueue("order.created", 1, message_id=message.message_id)
+    table = OutboxMessage.objects.using("mariadb")
+    table.update(available_at=None, failed_at=ago(days=1))
+    assert OutboxMessage.objects.requeue() == 1
+    table.update(available_at=None, failed_at=ago(days=1))
+    assert OutboxMessage.objects.discard() == 1
+    assert OutboxMessage.objects.using("postgresql").count() == 0
+
+
+def test_a_payload_may_be_null(using: str):
+    message = OutboxMessage.objects.using(using).create(type="a", payload=None)
+    message.refresh_from_db()
+    assert message.payload is None
+
+
+def test_the_migration_is_that_of_the_model():
+    out = io.StringIO()
+    call_command("makemigrations", "django_outbox", check=True, dry_run=True, stdout=out)
+    assert "No changes" in out.getvalue()
+
+
+def test_migrating_warns_of_nothing():
+    out, err = io.StringIO(), io.StringIO()
+    for alias in ALIASES:
+        call_command("check", databases=[alias], stdout=out, stderr=err)
+    assert err.getvalue() == ""
+
+
+def test_uuids_rise():
+    made = [uuid7() for _ in range(1000)]
+    assert made == sorted(made)
+    assert {id.version for id in made} == {7}
+    assert {id.variant for id in made} == {uuid.RFC_4122}
+
+
+def test_a_message_is_shown_by_its_type_and_id_without_its_payload():
+    message = OutboxMessage(type="order.created", payload="secret")
+    assert str(message) == f"order.created {message.message_id}"
