@@ -118,7 +118,7 @@ def _report(alias: str, size: int, settlement: Settlement, outcomes: Sequence[Ou
         ids = ", ".join(str(id) for id, _ in settlement.failed[:10])
         more = ", …" if len(settlement.failed) > 10 else ""
         logger.error(
-            "Publisher %r: %d messages failed (ids %s%s), the first because: %s",
+            "Publisher %r: %d failed (ids %s%s), the first because: %s",
             alias,
             tally.failed,
             ids,
@@ -128,7 +128,7 @@ def _report(alias: str, size: int, settlement: Settlement, outcomes: Sequence[Ou
     if settlement.retried:
         id, error, delay = settlement.retried[0]
         logger.warning(
-            "Publisher %r: %d messages are tried again later, the first (id %d) in %.1f s because: %s",
+            "Publisher %r: %d to be tried again, the first (id %d) in %.1f s because: %s",
             alias,
             tally.retried,
             id,

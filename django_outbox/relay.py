@@ -51,7 +51,6 @@ class Relay:
 
     Attributes:
         tally: what became of the messages so far.
-        outage: why the last batch could not be delivered; blank while all is well.
 
     Raises:
         ImproperlyConfigured: the settings or a publisher's options are wrong.
@@ -74,7 +73,7 @@ class Relay:
         self.workers = workers
         self.poll_interval = poll_interval or self.settings.poll_interval
         self.tally = Tally()
-        self.outage = ""
+        self._outages: dict[str, str] = {}
         self._max_messages = max_messages
         self._reserved = 0
         self._average_size = 0
@@ -95,6 +94,11 @@ class Relay:
     def stop(self) -> None:
         """Let the batches in hand finish and `run` or `drain` return. Safe to call in a signal handler."""
         self._stop.set()
+
+    @property
+    def outage(self) -> str:
+        """Why a publisher's last batch could not be delivered; blank while all is well."""
+        return next(iter(self._outages.copy().values()), "")
 
     @property
     def stopping(self) -> bool:
@@ -200,7 +204,11 @@ class Relay:
             # A connection that is broken is opened anew by the next query.
             connection.close()
             tally = Tally(outage=f"database {self.using!r}: {type(error).__name__}: {error}".strip())
-        self.outage = tally.outage
+        # An empty claim says nothing of the broker.
+        if tally.outage:
+            self._outages[publisher.alias] = tally.outage
+        elif tally.claimed:
+            self._outages.pop(publisher.alias, None)
         return tally
 
     def _pool(self) -> ThreadPoolExecutor:

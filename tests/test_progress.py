@@ -54,7 +54,7 @@ def test_counts_a_large_backlog_only_up_to_its_limit(monkeypatch: pytest.MonkeyP
 @pytest.mark.django_db(transaction=True)
 def test_says_when_the_relay_waits_for_the_broker():
     with Relay() as relay:
-        relay.outage = "connection refused"
+        relay._outages["default"] = "connection refused"
         assert "waiting for the broker or the database" in line_shown(relay)
 
 
