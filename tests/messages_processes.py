@@ -13,8 +13,8 @@ SPAWN = multiprocessing.get_context("spawn")
 def process(target: str, *args: Any) -> "Iterator[tuple[Any, Connection]]":
     """Run the function at this dotted path in another process, on the same test databases.
 
-    It is called with its end of a pipe and `args`. The process and the other end of the pipe are yielded; a process that
-    still runs at the end is killed.
+    It is called with its end of a pipe and `args`. The process and the other end of the pipe are yielded; a process
+    that still runs at the end is killed.
     """
     from django.db import connections  # noqa: PLC0415 - the new process imports this module before Django is set up
 

@@ -1,18 +1,22 @@
 """What tests of messages and databases share."""
 
 import datetime
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox import enqueue
 from django_outbox.databases import Claim, Settlement, get_database
 from django_outbox.databases.base import Database
 from django_outbox.models import OutboxMessage
+
+_numbers = itertools.count(1)
 
 GENEROUS = {"limit": 1000, "max_bytes": 1024**3, "max_seconds": 120.0}
 
@@ -48,7 +52,17 @@ def row(using: str, id: int) -> OutboxMessage:
 
 def rows(using: str) -> dict[int, dict[str, Any]]:
     """Every column of every message, by id."""
-    return {values["id"]: values for values in OutboxMessage.objects.using(using).values()}
+    return {values["id"]: dict(values) for values in OutboxMessage.objects.using(using).values()}
+
+
+def count(using: str) -> int:
+    return OutboxMessage.objects.using(using).count()
+
+
+def statements(queries: CaptureQueriesContext) -> list[str]:
+    """The first words of the captured queries, without those that open and end transactions."""
+    words = [query["sql"].split()[0].upper() for query in queries.captured_queries]
+    return [word for word in words if word not in {"BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "ROLLBACK"}]
 
 
 def ago(**duration: float) -> datetime.datetime:
@@ -67,7 +81,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 30) -> Any:
 @contextmanager
 def another_alias(alias: str, **options: Any) -> Iterator[str]:
     """A second connection to the database of `alias`, with other OPTIONS, under an alias for this thread alone."""
-    name = f"{alias}_other"
+    name = f"{alias}_{next(_numbers)}"
     connection = connections[alias].copy(alias=name)
     connection.settings_dict["OPTIONS"].update(options)
     connections[name] = connection

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import logging
 import os
 import time
 import uuid
@@ -12,7 +11,6 @@ from unittest import mock
 
 import pytest
 from django.db import connections, transaction
-from django.db.models import F
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from hypothesis import HealthCheck, example, given, settings
@@ -20,15 +18,12 @@ from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue
 from django_outbox.databases.base import MAX_ERROR_LENGTH
-from django_outbox.databases.sqlite import SQLite
 from django_outbox.models import Status
-
 from tests.conftest import ALIASES
 from tests.messages_tools import (
     ago,
     claim,
     claimed_ids,
-    eventually,
     row,
     rows,
     settle,
@@ -253,15 +248,14 @@ class TestSettle:
     def test_a_batch_costs_a_fixed_number_of_statements(self, using: str):
         """How many messages there are does not matter: one statement a state, and what the claim needs."""
         ids = write(using, 40)
-        with CaptureQueriesContext(connections[using]) as queries:
-            with claim(using) as batch:
-                claiming = _statements(queries)
-                settle(
-                    using, batch,
-                    processed=ids[:10],
-                    failed=[(id, "no") for id in ids[10:20]],
-                    retried=[(id, "later", 60.0) for id in ids[20:30]],
-                )  # fmt: skip
+        with CaptureQueriesContext(connections[using]) as queries, claim(using) as batch:
+            claiming = _statements(queries)
+            settle(
+                using, batch,
+                processed=ids[:10],
+                failed=[(id, "no") for id in ids[10:20]],
+                retried=[(id, "later", 60.0) for id in ids[20:30]],
+            )  # fmt: skip
         # The SQLite claim reads and leases, and puts back what was not answered; the MariaDB one locks and reads.
         assert claiming == {"default": 2, "postgresql": 1, "mariadb": 2}[using]
         assert _statements(queries) - claiming == {"default": 4, "postgresql": 3, "mariadb": 3}[using]
@@ -275,69 +269,6 @@ class TestSettle:
 def _statements(queries: CaptureQueriesContext) -> int:
     passed_over = ("SAVEPOINT", "RELEASE", "ROLLBACK", "BEGIN", "COMMIT", "SET ")
     return sum(not query["sql"].lstrip().upper().startswith(passed_over) for query in queries.captured_queries)
-
-
-class TestLeaseOfSQLite:
-    def test_an_expired_lease_moves_the_batch_on_and_the_loser_writes_nothing(self, caplog: pytest.LogCaptureFixture):
-        first, second, third = write("default", 3)
-        with claim("default", max_seconds=0.05) as lost:
-            eventually(lambda: OutboxMessage.objects.due().count() == 3)
-            with claim("default") as won:
-                assert [message.id for message in won.messages] == [first, second, third]
-                before = rows("default")
-                with caplog.at_level(logging.WARNING, "django_outbox"):
-                    settle("default", lost, processed=[first], retried=[(second, "", 1.0)])
-                assert rows("default") == before
-                assert "3 messages were not settled" in caplog.text
-                assert "OUTBOX['LEASE']" in caplog.text
-                caplog.clear()
-                settle("default", won, failed=[(first, "x")], processed=[second, third])
-                assert caplog.text == ""
-        assert row("default", first).status is Status.FAILED
-
-    def test_a_loser_that_raises_gives_nothing_back(self):
-        write("default")
-        lost = claim("default", max_seconds=0.05)
-        lost.__enter__()
-        eventually(lambda: OutboxMessage.objects.due().exists())
-        with claim("default"):
-            held = rows("default")
-            lost.__exit__(Undo, Undo(), None)
-            assert rows("default") == held
-
-    def test_a_batch_that_nobody_settled_goes_back(self):
-        write("default", 2)
-        before = rows("default")
-        with claim("default"):
-            assert rows("default") != before
-        assert rows("default") == before
-
-    def test_a_claim_that_finds_its_candidates_taken_looks_for_more(self, monkeypatch: pytest.MonkeyPatch):
-        ids = write("default", 4)
-        fetch = SQLite.fetch
-
-        def fetch_late(self: SQLite, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
-            found = fetch(self, sql, params)
-            monkeypatch.undo()
-            OutboxMessage.objects.filter(id__in=ids[:2]).update(available_at=F("available_at") + datetime.timedelta(1))
-            return found
-
-        monkeypatch.setattr(SQLite, "fetch", fetch_late)
-        assert claimed_ids("default", limit=2) == ids[2:]
-
-    def test_nobody_elses_candidates_are_claimed_with_the_rest(self, monkeypatch: pytest.MonkeyPatch):
-        ids = write("default", 4)
-        fetch = SQLite.fetch
-
-        def fetch_late(self: SQLite, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
-            found = fetch(self, sql, params)
-            monkeypatch.undo()
-            OutboxMessage.objects.filter(id=ids[1]).update(available_at=None, processed_at=timezone.now())
-            return found
-
-        monkeypatch.setattr(SQLite, "fetch", fetch_late)
-        assert claimed_ids("default") == [ids[0], ids[2], ids[3]]
-        assert row("default", ids[1]).status is Status.PROCESSED
 
 
 json_values = st.recursive(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.messages_tools import eventually
-from tests.processes import PATIENCE, Database, Process, Shop
+from tests.processes import PATIENCE, Database, Process, Shop, migrated_database
 
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "1000"))
 """How many orders the largest test places."""
@@ -20,9 +20,7 @@ BATCH_SIZE = 20
 
 @pytest.fixture(scope="module", params=["postgresql", "mariadb"])
 def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with Database(request.param) as database:
-        with Shop(database, tmp_path_factory.mktemp("migrate")) as shop:
-            shop.manage("migrate", "--verbosity=0")
+    with migrated_database(request.param, tmp_path_factory.mktemp("migrate")) as database:
         yield database
 
 

@@ -70,7 +70,7 @@ def test_due_is_what_a_claim_would_get(using: str, one_of_each: dict[Status, int
 )
 def test_no_message_can_be_in_two_states_or_in_none(using: str, times: dict[str, Any]):
     (id,) = write(using)
-    with pytest.raises(Exception, match="(?i)constraint"), transaction.atomic(using=using):
+    with pytest.raises(Exception, match=r"(?i)constraint"), transaction.atomic(using=using):
         OutboxMessage.objects.using(using).filter(id=id).update(**times)
 
 

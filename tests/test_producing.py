@@ -13,9 +13,8 @@ from django.utils import timezone
 
 from django_outbox import OutboxMessage, TransactionRequired, enqueue, enqueue_many
 from django_outbox.models import Status
-from django_outbox.producing import CHUNK_BYTES, CHUNK_SIZE
 from tests.conftest import ALIASES
-from tests.messages_tools import another_alias
+from tests.messages_tools import another_alias, count, statements
 
 MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
 on_every_database = pytest.mark.django_db(databases=ALIASES)
@@ -28,16 +27,6 @@ class Event(models.TextChoices):
 
 class Undo(Exception):
     pass
-
-
-def count(using: str) -> int:
-    return OutboxMessage.objects.using(using).count()
-
-
-def statements(queries: CaptureQueriesContext) -> list[str]:
-    """The first words of the captured queries, without those that open and end transactions."""
-    words = [query["sql"].split()[0].upper() for query in queries.captured_queries]
-    return [word for word in words if word not in {"BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "ROLLBACK"}]
 
 
 @on_every_database
@@ -189,8 +178,11 @@ class InsideTestCaseTests(TestCase):
         assert count("default") == 1
 
     def test_a_hook_after_commit_is_outside(self) -> None:
+        def hook() -> None:
+            enqueue("order.created", 1, require_transaction=False)
+
         with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
-            transaction.on_commit(lambda: enqueue("order.created", 1, require_transaction=False) and None)
+            transaction.on_commit(hook)
         assert count("default") == 1
 
 
@@ -273,70 +265,3 @@ class TestMessageId:
             again = enqueue("order.created", 1, message_id=first.message_id, using=using)
         assert again.pk == first.pk
         assert again.status is Status.PROCESSED
-
-
-@on_every_database
-class TestMany:
-    def test_one_insert_a_chunk(self, using: str):
-        messages = [OutboxMessage(type="order.created", payload=number) for number in range(2 * CHUNK_SIZE + 1)]
-        # SQLite takes fewer where its limit of variables in one statement is low.
-        at_once = min(connections[using].ops.bulk_batch_size(OutboxMessage._meta.concrete_fields[1:], messages), 1000)
-        with transaction.atomic(using=using):
-            with CaptureQueriesContext(connections[using]) as queries:
-                enqueue_many(messages, using=using)
-        chunks = [CHUNK_SIZE, CHUNK_SIZE, 1]
-        assert statements(queries) == ["INSERT"] * sum(-(-chunk // at_once) for chunk in chunks)
-        assert using == "default" or len(statements(queries)) == 3
-        written = OutboxMessage.objects.using(using).order_by("id").values_list("payload", flat=True)
-        assert list(written) == list(range(2 * CHUNK_SIZE + 1))
-
-    def test_large_payloads_are_written_in_statements_that_every_server_takes(self, using: str):
-        messages = [OutboxMessage(type="order.created", payload="é\n" * 250_000) for _ in range(8)]
-        with transaction.atomic(using=using):
-            with CaptureQueriesContext(connections[using]) as queries:
-                enqueue_many(messages, using=using)
-        assert len(statements(queries)) >= 8 * 1_000_000 / CHUNK_BYTES
-        assert count(using) == 8
-
-    def test_it_returns_the_same_instances_without_ids(self, using: str):
-        messages = [OutboxMessage(type="order.created", payload=1)]
-        with transaction.atomic(using=using):
-            returned = enqueue_many(iter(messages), using=using)
-            assert returned[0] is messages[0]
-            assert returned[0].pk is None
-            enqueue_many(returned, using=using)
-        assert count(using) == 1
-
-    def test_duplicates_in_the_batch_and_in_the_table_are_written_once(self, using: str):
-        known, new = uuid.uuid4(), uuid.uuid4()
-        with transaction.atomic(using=using):
-            enqueue("first", 1, message_id=known, using=using)
-            enqueue_many(
-                [
-                    OutboxMessage(type="second", payload=2, message_id=known),
-                    OutboxMessage(type="third", payload=3, message_id=new),
-                    OutboxMessage(type="fourth", payload=4, message_id=str(new)),
-                    OutboxMessage(type="fifth", payload=5),
-                ],
-                using=using,
-            )
-        written = OutboxMessage.objects.using(using).order_by("id").values_list("type", flat=True)
-        assert list(written) == ["first", "third", "fifth"]
-
-    def test_nothing_is_written_for_nothing(self, using: str):
-        with transaction.atomic(using=using), CaptureQueriesContext(connections[using]) as queries:
-            assert enqueue_many([], using=using) == []
-        assert statements(queries) == []
-
-    def test_times_of_the_callers_own_are_kept(self, using: str):
-        time = datetime.datetime(2031, 1, 2, tzinfo=datetime.timezone.utc)
-        messages = [OutboxMessage(type="order.created", payload=1, available_at=time, occurred_at=time)]
-        with transaction.atomic(using=using):
-            enqueue_many(messages, using=using)
-        message = OutboxMessage.objects.using(using).get()
-        assert message.available_at == message.occurred_at == time
-
-    def test_ten_thousand_messages(self, using: str):
-        with transaction.atomic(using=using):
-            enqueue_many((OutboxMessage(type="order.created", payload=n) for n in range(10_000)), using=using)
-        assert count(using) == 10_000

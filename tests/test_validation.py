@@ -32,6 +32,8 @@ class NoOffset(datetime.tzinfo):
     def utcoffset(self, when: datetime.datetime | None) -> None:
         return None
 
+    tzname = dst = utcoffset
+
 
 def nested(depth: int, kind: type = list) -> Any:
     value: Any = {} if kind is dict else kind()
@@ -213,7 +215,7 @@ def test_delay_and_available_at_exclude_each_other():
         ("occurred_at", OutboxMessage(type="a", payload=1, occurred_at=NOW.replace(tzinfo=None))),
         ("occurred_at", OutboxMessage(type="a", payload=1, occurred_at="yesterday")),
         ("message_id", OutboxMessage(type="a", payload=1, message_id="x")),
-        ("message_id", OutboxMessage(type="a", payload=1, message_id=None)),
+        ("message_id", OutboxMessage(type="a", payload=1, message_id=None)),  # type: ignore[misc]
         ("headers", OutboxMessage(type="a", payload=1, headers=None)),
         ("publisher", OutboxMessage(type="a", payload=1, publisher="x")),
         ("payload", OutboxMessage(type="a", payload={1})),

@@ -4,12 +4,10 @@ import signal
 from types import FrameType
 from typing import Any
 
-import pika.exceptions
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from shop import conf
-from shop.consumer import Consumer
 
 
 class Command(BaseCommand):
@@ -34,12 +32,16 @@ class Command(BaseCommand):
                 "AMQP_URL is not set, so that there is no queue to read. "
                 "For example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F"
             )
+        import pika.exceptions  # noqa: PLC0415 - where it is missing, the checks have told so before this line
+
         try:
             self._consume(options)
         except pika.exceptions.AMQPError as error:
             raise CommandError(f"RabbitMQ: {error!r}") from error
 
     def _consume(self, options: dict[str, Any]) -> None:
+        from shop.consumer import Consumer  # noqa: PLC0415 - as above
+
         consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=options["queue"])
 
         def stop(signum: int, frame: FrameType | None) -> None:

@@ -1,0 +1,162 @@
+"""How the admin's pages find their rows: by an index, and no more of them than the list is bounded to.
+
+The statements are those that the pages run, caught on the way.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from pytest_django import DjangoDbBlocker
+
+from django_outbox import admin, admin_list
+from django_outbox.models import OutboxMessage
+from tests.admin_tools import CHANGELIST, url
+from tests.conftest import ALIASES
+from tests.routers import ROUTERS
+from tests.test_databases_plans import mariadb_plan, postgresql_plan, removed, run
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+SERVERS = ["postgresql", "mariadb"]
+TABLE = OutboxMessage._meta.db_table
+ROWS = 200_000
+LIMIT = 1000
+"""The list's bound in these tests: small, so that a plan which goes past it is seen."""
+
+# Of every hundred rows 2 have failed, 20 are pending, 5 of them for another publisher, and the others are processed.
+FILL = """
+INSERT INTO {table} (message_id, type, topic, {key}, payload, headers, publisher, attempts, error, occurred_at,
+    failed_at, available_at, processed_at)
+SELECT {uuid}, CASE WHEN n % 7 = 0 THEN 'order.paid' ELSE 'order.created' END, '', '', '{{}}', '{{}}',
+    CASE WHEN n % 100 < 7 THEN 'other' ELSE 'default' END, 0, '', time,
+    CASE WHEN n % 100 < 2 THEN time END,
+    CASE WHEN n % 100 BETWEEN 2 AND 21 THEN time END,
+    CASE WHEN n % 100 > 21 THEN time END
+FROM (SELECT seq AS n, {time} AS time FROM {numbers}) numbered
+"""
+WORDS = {
+    "postgresql": {
+        "key": '"key"',
+        "uuid": "gen_random_uuid()",
+        "time": "statement_timestamp() - seq * interval '1 second'",
+        "numbers": f"generate_series(1, {ROWS}) seq",
+    },
+    "mariadb": {
+        "key": "`key`",
+        "uuid": "uuid()",
+        "time": "UTC_TIMESTAMP(6) - INTERVAL seq SECOND",
+        "numbers": f"seq_1_to_{ROWS}",
+    },
+}
+POSTGRESQL_SCANS = {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
+TIDY = {"postgresql": f"VACUUM ANALYZE {TABLE}", "mariadb": f"ANALYZE TABLE {TABLE}"}
+
+PAGES: dict[str, dict[str, str]] = {
+    "failed": {},
+    "failed, the last page": {"p": "10"},
+    "failed, of a type": {"type": "order.paid"},
+    "failed, of a publisher": {"publisher": "other"},
+    "failed, of a type that never occurs": {"type": "no.such"},
+    "pending": {"state": "pending"},
+    "pending, the last page": {"state": "pending", "p": "10"},
+    "pending, of another publisher": {"state": "pending", "publisher": "other"},
+    "pending, of a type": {"state": "pending", "type": "order.paid"},
+    "processed": {"state": "processed"},
+    "processed, the last page": {"state": "processed", "p": "10"},
+    "processed, of a type": {"state": "processed", "type": "order.paid"},
+    "processed, of a publisher": {"state": "processed", "publisher": "nobody"},
+    "all": {"state": "all"},
+    "all, the last page": {"state": "all", "p": "10"},
+    "all, of a type": {"state": "all", "type": "order.paid"},
+    "search": {"q": "17"},
+    "search for a message id": {"q": "0198c7a2-5b1e-7d3a-9c40-5f2e8d1b6a73"},
+    "search for rubbish": {"q": "order.paid"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        try:
+            for using in SERVERS:
+                run(using, FILL.format(table=TABLE, **WORDS[using]).replace("%", "%%"))
+                run(using, TIDY[using])
+            yield
+        finally:
+            for using in SERVERS:
+                run(using, f"TRUNCATE {TABLE}")
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (admin, admin_list):
+        monkeypatch.setattr(module, "LIMIT", LIMIT)
+
+
+@pytest.fixture(params=SERVERS)
+def using(request: pytest.FixtureRequest, settings: Any) -> str:
+    """Route the outbox to one server after the other."""
+    alias: str = request.param
+    settings.DATABASE_ROUTERS = ROUTERS[alias]
+    return alias
+
+
+def examine(using: str, action: Any) -> int:
+    """Check the plan of every statement of the action; return how many there were."""
+    with CaptureQueriesContext(connections[using]) as queries:
+        action()
+    statements = [query["sql"] for query in queries if TABLE in query["sql"]]
+    for sql in statements:
+        (check_postgresql if using == "postgresql" else check_mariadb)(sql)
+    return len(statements)
+
+
+def names_its_rows(sql: str) -> bool:
+    """Whether the rows are given by their ids: few, so that they may be sorted once they are found."""
+    return " IN (" in sql or "message_id` = " in sql or 'message_id" = ' in sql
+
+
+def check_postgresql(sql: str) -> None:
+    plan = postgresql_plan(sql)
+    scans = [node for node in plan if "Scan" in node["Node Type"] and node["Node Type"] != "Subquery Scan"]
+    assert scans, sql[:1000]
+    assert {scan["Node Type"] for scan in scans} <= POSTGRESQL_SCANS, sql[:1000]
+    assert all(scan["Actual Rows"] + removed(scan) <= LIMIT + 1 for scan in scans), sql[:1000]
+    assert names_its_rows(sql) or not any("Sort" in node["Node Type"] for node in plan), sql[:1000]
+
+
+def check_mariadb(sql: str) -> None:
+    plan = mariadb_plan(sql)
+    tables = [node for node in plan if node.get("table_name") == TABLE]
+    assert tables or "MIN(" in sql, "only the end of an index is found without a table in the plan"
+    assert all(table["access_type"] != "ALL" and table["key"] for table in tables), sql[:1000]
+    assert all((table["r_rows"] or 0) <= LIMIT + 1 for table in tables), sql[:1000]
+    assert names_its_rows(sql) or not any({"filesort", "read_sorted_file"} & set(node) for node in plan), sql[:1000]
+
+
+@pytest.mark.parametrize("parameters", [pytest.param(value, id=name) for name, value in PAGES.items()])
+def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
+    using: str, admin_client: Client, parameters: dict[str, str]
+):
+    asked = examine(using, lambda: admin_client.get(CHANGELIST, parameters))
+    assert asked == 0 if parameters.get("q") == "order.paid" else asked
+
+
+@pytest.mark.parametrize("query", ["", "?type=order.paid", "?state=all"])
+def test_the_confirmation_for_all_that_is_listed_does_too(using: str, admin_client: Client, query: str):
+    def confirmation() -> None:
+        fields = {"action": "requeue", "_selected_action": 1, "index": 0, "select_across": 1}
+        assert admin_client.post(CHANGELIST + query, fields).status_code == 200
+
+    assert examine(using, confirmation)
+
+
+@pytest.mark.parametrize("operation", ["requeue", "discard"])
+def test_the_operations_find_their_messages_by_id(using: str, admin_client: Client, operation: str):
+    ids = OutboxMessage.objects.using(using).failed().values_list("pk", flat=True)[:3]
+    fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
+    assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
