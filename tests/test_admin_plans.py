@@ -132,7 +132,8 @@ def check_postgresql(sql: str) -> None:
 def check_mariadb(sql: str) -> None:
     plan = mariadb_plan(sql)
     tables = [node for node in plan if node.get("table_name") == TABLE]
-    assert tables or "MIN(" in sql, "only the end of an index is found without a table in the plan"
+    # It looked into a unique index, or at the end of another, and needs no table: "Select tables optimized away".
+    assert tables or any("message" in node for node in plan), sql[:1000]
     assert all(table["access_type"] != "ALL" and table["key"] for table in tables), sql[:1000]
     assert all((table["r_rows"] or 0) <= LIMIT + 1 for table in tables), sql[:1000]
     assert names_its_rows(sql) or not any({"filesort", "read_sorted_file"} & set(node) for node in plan), sql[:1000]
@@ -143,7 +144,7 @@ def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
     using: str, admin_client: Client, parameters: dict[str, str]
 ):
     asked = examine(using, lambda: admin_client.get(CHANGELIST, parameters))
-    assert asked == 0 if parameters.get("q") == "order.paid" else asked
+    assert bool(asked) is (parameters.get("q") != "order.paid")
 
 
 @pytest.mark.parametrize("query", ["", "?type=order.paid", "?state=all"])

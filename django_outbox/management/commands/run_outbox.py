@@ -57,9 +57,7 @@ class Command(BaseCommand):
                 tally = self._deliver(relay, options)
             except OutboxError as error:
                 raise CommandError(str(error)) from error
-        self.stdout.write(
-            f"{tally.processed} processed, {tally.retried} to be tried again, {tally.failed} failed."
-        )
+        self.stdout.write(f"{tally.processed} processed, {tally.retried} to be tried again, {tally.failed} failed.")
 
     def _deliver(self, relay: Relay, options: dict[str, Any]) -> Tally:
         if options["drain"]:

@@ -1,0 +1,163 @@
+"""The admin in a browser: an operator finds what failed, reads why, and requeues it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from pytest_django.live_server_helper import LiveServer
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
+
+from django_outbox.models import Status
+from tests.admin_tools import CHANGELIST, put, statuses, url
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SWITCHES = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--window-size=1400,1000",
+)
+SECONDS = 60
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for switch in (*SWITCHES, f"--user-data-dir={tmp_path}"):
+        options.add_argument(switch)
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    options.binary_location = next(filter(None, map(shutil.which, names)), "")
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+class Operator:
+    """Does what a person would with the pages that are open."""
+
+    def __init__(self, browser: webdriver.Chrome, server: str) -> None:
+        self.browser = browser
+        self.server = server
+
+    def open(self, path: str) -> None:
+        self.browser.get(self.server + path)
+
+    def log_in(self, name: str, password: str) -> None:
+        self.find("#id_username").send_keys(name)
+        self.find("#id_password").send_keys(password)
+        self.follow(self.find("input[type=submit]"))
+
+    def find(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def find_all(self, selector: str) -> list[WebElement]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def follow(self, element: WebElement) -> None:
+        """Click on what leads to another page, and wait until that is there."""
+        page = self.find("html")
+        element.click()
+        WebDriverWait(self.browser, SECONDS).until(staleness_of(page))
+        self.find("#content")
+
+    def column(self, name: str) -> list[str]:
+        return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
+
+    def picture(self, name: str) -> None:
+        """Keep a picture of the page in the folder that OUTBOX_PICTURES names, if it names one."""
+        if folder := os.environ.get("OUTBOX_PICTURES"):
+            self.browser.save_screenshot(Path(folder) / f"{name}.png")
+
+
+@pytest.fixture
+def operator(browser: webdriver.Chrome, live_server: LiveServer, admin_user: User) -> Operator:
+    """One who is logged in and sees the list."""
+    browser.implicitly_wait(SECONDS)
+    operator = Operator(browser, live_server.url)
+    operator.open(CHANGELIST)
+    operator.log_in("admin", "password")
+    return operator
+
+
+@pytest.fixture
+def messages() -> list[int]:
+    """Three failed messages, the last of which failed last, and two others."""
+    put(Status.PROCESSED)
+    put(Status.PENDING, attempts=3, age=-90, error="the broker refused the message for now (basic.nack)")
+    return [
+        *put(Status.FAILED, age=90, key="order-17", error="unroutable: 312 NO_ROUTE", attempts=1),
+        *put(Status.FAILED, age=60, key="order-18", type="order.paid", error="a long story: " + "and then " * 40),
+        *put(Status.FAILED, age=30, key="<b>order-19</b>", payload={"id": 19, "items": ["tea", "cake"]}, attempts=10),
+    ]
+
+
+def test_an_operator_requeues_the_selected_messages(operator: Operator, messages: list[int]):
+    operator.open(CHANGELIST)
+    assert operator.find("#content h1").text == "Failed messages"
+    assert operator.column("key") == ["<b>order-19</b>", "order-18", "order-17"]
+    operator.picture("failed")
+
+    operator.find("#action-toggle").click()
+    operator.find_all("#result_list .action-select")[1].click()
+    operator.find("select[name=action] option[value=requeue]").click()
+    operator.picture("selected")
+    operator.follow(operator.find(".actions button"))
+    assert operator.find("#content h1").text == "Requeue failed messages"
+    assert len(operator.find_all(".outbox-preview li")) == 2
+    operator.picture("confirmation")
+
+    operator.follow(operator.find("#content input[type=submit]"))
+    assert operator.find(".messagelist .success").text == "2 messages were requeued."
+    assert operator.column("key") == ["order-18"]
+    operator.picture("requeued")
+    assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]
+
+
+def test_an_operator_reads_a_message_and_discards_it(operator: Operator, messages: list[int]):
+    operator.follow(operator.find("#result_list .field-type a"))
+    assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
+    assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
+    operator.picture("message")
+
+    operator.follow(operator.find(f'button[formaction*="{url("discard")}"]'))
+    operator.picture("discard")
+    operator.follow(operator.find("#content input[type=submit]"))
+    assert operator.find(".messagelist .success").text == "1 message was discarded."
+    assert messages[-1] not in statuses()
+
+
+def test_an_operator_who_takes_it_back_has_changed_nothing(operator: Operator, messages: list[int]):
+    before = statuses()
+    operator.follow(operator.find("#result_list .field-type a"))
+    operator.follow(operator.find(f'button[formaction*="{url("requeue")}"]'))
+    operator.follow(operator.find("#content a.cancel-link"))
+    assert operator.find("#content h1").text == "Failed messages"
+    assert statuses() == before
+
+
+def test_an_operator_filters_by_state_and_type_and_searches(operator: Operator, messages: list[int]):
+    operator.find(".outbox-type-filter input[type=text]").send_keys("order.paid")
+    operator.follow(operator.find(".outbox-type-filter input[type=submit]"))
+    assert operator.column("key") == ["order-18"]
+    operator.picture("type")
+
+    operator.open(CHANGELIST + "?state=pending")
+    assert operator.column("state") == ["Pending"]
+    operator.picture("pending")
+
+    operator.find("#searchbar").send_keys(str(messages[0]))
+    operator.follow(operator.find("#changelist-search input[type=submit]"))
+    assert operator.column("key") == ["order-17"]
+    operator.picture("found")
+
+
+def test_an_empty_list_says_that_there_is_nothing_to_do(operator: Operator):
+    assert operator.find(".outbox-empty").text == "No message has failed. There is nothing to do."
+    operator.picture("empty")
