@@ -98,8 +98,7 @@ def messages() -> list[int]:
     ]
 
 
-def test_an_operator_requeues_the_selected_messages(operator: Operator, messages: list[int]):
-    operator.open(CHANGELIST)
+def test_an_operator_requeues_the_selected_messages(messages: list[int], operator: Operator):
     assert operator.find("#content h1").text == "Failed messages"
     assert operator.column("key") == ["<b>order-19</b>", "order-18", "order-17"]
     operator.picture("failed")
@@ -120,7 +119,7 @@ def test_an_operator_requeues_the_selected_messages(operator: Operator, messages
     assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]
 
 
-def test_an_operator_reads_a_message_and_discards_it(operator: Operator, messages: list[int]):
+def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operator: Operator):
     operator.follow(operator.find("#result_list .field-type a"))
     assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
     assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
@@ -133,7 +132,7 @@ def test_an_operator_reads_a_message_and_discards_it(operator: Operator, message
     assert messages[-1] not in statuses()
 
 
-def test_an_operator_who_takes_it_back_has_changed_nothing(operator: Operator, messages: list[int]):
+def test_an_operator_who_takes_it_back_has_changed_nothing(messages: list[int], operator: Operator):
     before = statuses()
     operator.follow(operator.find("#result_list .field-type a"))
     operator.follow(operator.find(f'button[formaction*="{url("requeue")}"]'))
@@ -142,7 +141,7 @@ def test_an_operator_who_takes_it_back_has_changed_nothing(operator: Operator, m
     assert statuses() == before
 
 
-def test_an_operator_filters_by_state_and_type_and_searches(operator: Operator, messages: list[int]):
+def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int], operator: Operator):
     operator.find(".outbox-type-filter input[type=text]").send_keys("order.paid")
     operator.follow(operator.find(".outbox-type-filter input[type=submit]"))
     assert operator.column("key") == ["order-18"]
