@@ -10,6 +10,7 @@ from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import SettingsProblem, parse
 from django_outbox.databases import KNOWN_VENDORS
@@ -51,44 +52,76 @@ def check_databases(
     """Check that each database that holds the outbox can be claimed from."""
     problems: list[CheckMessage] = []
     for alias in databases or []:
-        connection = connections[alias]
-        if not connection.settings_dict["ENGINE"] or not _holds_outbox(alias):
-            continue
-        if connection.vendor not in KNOWN_VENDORS:
-            problems.append(
-                Error(
-                    f"The outbox cannot work on the database {alias!r}, a {connection.vendor}.",
-                    hint=f"It knows {', '.join(KNOWN_VENDORS)}. Route OutboxMessage to one of them.",
-                    id="django_outbox.E010",
-                )
-            )
-        elif connection.vendor == "sqlite":
-            if not connection.features.can_return_columns_from_insert:
-                problems.append(
-                    Error(
-                        f"The SQLite library behind the database {alias!r} is too old for the outbox.",
-                        hint="SQLite 3.35 or newer is needed, for UPDATE ... RETURNING.",
-                        id="django_outbox.E011",
-                    )
-                )
-        elif not connection.features.has_select_for_update_skip_locked:
-            problems.append(
-                Error(
-                    f"The server of the database {alias!r} does not know SKIP LOCKED.",
-                    hint="PostgreSQL 15, MySQL 8.4 or MariaDB 10.11, or newer, is needed.",
-                    id="django_outbox.E011",
-                )
-            )
-        if connection.vendor != "postgresql" and connection.timezone_name != "UTC":
-            problems.append(
-                Error(
-                    f"DATABASES[{alias!r}] has a TIME_ZONE, so that Django stores local times there.",
-                    hint="Remove it: the database's own clock is compared in UTC.",
-                    id="django_outbox.E012",
-                )
-            )
+        if router.allow_migrate_model(alias, OutboxMessage):
+            connection = connections[alias]
+            if connection.vendor in KNOWN_VENDORS:
+                problems += _check_version(connection) + _check_utc(connection) + _check_characters(connection)
+            else:
+                problems += _unknown_vendor(connection)
     return problems
 
 
-def _holds_outbox(alias: str) -> bool:
-    return router.allow_migrate_model(alias, OutboxMessage)
+def _unknown_vendor(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    return [
+        Error(
+            f"The outbox cannot work on the database {connection.alias!r}, a {connection.vendor}.",
+            hint=f"It knows {', '.join(KNOWN_VENDORS)}. Route OutboxMessage to one of them.",
+            id="django_outbox.E010",
+        )
+    ]
+
+
+def _check_version(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    features = connection.features
+    if connection.vendor == "sqlite":
+        able, lack = features.can_return_columns_from_insert, "RETURNING"
+    else:
+        able, lack = features.has_select_for_update_skip_locked, "SKIP LOCKED"
+    if able:
+        return []
+    return [
+        Error(
+            f"The database {connection.alias!r} is too old for the outbox: it does not know {lack}.",
+            hint="PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer, is needed.",
+            id="django_outbox.E011",
+        )
+    ]
+
+
+def _check_utc(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    if connection.vendor == "postgresql" or connection.timezone_name == "UTC":
+        return []
+    return [
+        Error(
+            f"DATABASES[{connection.alias!r}] has a TIME_ZONE, so that Django stores local times there.",
+            hint="Remove it: the database's own clock is compared in UTC.",
+            id="django_outbox.E012",
+        )
+    ]
+
+
+def _check_characters(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    if connection.vendor != "mysql":
+        return []
+    table = OutboxMessage._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT DISTINCT character_set_name FROM information_schema.columns WHERE table_schema = DATABASE() "
+            "AND table_name = %s AND column_name IN ('type', 'topic', 'key', 'publisher', 'error')",
+            [table],
+        )
+        found = {name for (name,) in cursor.fetchall()}
+        if not found:
+            # Before the first migration the table will have what the database has.
+            cursor.execute("SELECT @@character_set_database")
+            found = {name for (name,) in cursor.fetchall()}
+    if found == {"utf8mb4"}:
+        return []
+    return [
+        Error(
+            f"The outbox in the database {connection.alias!r} stores text as {', '.join(sorted(found))}, which cannot "
+            "hold every character: an emoji in a type or in a broker's error would be refused.",
+            hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4; before the first migration, ALTER DATABASE.",
+            id="django_outbox.E013",
+        )
+    ]

@@ -17,7 +17,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from django_outbox.models import Status
 from tests.admin_tools import CHANGELIST, put, statuses, url
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
@@ -25,6 +25,11 @@ SWITCHES = (
     "--window-size=1400,1000",
 )
 SECONDS = 60
+
+
+@pytest.fixture(scope="session", autouse=True)
+def database_before_server(django_db_setup: None) -> None:
+    """Until the test database is made, the settings name one in memory, whose connection all threads would share."""
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from django.conf import settings
 from tests.messages_tools import eventually
 from tests.processes import PATIENCE, Database, Process, Shop, migrated_database
 
+pytestmark = pytest.mark.slow
+
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "500"))
 """How many orders the test of beat places."""
 

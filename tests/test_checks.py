@@ -8,6 +8,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 from django.test import override_settings
 
+from django_outbox import OutboxMessage
 from tests.publishers import ScriptedPublisher
 
 SCRIPTED = "tests.publishers.ScriptedPublisher"
@@ -30,6 +31,7 @@ def publishers(**default: Any) -> dict[str, Any]:
     return {"PUBLISHERS": {"default": default}}
 
 
+@pytest.mark.django_db(databases=["default", "postgresql", "mariadb"])
 def test_right_settings_give_no_message():
     assert found(databases=["default", "postgresql", "mariadb"]) == {}
 
@@ -117,7 +119,7 @@ def test_e011_server_without_skip_locked():
 @pytest.mark.django_db
 def test_e011_sqlite_without_returning():
     with mock.patch.object(connections["default"].features, "can_return_columns_from_insert", new=False):
-        assert "SQLite" in only(found(databases=["default"]), "E011").msg
+        assert "RETURNING" in only(found(databases=["default"]), "E011").msg
 
 
 @pytest.mark.django_db(databases=["mariadb"])
@@ -130,6 +132,19 @@ def test_e012_database_that_stores_local_times():
     for name in ("timezone", "timezone_name"):
         connection.__dict__.pop(name, None)
     only(problems, "E012")
+
+
+@pytest.mark.django_db(databases=["mariadb"], transaction=True)
+def test_e013_table_that_cannot_hold_every_character():
+    table = OutboxMessage._meta.db_table
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} MODIFY error LONGTEXT CHARACTER SET latin1 NOT NULL")
+        try:
+            problem = only(found(databases=["mariadb"]), "E013")
+        finally:
+            cursor.execute(f"ALTER TABLE {table} MODIFY error LONGTEXT CHARACTER SET utf8mb4 NOT NULL")
+    assert "latin1" in problem.msg
+    assert "utf8mb4" in str(problem.hint)
 
 
 def test_settings_checks_ask_no_database():

@@ -12,6 +12,8 @@ import pytest
 from tests.messages_tools import eventually
 from tests.processes import PATIENCE, Database, Process, Shop, migrated_database
 
+pytestmark = pytest.mark.slow
+
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "1000"))
 """How many orders the largest test places."""
 

@@ -20,6 +20,8 @@ NOT_REPEATED = (
     *("mkdir", "cd", "python -m venv", ".", "pip", "docker"),
     *("python manage.py createsuperuser", "python manage.py runserver"),
 )
+
+pytestmark = pytest.mark.slow
 """Commands that only prepare the reader's machine, ask questions, or never end."""
 
 
