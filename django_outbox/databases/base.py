@@ -1,12 +1,13 @@
 """The contract of a database: how a batch is claimed, and how what became of it is written."""
 
 import abc
+import datetime
 import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -93,6 +94,15 @@ class Database(abc.ABC):
 class LockingDatabase(Database):
     """A database whose claim is a transaction: rows are locked with SKIP LOCKED until they are settled."""
 
+    DELETED: ClassVar[str]
+    """Deletes the messages of a list of ids."""
+    PROCESSED: ClassVar[str]
+    """Writes that the messages of a list of ids were accepted."""
+    FAILED: ClassVar[str]
+    """Writes that messages failed, from a JSON array of id and error."""
+    RETRIED: ClassVar[str]
+    """Writes that messages are to be tried again, from a JSON array of id, error and delay in seconds."""
+
     @contextmanager
     def claim(self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float) -> Iterator[Claim]:
         nested = self.connection.in_atomic_block
@@ -111,30 +121,11 @@ class LockingDatabase(Database):
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         if settlement.processed:
-            if delete_processed:
-                self.delete(settlement.processed)
-            else:
-                self.mark_processed(settlement.processed)
+            self.execute(self.DELETED if delete_processed else self.PROCESSED, [settlement.processed])
         if settlement.failed:
-            self.mark_failed(error_rows(settlement.failed))
+            self.execute(self.FAILED, [error_rows(settlement.failed)])
         if settlement.retried:
-            self.mark_retried(error_rows(settlement.retried))
-
-    @abc.abstractmethod
-    def delete(self, ids: list[int]) -> None:
-        """Delete messages that were accepted."""
-
-    @abc.abstractmethod
-    def mark_processed(self, ids: list[int]) -> None:
-        """Write that messages were accepted."""
-
-    @abc.abstractmethod
-    def mark_failed(self, rows: str) -> None:
-        """Write that messages failed; `rows` is a JSON array of id and error."""
-
-    @abc.abstractmethod
-    def mark_retried(self, rows: str) -> None:
-        """Write that messages are to be tried again; `rows` is a JSON array of id, error and delay in seconds."""
+            self.execute(self.RETRIED, [error_rows(settlement.retried)])
 
 
 def error_rows(rows: Sequence[tuple[Any, ...]]) -> str:
@@ -159,6 +150,12 @@ def read_headers(text: str) -> dict[str, Any]:
     return {} if text == "{}" else json.loads(text)
 
 
-def read_uuid(value: str | uuid.UUID) -> uuid.UUID:
-    """Return a UUID that the driver may have left as text."""
-    return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
+def read_message(row: Sequence[Any]) -> Message:
+    """Make a message of the columns id to attempts, whose UUID and time, in UTC, the driver may have left as text."""
+    id, message_id, type, topic, key, payload, headers, occurred_at, attempts = row
+    if isinstance(message_id, str):
+        message_id = uuid.UUID(message_id)
+    if isinstance(occurred_at, str):
+        occurred_at = datetime.datetime.fromisoformat(occurred_at)
+    occurred_at = occurred_at.replace(tzinfo=datetime.timezone.utc)
+    return Message(id, message_id, type, topic, key, payload.encode(), read_headers(headers), occurred_at, attempts)

@@ -1,14 +1,12 @@
 """MySQL and MariaDB: a claim is a transaction with row locks."""
 
-import datetime
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from django.db import DatabaseError
 
-from django_outbox.databases.base import Claim, LockingDatabase, read_headers, read_uuid
-from django_outbox.messages import Message
+from django_outbox.databases.base import Claim, LockingDatabase, read_message
 
 # The index is forced because the optimiser may otherwise walk the primary key, and lock rows on the way. The alias is
 # compared twice, because the column's collation leads through the index but takes `Orders` for `orders`.
@@ -27,28 +25,6 @@ SELECT id, message_id, type, topic, `key`, payload, headers, occurred_at, attemp
 FROM {table} WHERE id IN %s ORDER BY available_at, id
 """
 
-PROCESSED = """
-UPDATE {table} SET processed_at = UTC_TIMESTAMP(6), available_at = NULL, attempts = attempts + 1, error = ''
-WHERE id IN %s
-"""
-
-FAILED = """
-UPDATE {table} message
-JOIN JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$.id', error LONGTEXT PATH '$.error')) settled
-    ON message.id = settled.id
-SET message.failed_at = UTC_TIMESTAMP(6), message.available_at = NULL, message.attempts = message.attempts + 1,
-    message.error = settled.error
-"""
-
-RETRIED = """
-UPDATE {table} message
-JOIN JSON_TABLE(
-    %s, '$[*]' COLUMNS (id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', delay DOUBLE PATH '$.delay')
-) settled ON message.id = settled.id
-SET message.available_at = UTC_TIMESTAMP(6) + INTERVAL ROUND(settled.delay * 1000000) MICROSECOND,
-    message.attempts = message.attempts + 1, message.error = settled.error
-"""
-
 OLD = """
 SELECT id FROM {table} FORCE INDEX (outbox_processed)
 WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND
@@ -61,6 +37,27 @@ MAX_TIMEOUT = 31_536_000
 
 class MySQL(LockingDatabase):
     """Claims with FOR UPDATE SKIP LOCKED over the index `outbox_pending`."""
+
+    DELETED = "DELETE FROM {table} WHERE id IN %s"
+    PROCESSED = """
+        UPDATE {table} SET processed_at = UTC_TIMESTAMP(6), available_at = NULL, attempts = attempts + 1, error = ''
+        WHERE id IN %s
+    """
+    FAILED = """
+        UPDATE {table} message
+        JOIN JSON_TABLE(%s, '$[*]' COLUMNS (id BIGINT PATH '$.id', error LONGTEXT PATH '$.error')) settled
+            ON message.id = settled.id
+        SET message.failed_at = UTC_TIMESTAMP(6), message.available_at = NULL, message.attempts = message.attempts + 1,
+            message.error = settled.error
+    """
+    RETRIED = """
+        UPDATE {table} message
+        JOIN JSON_TABLE(
+            %s, '$[*]' COLUMNS (id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', delay DOUBLE PATH '$.delay')
+        ) settled ON message.id = settled.id
+        SET message.available_at = UTC_TIMESTAMP(6) + INTERVAL ROUND(settled.delay * 1000000) MICROSECOND,
+            message.attempts = message.attempts + 1, message.error = settled.error
+    """
 
     # MariaDB's JSON_VALID refuses what is nested deeper than 32 levels; MySQL's own limit is 100.
     max_json_depth = 31
@@ -87,37 +84,11 @@ class MySQL(LockingDatabase):
             total += size
         if not ids:
             return Claim([])
-        messages = [
-            Message(
-                id,
-                read_uuid(message_id),
-                type,
-                topic,
-                key,
-                payload.encode(),
-                read_headers(headers),
-                occurred_at.replace(tzinfo=datetime.timezone.utc),
-                attempts,
-            )
-            for id, message_id, type, topic, key, payload, headers, occurred_at, attempts in self.fetch(READ, [ids])
-        ]
-        return Claim(messages)
-
-    def delete(self, ids: list[int]) -> None:
-        self.execute("DELETE FROM {table} WHERE id IN %s", [ids])
-
-    def mark_processed(self, ids: list[int]) -> None:
-        self.execute(PROCESSED, [ids])
-
-    def mark_failed(self, rows: str) -> None:
-        self.execute(FAILED, [rows])
-
-    def mark_retried(self, rows: str) -> None:
-        self.execute(RETRIED, [rows])
+        return Claim([read_message(row) for row in self.fetch(READ, [ids])])
 
     def purge(self, older_than: float, limit: int) -> int:
         ids = [id for (id,) in self.fetch(OLD, [round(older_than * 1_000_000), limit])]
-        return self.execute("DELETE FROM {table} WHERE id IN %s", [ids]) if ids else 0
+        return self.execute(self.DELETED, [ids]) if ids else 0
 
     @contextmanager
     def _idle_limit(self, max_seconds: float) -> Iterator[None]:

@@ -25,26 +25,6 @@ WHERE before IS NULL OR before < %s
 ORDER BY available_at, id
 """
 
-PROCESSED = """
-UPDATE {table} SET processed_at = statement_timestamp(), available_at = NULL, attempts = attempts + 1, error = ''
-WHERE id = ANY(%s)
-"""
-
-FAILED = """
-UPDATE {table} message
-SET failed_at = statement_timestamp(), available_at = NULL, attempts = attempts + 1, error = settled.error
-FROM jsonb_to_recordset(%s::jsonb) AS settled(id bigint, error text)
-WHERE message.id = settled.id
-"""
-
-RETRIED = """
-UPDATE {table} message
-SET available_at = statement_timestamp() + settled.delay * interval '1 second', attempts = attempts + 1,
-    error = settled.error
-FROM jsonb_to_recordset(%s::jsonb) AS settled(id bigint, error text, delay double precision)
-WHERE message.id = settled.id
-"""
-
 PURGE = """
 DELETE FROM {table} WHERE id = ANY(ARRAY(
     SELECT id FROM {table} WHERE processed_at < statement_timestamp() - %s * interval '1 second'
@@ -58,6 +38,26 @@ MAX_TIMEOUT = 2**31 - 1
 
 class PostgreSQL(LockingDatabase):
     """Claims with FOR UPDATE SKIP LOCKED over the partial index `outbox_pending`."""
+
+    DELETED = "DELETE FROM {table} WHERE id = ANY(%s)"
+    PROCESSED = """
+        UPDATE {table}
+        SET processed_at = statement_timestamp(), available_at = NULL, attempts = attempts + 1, error = ''
+        WHERE id = ANY(%s)
+    """
+    FAILED = """
+        UPDATE {table} message
+        SET failed_at = statement_timestamp(), available_at = NULL, attempts = attempts + 1, error = settled.error
+        FROM jsonb_to_recordset(%s::jsonb) AS settled(id bigint, error text)
+        WHERE message.id = settled.id
+    """
+    RETRIED = """
+        UPDATE {table} message
+        SET available_at = statement_timestamp() + settled.delay * interval '1 second', attempts = attempts + 1,
+            error = settled.error
+        FROM jsonb_to_recordset(%s::jsonb) AS settled(id bigint, error text, delay double precision)
+        WHERE message.id = settled.id
+    """
 
     def begin(self, max_seconds: float) -> None:
         # A settlement lost in a crash of the server only sends the messages again, so its commit need not wait for the
@@ -75,18 +75,6 @@ class PostgreSQL(LockingDatabase):
             for id, message_id, type, topic, key, payload, headers, occurred_at, attempts, _before in rows
         ]
         return Claim(messages)
-
-    def delete(self, ids: list[int]) -> None:
-        self.execute("DELETE FROM {table} WHERE id = ANY(%s)", [ids])
-
-    def mark_processed(self, ids: list[int]) -> None:
-        self.execute(PROCESSED, [ids])
-
-    def mark_failed(self, rows: str) -> None:
-        self.execute(FAILED, [rows])
-
-    def mark_retried(self, rows: str) -> None:
-        self.execute(RETRIED, [rows])
 
     def purge(self, older_than: float, limit: int) -> int:
         return self.execute(PURGE, [older_than, limit])

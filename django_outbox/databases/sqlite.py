@@ -1,14 +1,12 @@
 """SQLite: one writer and no row locks, so a claim is a short lease."""
 
-import datetime
 import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from django_outbox.databases.base import Claim, Database, Settlement, error_rows, read_headers, read_uuid
-from django_outbox.messages import Message
+from django_outbox.databases.base import Claim, Database, Settlement, error_rows, read_message
 
 logger = logging.getLogger("django_outbox")
 
@@ -128,21 +126,7 @@ class SQLite(Database):
             due = {row[0]: row[-1] for row in rows}
             leased = dict(self.fetch(LEASE, [max_seconds, json.dumps([*due.items()])]))
             if leased:
-                messages = [
-                    Message(
-                        id,
-                        read_uuid(message_id),
-                        type,
-                        topic,
-                        key,
-                        payload.encode(),
-                        read_headers(headers),
-                        _read_time(occurred_at),
-                        attempts,
-                    )
-                    for id, message_id, type, topic, key, payload, headers, occurred_at, attempts, _due in rows
-                    if id in leased
-                ]
+                messages = [read_message(row[:-1]) for row in rows if row[0] in leased]
                 return Claim(messages, Lease(next(iter(leased.values())), {id: due[id] for id in leased}))
             # Another relay was faster with all of them; there may be more.
         return Claim([], Lease("", {}))
@@ -154,8 +138,3 @@ class SQLite(Database):
         released = self.execute(RELEASED, [json.dumps([*due.items()]), claim.lease.mark])
         due.clear()
         return released
-
-
-def _read_time(value: str | datetime.datetime) -> datetime.datetime:
-    time = value if isinstance(value, datetime.datetime) else datetime.datetime.fromisoformat(value)
-    return time.replace(tzinfo=datetime.timezone.utc)
