@@ -41,7 +41,7 @@ else:
 class OutboxMessageAdmin(BaseAdmin):
     """Lists the messages by state, the failed ones first; shows one; requeues and discards what failed."""
 
-    list_display = ("type", "state", "key", "publisher", "attempts", "short_error", "occurred_at", "when")
+    list_display = ("type", "state", "key", "publisher", "attempts", "when", "short_error")
     list_filter = (StateFilter, PublisherFilter, TypeFilter)
     search_fields = ("id", "message_id")
     search_help_text = _("Finds a message of any state by its ID or its message ID.")
@@ -50,10 +50,10 @@ class OutboxMessageAdmin(BaseAdmin):
     show_facets = admin.ShowFacets.NEVER
     actions = ("requeue", "discard")
     fieldsets = (
-        (None, {"fields": ("state", "pretty_error", "attempts", "type", "topic", "key", "publisher")}),
+        (None, {"fields": (("state", "attempts"), "pretty_error", ("type", "topic"), ("key", "publisher"))}),
         (_("Content"), {"fields": ("pretty_payload", "pretty_headers")}),
-        (_("Times"), {"fields": ("occurred_at", "available_at", "processed_at", "failed_at")}),
-        (_("Identity"), {"fields": ("id", "message_id")}),
+        (_("Times"), {"fields": (("occurred_at", "available_at"), ("processed_at", "failed_at"))}),
+        (_("Identity"), {"fields": (("id", "message_id"),)}),
     )
 
     @property

@@ -4,7 +4,7 @@ import datetime
 import json
 from typing import Any
 
-from django.utils.formats import localize, number_format
+from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
@@ -64,4 +64,4 @@ def _encodable(text: str) -> str:
 
 
 def _time(value: datetime.datetime | None) -> str:
-    return "" if value is None else str(localize(localtime(value)))
+    return "" if value is None else date_format(localtime(value), "SHORT_DATETIME_FORMAT")

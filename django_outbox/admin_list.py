@@ -54,8 +54,10 @@ class MessageList(ChangeList):
         self.state = state_of(request)
         super().__init__(request, *args, **kwargs)
         self.title = _("Found messages") if self.query else str(TITLES[self.state])
-        if not self.show_admin_actions:
-            self.list_display = [name for name in self.list_display if name != "action_checkbox"]
+        left_out = set() if self.show_admin_actions else {"action_checkbox"}
+        if not self.query and self.state != ALL:
+            left_out.add("state")
+        self.list_display = [name for name in self.list_display if name not in left_out]
 
     def get_ordering(self, request: HttpRequest, queryset: Any) -> list[Any]:
         return list(ORDER[self.state])
@@ -83,7 +85,8 @@ class MessageList(ChangeList):
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.can_show_all = self.show_full_result_count = False
-        self.full_result_count = None
+        # Where the two differ, the number is shown beside the search with a way back to the list.
+        self.full_result_count = None if self.query else self.result_count
         may_be_failed = self.query or self.state in {Status.FAILED, ALL}
         self.show_admin_actions = bool(may_be_failed and self.result_count)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db import router, transaction
+from django.db.models import BigIntegerField
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, ngettext_lazy
 
@@ -68,11 +69,13 @@ def read_ids(text: str) -> list[int]:
     """Read ids that are separated by commas.
 
     Raises:
-        ValueError: there are none, more than `LIMIT`, or they are no numbers.
+        ValueError: there are none, more than `LIMIT`, or they are no ids.
     """
-    ids = [int(id) for id in text.split(",")]
+    ids = list(dict.fromkeys(int(id) for id in text.split(",")))
     if len(ids) > LIMIT:
         raise ValueError(f"{len(ids)} ids at once; the limit is {LIMIT}.")
+    if max(ids) > BigIntegerField.MAX_BIGINT:
+        raise ValueError("No database numbers its messages so high.")
     return ids
 
 

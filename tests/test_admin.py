@@ -9,7 +9,7 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import admin_display, admin_list
-from django_outbox.models import Status
+from django_outbox.models import OutboxMessage, Status
 from tests.admin_tools import CHANGELIST, client_with, listed, put, text, url
 from tests.conftest import ALIASES
 from tests.routers import ROUTERS
@@ -67,6 +67,12 @@ class TestStates:
 
     def test_finds_a_message_of_any_state_by_its_id_or_message_id(self, using: str, admin_client: Client):
         put(Status.FAILED, using=using)
+        (id,) = put(Status.PROCESSED, using=using)
+        message = OutboxMessage.objects.using(using).get(pk=id)
+        for term in (str(id), f" {id} ", str(message.message_id), message.message_id.hex):
+            assert listed(admin_client.get(CHANGELIST, {"q": term, "type": "no.such"})) == [id]
+
+    def test_shows_a_message(self, using: str, admin_client: Client):
         content: dict[str, Any] = {"payload": {"name": "Zoë"}, "headers": {"trace": "abc"}, "error": "no\nroute"}
         (id,) = put(Status.FAILED, using=using, **content)
         page = text(admin_client.get(url("change", id)))
@@ -165,7 +171,7 @@ class TestBounds:
         monkeypatch.setattr("django_outbox.admin.OutboxMessageAdmin.list_per_page", 2)
         put(Status.FAILED, 3)
         ids = put(Status.FAILED, 5, type="order.paid", age=60)[::-1]
-        assert listed(admin_client.get(CHANGELIST, {"type": "order.paid", "p": 2})) == ids[2:4]
+        assert listed(admin_client.get(CHANGELIST, {"type": "order.paid", "p": "2"})) == ids[2:4]
 
 
 @pytest.mark.parametrize(

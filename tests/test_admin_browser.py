@@ -130,7 +130,7 @@ def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operat
     assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
     operator.picture("message")
 
-    operator.follow(operator.find(f'button[formaction*="{url("discard")}"]'))
+    operator.follow(operator.find(f'input[formaction*="{url("discard")}"]'))
     operator.picture("discard")
     operator.follow(operator.find("#content input[type=submit]"))
     assert operator.find(".messagelist .success").text == "1 message was discarded."
@@ -140,7 +140,7 @@ def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operat
 def test_an_operator_who_takes_it_back_has_changed_nothing(messages: list[int], operator: Operator):
     before = statuses()
     operator.follow(operator.find("#result_list .field-type a"))
-    operator.follow(operator.find(f'button[formaction*="{url("requeue")}"]'))
+    operator.follow(operator.find(f'input[formaction*="{url("requeue")}"]'))
     operator.follow(operator.find("#content a.cancel-link"))
     assert operator.find("#content h1").text == "Failed messages"
     assert statuses() == before
@@ -153,11 +153,13 @@ def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int],
     operator.picture("type")
 
     operator.open(CHANGELIST + "?state=pending")
-    assert operator.column("state") == ["Pending"]
+    assert operator.find("#content h1").text == "Pending messages"
+    assert len(operator.column("type")) == 1
     operator.picture("pending")
 
     operator.find("#searchbar").send_keys(str(messages[0]))
     operator.follow(operator.find("#changelist-search input[type=submit]"))
+    assert operator.column("state") == ["Failed"]
     assert operator.column("key") == ["order-17"]
     operator.picture("found")
 

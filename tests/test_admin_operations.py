@@ -140,7 +140,7 @@ class TestConfirmation:
         """As a browser does after the user had to log in again."""
         assert admin_client.get(url("requeue")).headers["Location"] == CHANGELIST
 
-    @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3"])
+    @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3", str(2**63)])
     def test_refuses_ids_that_it_did_not_write(self, admin_client: Client, ids: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(admin_operations, "LIMIT", 2)
         assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
