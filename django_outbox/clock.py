@@ -11,8 +11,15 @@ class DatabaseNow(Now):
     """The start of the statement on the database's clock, in UTC.
 
     Differs from Django's `Now` on MySQL and MariaDB, where that one answers in the session's time zone while Django
-    stores UTC.
+    stores UTC; and on SQLite, which compares times as text: there it has six digits of a second, as all that Django
+    stores.
     """
 
     def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any) -> tuple[str, Any]:
         return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **extra_context)
+
+    def as_sqlite(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
+        return self.as_sql(compiler, connection, template=template, **extra_context)

@@ -5,10 +5,11 @@ import logging
 from typing import Any
 
 import pytest
+from django.db import connections, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from django_outbox import OutboxMessage
+from django_outbox import OutboxMessage, enqueue
 from django_outbox.databases.sqlite import SQLite
 from django_outbox.models import Status
 from tests.messages_tools import claim, claimed_ids, eventually, row, rows, settle, write
@@ -84,3 +85,13 @@ def test_nobody_elses_candidates_are_claimed_with_the_rest(monkeypatch: pytest.M
     monkeypatch.setattr(SQLite, "fetch", fetch_late)
     assert claimed_ids("default") == [ids[0], ids[2], ids[3]]
     assert row("default", ids[1]).status is Status.PROCESSED
+
+
+def test_every_time_is_stored_with_six_digits_because_times_are_compared_as_text():
+    with transaction.atomic():
+        enqueue("now", 1)
+        enqueue("soon", 1, delay=0.000001)
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT CAST(available_at AS TEXT) FROM django_outbox_outboxmessage")
+        times = [time for (time,) in cursor.fetchall()]
+    assert [len(time.rpartition(".")[2]) for time in times] == [6, 6]

@@ -10,8 +10,8 @@ from django_outbox.databases.base import Claim, Database, Settlement, error_rows
 
 logger = logging.getLogger("django_outbox")
 
-NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')"
-LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', %s || ' seconds')"
+NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
+LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
 
 DUE = f"""
 SELECT id, message_id, type, topic, "key", payload, headers, occurred_at, attempts, due
