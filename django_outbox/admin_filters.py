@@ -1,5 +1,6 @@
 """The filters beside the admin's list: state, publisher, type. None of them asks the table what there is to choose."""
 
+import abc
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +15,14 @@ from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 
 
-class ChoiceFilter(admin.SimpleListFilter):
+class ChoiceFilter(admin.SimpleListFilter, abc.ABC):
     """A filter of which one choice is always taken."""
 
     parameter_name: str
 
+    @abc.abstractmethod
     def chosen(self) -> str:
         """Return the choice that is taken."""
-        raise NotImplementedError
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, name in self.lookup_choices:

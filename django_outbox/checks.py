@@ -1,6 +1,6 @@
 """System checks: what is wrong with the settings is said at start, each with an id and a remedy.
 
-E001 to E003 and E005 are found by `django_outbox.conf`, E004 there too, E006 to E008 by `django_outbox.publishers`.
+E001 to E005 are found by `django_outbox.conf`, E006 to E008 by `django_outbox.publishers`, the others here.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
     OutboxError
     ├── TransactionRequired   (also a RuntimeError)
-    └── InvalidMessage        (also a ValueError)
+    ├── InvalidMessage        (also a ValueError)
+    └── RelayUnavailable
 
 A wrong `OUTBOX` setting raises Django's own `ImproperlyConfigured`.
 """
@@ -26,3 +27,7 @@ class InvalidMessage(OutboxError, ValueError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class RelayUnavailable(OutboxError):
+    """A drain gave up, because the broker or the database stayed away. What was due still is."""

@@ -10,7 +10,7 @@ from django.db import DatabaseError, InterfaceError, connections, router
 
 from django_outbox.conf import get_settings
 from django_outbox.delivery import Tally, deliver_batch
-from django_outbox.exceptions import OutboxError
+from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers import Publisher, make_publisher
 from django_outbox.retention import purge
@@ -22,17 +22,16 @@ OUTAGE_WAIT = RetryPolicy(delay=0.2, factor=2.0, max_delay=15.0, jitter=0.5)
 """How long to wait when the broker or the database is away. No message's own attempts are counted meanwhile."""
 
 DRAIN_PATIENCE = 4
-"""How many times in a row a drain finds the broker or the database away before it gives up."""
+"""How many times in a row a drain delivers nothing, for the broker or the database is away, before it gives up."""
 
 FIRST_IDLE_WAIT = 0.01
 """Seconds of the first wait after the work ran out; each further one doubles, up to the poll interval."""
 
+STOP_DELAY = 0.1
+"""Seconds that a waiting worker may take to see that it is to stop."""
+
 PURGE_INTERVAL = 60.0
 """Seconds between two purges by a running relay."""
-
-
-class RelayUnavailable(OutboxError):
-    """A drain gave up, because the broker or the database stayed away. What was due still is."""
 
 
 class Relay:
@@ -78,7 +77,7 @@ class Relay:
         self._reserved = 0
         self._average_size = 0
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._stopping = False
 
     def __enter__(self) -> "Relay":
         return self
@@ -93,7 +92,8 @@ class Relay:
 
     def stop(self) -> None:
         """Let the batches in hand finish and `run` or `drain` return. Safe to call in a signal handler."""
-        self._stop.set()
+        # No more than a flag: an Event has a lock, which the interrupted thread may hold.
+        self._stopping = True
 
     @property
     def outage(self) -> str:
@@ -103,7 +103,7 @@ class Relay:
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return self._stop.is_set()
+        return self._stopping
 
     def run(self) -> Tally:
         """Deliver until `stop` is called or `max_messages` are settled; purge what is old now and then."""
@@ -178,7 +178,7 @@ class Relay:
         while not self._finished() and (deadline is None or time.monotonic() < deadline):
             tally = self._try_batch(publisher)
             if tally.outage:
-                outages += 1
+                outages = 1 if tally.processed else outages + 1
                 if drain and outages == DRAIN_PATIENCE:
                     raise _unavailable(publisher, tally.outage)
                 seconds = backoff(outages, OUTAGE_WAIT)
@@ -192,7 +192,12 @@ class Relay:
                 outages = 0
                 seconds = min(FIRST_IDLE_WAIT * 2 ** min(idles, 16), self.poll_interval)
                 idles += 1
-            self._stop.wait(seconds if deadline is None else min(seconds, deadline - time.monotonic()))
+            self._pause(seconds if deadline is None else min(seconds, deadline - time.monotonic()))
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, STOP_DELAY))
 
     def _try_batch(self, publisher: Publisher) -> Tally:
         connection = connections[self.using]
@@ -235,7 +240,7 @@ class Relay:
         return self.tally
 
     def _finished(self) -> bool:
-        if self._stop.is_set():
+        if self._stopping:
             return True
         return self._max_messages is not None and self._settled() >= self._max_messages
 

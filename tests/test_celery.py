@@ -1,7 +1,6 @@
 """Celery's worker and beat in the place of `run_outbox`: real processes on a real database and RabbitMQ."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,25 +8,13 @@ from celery import Celery
 from django.conf import settings
 
 from tests.messages_tools import eventually
-from tests.processes import PATIENCE, Database, Process, Shop, migrated_database
+from tests.processes import PATIENCE, Process, Shop
 
+pytest_plugins = ["tests.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "500"))
 """How many orders the test of beat places."""
-
-
-@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with migrated_database(request.param, tmp_path_factory.mktemp("migrate")) as database:
-        yield database
-
-
-@pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
-    database.empty()
-    with Shop(database, tmp_path) as shop:
-        yield shop
 
 
 def start_worker(shop: Shop, concurrency: int) -> Process:

@@ -4,33 +4,19 @@ import os
 import random
 import signal
 import string
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.messages_tools import eventually
-from tests.processes import PATIENCE, Database, Process, Shop, migrated_database
+from tests.processes import PATIENCE, Process, Shop
 
+pytest_plugins = ["tests.shop_fixtures"]
 pytestmark = pytest.mark.slow
 
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "1000"))
 """How many orders the largest test places."""
 
 BATCH_SIZE = 20
-
-
-@pytest.fixture(scope="module", params=["postgresql", "mariadb"])
-def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with migrated_database(request.param, tmp_path_factory.mktemp("migrate")) as database:
-        yield database
-
-
-@pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Iterator[Shop]:
-    database.empty()
-    with Shop(database, tmp_path) as shop:
-        yield shop
 
 
 def test_exactly_the_committed_orders_arrive_with_four_relays_at_work(shop: Shop):

@@ -15,9 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox import relay as relay_module
 from django_outbox.delivery import Tally
+from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, not_now, rejected, unanswered
 from django_outbox.models import Status
-from django_outbox.relay import Relay, RelayUnavailable
+from django_outbox.relay import Relay
 from django_outbox.retry import RetryPolicy
 from django_outbox.signals import step_finished
 from tests.conftest import ALIASES
@@ -147,6 +148,18 @@ def test_an_outage_counts_nothing_against_the_messages_and_a_drain_gives_up(usin
     assert len(ScriptedPublisher.batches) == relay_module.DRAIN_PATIENCE
     assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
     assert OutboxMessage.objects.using(using).due().count() == 3
+
+
+def test_a_drain_that_gets_on_goes_on_through_any_number_of_outages():
+    put(2 * relay_module.DRAIN_PATIENCE)
+
+    def one_a_batch(message: Message) -> Any:
+        first = ScriptedPublisher.batches[-1][0]
+        return ACCEPTED if message.id == first.id else unanswered("the connection was lost")
+
+    answer(one_a_batch)
+    with Relay() as relay:
+        assert relay.drain().processed == 2 * relay_module.DRAIN_PATIENCE
 
 
 def test_an_outage_of_one_publisher_does_not_hold_up_another():
