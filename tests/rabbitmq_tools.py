@@ -28,7 +28,7 @@ def make_message(topic: str = "", payload: bytes = b"{}", **fields: Any) -> Mess
     """Return a message as the relay claims it; what is not given is ordinary."""
     values = {
         "id": 1,
-        "message_id": uuid.uuid4(),
+        "message_id": str(uuid.uuid4()),
         "type": "order.created",
         "key": "",
         "headers": {},
@@ -272,4 +272,5 @@ def connection_of(publisher: RabbitMQPublisher) -> RabbitMQConnection:
 
 def in_flight(publisher: RabbitMQPublisher) -> bool:
     """Whether messages were sent that have no answer yet."""
-    return bool(connection_of(publisher)._unconfirmed.batches)
+    batches = [channel.batch for channel in connection_of(publisher)._channels]
+    return any(batch is not None and batch.sent for batch in batches)

@@ -83,6 +83,22 @@ def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
     assert f"403 {text}: give the user of the url permission to write" in error
 
 
+def test_a_topic_that_is_not_permitted_refuses_its_message_for_now(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
+    proxy.hold_back()
+    publishing = Publishing(publisher, [make_message("a.b")])
+    eventually(lambda: in_flight(publisher), "the message was sent")
+    text = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'shop' in vhost '/' refused for user 'guest'"
+    proxy.say(spec.Channel.Close(403, text, 60, 40), channel=1)
+    (outcome,) = publishing.outcomes()
+    proxy.resume()
+    assert (outcome.verdict, outcome.error_class) == (Verdict.NOT_NOW, "rabbitmq.refused")
+    assert f"403 {text}: give the user of the url topic permission" in outcome.error
+
+
 # Connecting
 
 
@@ -275,7 +291,28 @@ def test_a_message_that_was_sent_before_the_block_waits_for_its_end(
     assert proxy.connections == 1
 
 
+def test_a_broker_that_opens_no_further_channel_is_given_up(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    threads = [Publishing(publisher, [make_message(queue)]) for _ in range(3)]
+    for thread in threads:
+        assert "has not answered for 1 seconds" in only_error(thread.outcomes(), Verdict.UNANSWERED)
+
+
 # Threads and processes
+
+
+def test_more_threads_than_channels_take_turns(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(query="channel_max=1"))
+    threads = [Publishing(publisher, [make_message(queue)] * 1500) for _ in range(4)]
+    assert [thread.outcomes() for thread in threads] == [[ACCEPTED] * 1500] * 4
+    assert len(connection_of(publisher)._channels) == 1
+    assert broker.depth(queue) == 6000
 
 
 def publisher_threads() -> list[str]:

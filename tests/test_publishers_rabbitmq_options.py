@@ -110,6 +110,7 @@ def test_a_client_certificate_is_presented(
         ({"exchange": 5}, "exchange is 5; it must be a string of at most 255 bytes"),
         ({"exchange": "é" * 128}, "it must be a string of at most 255 bytes"),
         ({"key_header": ""}, "key_header is blank; name the header"),
+        ({"key_header": "CC"}, "key_header is 'CC': RabbitMQ reads routing keys there"),
         ({"key_header": None}, "key_header is None; it must be a string"),
         ({"exchange": "e", "declare_exchange": "queue"}, "must be None or one of direct, topic, fanout, headers"),
         ({"exchange": "e", "declare_exchange": True}, "must be None or one of direct, topic, fanout, headers"),

@@ -17,6 +17,8 @@ class ConsolePublisher(Publisher):
         stream: where to write; standard output by default.
     """
 
+    keeps_order = True
+
     def __init__(self, alias: str, *, stream: IO[str] | None = None) -> None:
         super().__init__(alias)
         self._stream = stream

@@ -12,6 +12,8 @@ published: list[Message] = []
 class MemoryPublisher(Publisher):
     """Accepts everything and keeps it in `django_outbox.publishers.memory.published`."""
 
+    keeps_order = True
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         published.extend(messages)
         return [ACCEPTED] * len(messages)

@@ -1,6 +1,5 @@
 """A publisher for RabbitMQ: publisher confirms, many messages in flight, one connection for all threads."""
 
-import functools
 import os
 import threading
 import weakref
@@ -11,8 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.rabbitmq_batch import Batch
+from django_outbox.publishers.rabbitmq_channel import ChannelOptions
 from django_outbox.publishers.rabbitmq_connection import ConnectionOptions, RabbitMQConnection
-from django_outbox.publishers.rabbitmq_encoding import MAX_SHORT_STRING, encode_properties
+from django_outbox.publishers.rabbitmq_encoding import MAX_SHORT_STRING, ROUTING_HEADERS, Encoder
 from django_outbox.publishers.rabbitmq_urls import read_hosts
 
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
@@ -22,8 +22,10 @@ class RabbitMQPublisher(Publisher):
     """Publishes to a RabbitMQ exchange over AMQP 0-9-1.
 
     A message is accepted when the broker confirmed it, rejected when it came back unroutable, is too large or cannot be
-    encoded, and tried again later when the broker refused it with `basic.nack` (a full queue). When the connection is
-    lost, blocked or silent, what is unconfirmed stays unanswered, and the next call of `publish` connects anew.
+    encoded, and tried again later when the broker refused it with `basic.nack` (a full queue). When the broker closes
+    the channel because of a message, one that stood alone is rejected; of several it is not known which. When the
+    connection is lost, blocked or silent, or the exchange is missing, what is unconfirmed stays unanswered, and the
+    next call of `publish` connects anew.
 
     The routing key is the message's topic, or its type. The properties are `message_id`, `type`, `timestamp` (when it
     occurred), `content_type`, `content_encoding`, `delivery_mode`, the headers with the key among them, and
@@ -73,6 +75,8 @@ class RabbitMQPublisher(Publisher):
         _require_short_string("key_header", key_header)
         if not key_header:
             raise ImproperlyConfigured("key_header is blank; name the header that is to carry the key.")
+        if key_header in ROUTING_HEADERS:
+            raise ImproperlyConfigured(f"key_header is {key_header!r}: RabbitMQ reads routing keys there; rename it.")
         if declare_exchange is not None and declare_exchange not in EXCHANGE_TYPES:
             raise ImproperlyConfigured(
                 f"declare_exchange is {declare_exchange!r}; it must be None or one of {', '.join(EXCHANGE_TYPES)}."
@@ -98,16 +102,18 @@ class RabbitMQPublisher(Publisher):
                 blocked_timeout=blocked_timeout,
                 heartbeat=heartbeat,
             ),
-            exchange=exchange,
-            declare_exchange=declare_exchange,
-            mandatory=mandatory,
-            confirms=not dangerously_disable_confirms,
+            channel=ChannelOptions(
+                exchange=exchange,
+                declare_exchange=declare_exchange,
+                confirms=not dangerously_disable_confirms,
+            ),
             timeout=timeout,
             blocked_timeout=blocked_timeout,
         )
         self._lock = threading.Lock()
         self._connection: RabbitMQConnection | None = None
-        self._encode = functools.partial(encode_properties, persistent=persistent, key_header=key_header)
+        encoder = Encoder(exchange=exchange, mandatory=mandatory, persistent=persistent, key_header=key_header)
+        self._encode = encoder.encode
         _publishers.add(self)
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:

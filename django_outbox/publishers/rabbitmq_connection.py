@@ -5,20 +5,25 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pika
-from pika.channel import Channel
 from pika.exceptions import ConnectionBlockedTimeout
 from pika.frame import Method
-from pika.spec import Basic, BasicProperties
 from pika.spec import Connection as ConnectionMethods
 
-from django_outbox.messages import ACCEPTED, Message, Outcome, not_now, rejected, unanswered
-from django_outbox.publishers.rabbitmq_batch import Batch, Unconfirmed
-from django_outbox.publishers.rabbitmq_errors import explain, explain_channel, max_message_size
+from django_outbox.messages import unanswered
+from django_outbox.publishers.rabbitmq_batch import Batch
+from django_outbox.publishers.rabbitmq_channel import BatchChannel, ChannelOptions
+from django_outbox.publishers.rabbitmq_errors import (
+    blames_message,
+    explain,
+    explain_channel,
+    lacks_permission,
+    max_message_size,
+)
 from django_outbox.publishers.rabbitmq_loop import Loop
+from django_outbox.publishers.rabbitmq_wire import WireServices
 
 logger = logging.getLogger("django_outbox")
 
@@ -28,8 +33,6 @@ SLICE = 1000
 CLOSE_TIMEOUT = 5.0
 """Seconds that the broker has for a clean end of the connection, before it is cut."""
 
-REFUSED = not_now("the broker refused the message for now (basic.nack): a queue is full, or could not store it")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
@@ -37,10 +40,7 @@ class ConnectionOptions:
 
     alias: str
     hosts: tuple[pika.URLParameters, ...]
-    exchange: str
-    declare_exchange: str | None
-    mandatory: bool
-    confirms: bool
+    channel: ChannelOptions
     timeout: float
     blocked_timeout: float
 
@@ -49,7 +49,8 @@ class RabbitMQConnection:
     """One life of a connection: it connects, sends batches and ends; after that a new one has to be made.
 
     A thread of its own serves it, so that confirms, heartbeats and the broker's `connection.blocked` are read whatever
-    the callers do meanwhile. All that is known of the channel ends with the object: a late confirm finds nothing.
+    the callers do meanwhile. Batches of several callers go side by side, each over a channel of its own: one that the
+    broker closes because of a message takes no other batch with it.
     What begins with an underscore runs in that thread; the rest may be called from any.
     """
 
@@ -58,7 +59,7 @@ class RabbitMQConnection:
         self._lock = threading.Lock()
         self._over = False
         self._unsent: deque[Batch] = deque()
-        self._unconfirmed = Unconfirmed()
+        self._channels: list[BatchChannel] = []
         self._ready = False
         self._blocked: str | None = None
         self._watching = False
@@ -66,6 +67,7 @@ class RabbitMQConnection:
         self._hosts = deque(options.hosts[first:] + options.hosts[:first])
         self._failures: list[str] = []
         self._loop = Loop()
+        self._wire = WireServices(self._loop, self._on_confirm)
         self._thread = threading.Thread(target=self._run, name=f"outbox-rabbitmq-{options.alias}", daemon=True)
         self._thread.start()
 
@@ -107,7 +109,7 @@ class RabbitMQConnection:
         parameters = copy.copy(self._hosts.popleft())
         self._address = f"{parameters.host}:{parameters.port}"
         self._connection = pika.SelectConnection(
-            parameters, self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._loop
+            parameters, self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._wire
         )
 
     def _on_open_error(self, _connection: pika.SelectConnection, error: BaseException) -> None:
@@ -127,103 +129,70 @@ class RabbitMQConnection:
     def _on_open(self, connection: pika.SelectConnection) -> None:
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        self._channel = connection.channel(on_open_callback=self._on_channel_open)
+        self._open_channel()
 
-    def _on_channel_open(self, channel: Channel) -> None:
-        channel.add_on_close_callback(self._on_channel_close)
-        channel.add_on_return_callback(self._on_return)
-        if self._options.declare_exchange:
-            channel.exchange_declare(
-                self._options.exchange,
-                exchange_type=self._options.declare_exchange,
-                durable=True,
-                callback=self._on_exchange_declared,
-            )
-        else:
-            self._on_exchange_declared()
+    def _open_channel(self) -> None:
+        channel = BatchChannel(
+            self._connection,
+            self._options.channel,
+            write=self._wire.write,
+            on_free=self._on_channel_free,
+            on_closed=self._on_channel_closed,
+        )
+        self._channels.append(channel)
 
-    def _on_exchange_declared(self, _frame: object = None) -> None:
-        if self._options.confirms:
-            self._channel.confirm_delivery(self._on_confirm, callback=self._on_ready)
-        else:
-            self._on_ready()
-
-    def _on_ready(self, _frame: object = None) -> None:
-        self._ready = True
-        logger.info("Publisher %s: connected to RabbitMQ at %s", self._options.alias, self._address)
-        self._send()
+    def _on_channel_free(self, _channel: BatchChannel) -> None:
+        if not self._ready:
+            self._ready = True
+            logger.info("Publisher %s: connected to RabbitMQ at %s", self._options.alias, self._address)
+        if self._unsent:
+            self._loop.add_callback_threadsafe(self._send)
 
     # Sending
 
     def _send(self) -> None:
         if not self._ready or self._over or self._blocked is not None:
             return
-        budget = SLICE
-        while self._unsent and budget:
-            batch = self._unsent[0]
-            stop = min(batch.sent + budget, len(batch.messages))
-            budget -= stop - batch.sent
-            self._send_part(batch, stop)
-            if stop == len(batch.messages):
-                self._unsent.popleft()
-        if budget < SLICE and not self._options.confirms:
-            self._ask_whether_read()
-        if self._unsent:
+        for channel in self._channels:
+            if self._unsent and channel.free:
+                channel.carry(self._unsent.popleft())
+        opening = sum(not channel.open for channel in self._channels)
+        room = self._connection.params.channel_max - len(self._channels)
+        for _ in range(min(len(self._unsent) - opening, room)):
+            self._open_channel()
+        unfinished = [channel.send(SLICE) for channel in self._channels]
+        if any(unfinished):
             self._loop.add_callback_threadsafe(self._send)
         self._watch()
 
-    def _send_part(self, batch: Batch, stop: int) -> None:
-        publish, exchange, mandatory = self._channel.basic_publish, self._options.exchange, self._options.mandatory
-        frame_max = self._connection.params.frame_max
-        sent = []
-        for index in range(batch.sent, stop):
-            properties = batch.properties[index]
-            if properties is None:
-                continue
-            if properties.frame_size > frame_max:
-                too_large = f"the headers make a frame of {properties.frame_size:,} bytes in AMQP"
-                batch.answer(index, rejected(f"{too_large}; the frame_max agreed with the broker is {frame_max:,}."))
-                continue
-            message = batch.messages[index]
-            publish(exchange, message.destination, message.payload, properties, mandatory)
-            sent.append(index)
-        batch.sent = stop
-        self._unconfirmed.add(batch, sent)
-
-    def _ask_whether_read(self) -> None:
-        """Without confirms: any call with an answer tells that the broker has read what was sent before it."""
-        sent = self._unconfirmed.last_tag
-        self._channel.basic_qos(callback=lambda _frame: self._unconfirmed.confirm(sent, ACCEPTED, multiple=True))
-
-    # Answers (frames are generic only in newer releases of pika, so their types are quoted)
-
-    def _on_confirm(self, frame: "Method[Basic.Ack | Basic.Nack]") -> None:
-        confirm = frame.method
-        outcome = ACCEPTED if isinstance(confirm, Basic.Ack) else REFUSED
-        self._unconfirmed.confirm(confirm.delivery_tag, outcome, multiple=confirm.multiple)
-
-    def _on_return(self, _channel: Channel, method: Basic.Return, properties: BasicProperties, _body: bytes) -> None:
-        error = (
-            f"unroutable: {method.reply_code} {method.reply_text}, exchange {method.exchange!r}, "
-            f"routing key {method.routing_key!r}; bind a queue, or set mandatory=False"
-        )
-        self._unconfirmed.note_return(str(properties.message_id), rejected(error))
+    def _on_confirm(self, number: int, ack: bool, tag: int, multiple: bool) -> None:
+        for channel in self._channels:
+            if channel.number == number:
+                channel.confirm(ack, tag, multiple)
 
     # Waiting
 
     def _watch(self) -> None:
         """Have a silence noticed: one timer for all batches."""
-        if self._unconfirmed.batches and not self._watching and not self._over:
+        if not self._watching and not self._over and not all(channel.free for channel in self._channels):
             self._watching = True
-            self._loop.call_later(max(0.0, self._options.timeout - self._unconfirmed.silence()), self._on_silence)
+            self._loop.call_later(max(0.0, self._options.timeout - self._silence()), self._on_silence)
+
+    def _silence(self) -> float:
+        """Return for how many seconds the channel that waits longest has waited for an answer."""
+        return max((channel.silence for channel in self._channels), default=0.0)
+
+    def _touch(self) -> None:
+        for channel in self._channels:
+            channel.touch()
 
     def _on_silence(self) -> None:
         self._watching = False
         timeout = self._options.timeout
         if self._blocked is not None:
             # pika ends a connection that stays blocked; only afterwards is a silence one.
-            self._unconfirmed.touch()
-        elif self._unconfirmed.silence() >= timeout:
+            self._touch()
+        elif self._silence() >= timeout:
             self._finish(f"RabbitMQ at {self._address} has not answered for {timeout:g} seconds")
             self._cut()
         self._watch()
@@ -235,22 +204,30 @@ class RabbitMQConnection:
     def _on_unblocked(self, _connection: object, _frame: object) -> None:
         self._blocked = None
         logger.info("Publisher %s: RabbitMQ blocks the connection no longer", self._options.alias)
-        self._unconfirmed.touch()
+        self._touch()
         self._send()
 
     # The end
 
-    def _on_channel_close(self, _channel: Channel, error: Exception) -> None:
+    def _on_channel_closed(self, channel: BatchChannel, error: Exception) -> None:
+        # When the connection ends, pika closes its channels too, and nothing is to be learned from that.
         if self._over or not self._connection.is_open:
             return
-        reason = unanswered(f"RabbitMQ closed the channel: {explain_channel(error)}")
+        batch = channel.batch
+        if batch is None or not blames_message(error):
+            self._finish(f"RabbitMQ closed the channel: {explain_channel(error)}")
+            self._close()
+            return
+        self._channels.remove(channel)
         limit = max_message_size(error)
-        if limit is None:
-            self._finish(reason.error)
+        if limit is not None and batch.reject_larger(limit):
+            if batch.missing:
+                batch.sent = 0
+                self._unsent.appendleft(batch)
         else:
-            too_large = rejected(f"the payload is beyond the broker's max_message_size of {limit:,} bytes")
-            self._finish(reason.error, lambda message: too_large if len(message.payload) > limit else reason)
-        self._close()
+            text = f"RabbitMQ refused the message: {explain_channel(error)}"
+            batch.refuse(text, error, permanent=not lacks_permission(error))
+        self._send()
 
     def _on_close(self, _connection: pika.SelectConnection, error: BaseException) -> None:
         if isinstance(error, ConnectionBlockedTimeout):
@@ -260,19 +237,18 @@ class RabbitMQConnection:
         self._finish(f"the connection to RabbitMQ at {self._address} {reason}")
         self._loop.stop()
 
-    def _finish(self, error: str, outcome_of: Callable[[Message], Outcome] | None = None) -> None:
+    def _finish(self, error: str) -> None:
         """Take no more batches and answer all that is unanswered; only the first call counts."""
         with self._lock:
             if self._over:
                 return
             self._over = True
-        outcome = unanswered(error)
-        batches = dict.fromkeys([*self._unconfirmed.batches, *self._unsent])
-        self._unconfirmed = Unconfirmed()
+        batches = [*filter(None, (channel.batch for channel in self._channels)), *self._unsent]
+        self._channels.clear()
         self._unsent.clear()
         logger.log(logging.WARNING if batches else logging.INFO, "Publisher %s: %s", self._options.alias, error)
         for batch in batches:
-            batch.answer_rest(outcome_of or (lambda _message: outcome))
+            batch.answer_rest(unanswered(error))
 
     def _close(self) -> None:
         self._finish("the publisher was closed")

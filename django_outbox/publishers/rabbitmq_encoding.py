@@ -1,19 +1,25 @@
-"""How a message looks in AMQP: its properties, encoded ahead of sending.
+"""How a message looks in AMQP 0-9-1: its frames, encoded ahead of sending.
 
-Encoding here finds a message that AMQP cannot carry before anything of it is sent, so that it is refused alone. And
-pika's own encoder knows no floats, which JSON headers may well have: they go as AMQP doubles.
+Encoding here finds a message that AMQP cannot carry before anything of it is sent, so that it is refused alone. pika's
+own encoder knows no floats, which JSON headers may well have: they go as AMQP doubles. And it takes several times as
+long, for it makes objects of what are a few bytes.
 """
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from pika import BasicProperties
+from pika.spec import Basic
 
 from django_outbox.messages import Message
 
 FRAME_OVERHEAD = 20
 """Bytes of a content header frame beside the properties: its own header and end, class, weight and body size."""
+
+FRAME_OVERHEAD_OF_BODY = 8
+"""Bytes of a body frame beside the body: its own header and end."""
 
 MAX_SHORT_STRING = 255
 """Bytes of UTF-8 that fit into an AMQP short string: names, routing keys and most properties."""
@@ -26,68 +32,115 @@ class Unencodable(ValueError):
     """AMQP cannot carry the message; the text says which part and why."""
 
 
-class EncodedProperties(BasicProperties):
-    """Properties that pika sends as they are.
+class Encoded(NamedTuple):
+    """What a message is in AMQP beside its payload, which is sent as it is.
 
     Args:
-        encoded: the property flags and the property list of the content header.
+        method: the arguments of `basic.publish`.
+        properties: the property flags and the property list of the content header.
     """
 
-    def __init__(self, encoded: bytes) -> None:
-        self.encoded = encoded
-
-    def encode(self) -> list[bytes]:
-        return [self.encoded]
+    method: bytes
+    properties: bytes
 
     @property
-    def frame_size(self) -> int:
+    def header_size(self) -> int:
         """Bytes of the content header frame; it cannot be split, unlike the body."""
-        return FRAME_OVERHEAD + len(self.encoded)
+        return FRAME_OVERHEAD + len(self.properties)
 
 
-def encode_properties(message: Message, *, persistent: bool, key_header: str) -> EncodedProperties:
-    """Encode the properties of `message`; its key goes into the header `key_header`, unless it is blank.
+class Encoder:
+    """Encodes messages for one exchange.
 
-    Raises:
-        Unencodable: AMQP cannot carry the message.
+    Args:
+        exchange: its name.
+        mandatory: whether a message that reaches no queue comes back.
+        persistent: whether a message survives a restart of the broker.
+        key_header: the name of the header that carries the message's key.
     """
-    headers: Mapping[str, Any] = message.headers
-    flags = _FLAGS
-    correlation_id = b""
-    if headers:
-        for name in ROUTING_HEADERS:
-            if name in headers and not isinstance(headers[name], list):
-                raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
-        value = headers.get("correlation_id")
-        if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
-            flags |= BasicProperties.FLAG_CORRELATION_ID
-            correlation_id = _short_string("headers['correlation_id']", value)
-    if message.key:
-        headers = {**headers, key_header: message.key}
-    _short_string("the routing key (topic, or type)", message.destination)
-    try:
-        timestamp = struct.pack(">Q", int(message.occurred_at.timestamp()))
-    except (struct.error, OverflowError):
-        raise Unencodable("occurred_at is before 1970, which AMQP timestamps cannot tell") from None
-    return EncodedProperties(
-        b"".join(
-            (
-                flags.to_bytes(2, "big"),
-                _CONTENT,
-                _encode_headers(headers),
-                b"\x02" if persistent else b"\x01",
-                correlation_id,
-                _short_string("message_id", str(message.message_id)),
-                timestamp,
-                _short_string("type", message.type),
-            )
+
+    def __init__(self, *, exchange: str, mandatory: bool, persistent: bool, key_header: str) -> None:
+        self._exchange = exchange
+        self._mandatory = mandatory
+        self._delivery_mode = b"\x02" if persistent else b"\x01"
+        self._key_header = key_header
+        self._key_name = _short_string("key_header", key_header)
+        # Types and topics are few, as a rule.
+        self._method = lru_cache(maxsize=1000)(self._encode_method)
+        self._type = lru_cache(maxsize=1000)(partial(_short_string, "type"))
+
+    def encode(self, message: Message) -> Encoded:
+        """Encode a message; its key goes into the header `key_header`, unless it is blank.
+
+        Raises:
+            Unencodable: AMQP cannot carry it.
+        """
+        flags, headers, correlation_id = _FLAGS, b"", b""
+        if message.headers:
+            headers = _encode_headers(message.headers, leave_out=self._key_header if message.key else None)
+            value = message.headers.get("correlation_id")
+            if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
+                flags = _FLAGS_WITH_CORRELATION_ID
+                correlation_id = _short_string("headers['correlation_id']", value)
+        if message.key:
+            key = message.key.encode()
+            headers += self._key_name + b"S" + len(key).to_bytes(4, "big") + key
+        try:
+            timestamp = _TIMESTAMP.pack(int(message.occurred_at.timestamp()))
+        except (struct.error, OverflowError):
+            raise Unencodable("occurred_at is before 1970, which AMQP timestamps cannot tell") from None
+        properties = (
+            flags,
+            len(headers).to_bytes(4, "big"),
+            headers,
+            self._delivery_mode,
+            correlation_id,
+            _MESSAGE_ID_LENGTH,
+            message.message_id.encode(),
+            timestamp,
+            self._type(message.type),
         )
+        return Encoded(self._method(message.destination), b"".join(properties))
+
+    def _encode_method(self, routing_key: str) -> bytes:
+        # What pika would raise for a name that is too long names neither the part nor the limit.
+        _short_string("the routing key (topic, or type)", routing_key)
+        publish = Basic.Publish(exchange=self._exchange, routing_key=routing_key, mandatory=self._mandatory)
+        return Basic.Publish.INDEX.to_bytes(4, "big") + b"".join(publish.encode())
+
+
+def append_frames(frames: list[bytes], channel: int, encoded: Encoded, payload: bytes, max_size: int) -> None:
+    """Append the frames of a message, in pieces.
+
+    Args:
+        frames: where to.
+        channel: the number of the channel.
+        encoded: the message.
+        payload: its body.
+        max_size: the most bytes of a frame, as agreed with the broker.
+    """
+    method, properties = encoded
+    size = len(payload)
+    room = max_size - FRAME_OVERHEAD_OF_BODY
+    frames += (
+        _HEAD.pack(_METHOD, channel, len(method)),
+        method,
+        _CONTENT_HEAD.pack(_END, _HEADER, channel, len(properties) + 12, Basic.INDEX, 0, size),
+        properties,
     )
+    for start in range(0, size, room):
+        part = payload if size <= room else payload[start : start + room]
+        frames += (_NEXT_HEAD.pack(_END, _BODY, channel, len(part)), part)
+    frames.append(_LAST)
 
 
-def _encode_headers(headers: Mapping[str, Any]) -> bytes:
+def _encode_headers(headers: Mapping[str, Any], *, leave_out: str | None) -> bytes:
     pieces = []
     for name, value in headers.items():
+        if name == leave_out:
+            continue
+        if name in ROUTING_HEADERS and not isinstance(value, list):
+            raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
         try:
             pieces.append(_short_string("its name", name))
             pieces.append(_encode_value(value))
@@ -97,7 +150,7 @@ def _encode_headers(headers: Mapping[str, Any]) -> bytes:
             raise Unencodable(f"headers[{name!r}]: a lone surrogate is no text in UTF-8") from None
         except RecursionError:
             raise Unencodable(f"headers[{name!r}]: it is nested too deeply") from None
-    return _with_length(b"".join(pieces))
+    return b"".join(pieces)
 
 
 def _encode_value(value: Any) -> bytes:
@@ -145,7 +198,8 @@ def _short_string(what: str, value: str) -> bytes:
     return len(data).to_bytes(1, "big") + data
 
 
-_FLAGS = (
+_CONTENT = _short_string("content_type", "application/json") + _short_string("content_encoding", "utf-8")
+_SET = (
     BasicProperties.FLAG_CONTENT_TYPE
     | BasicProperties.FLAG_CONTENT_ENCODING
     | BasicProperties.FLAG_HEADERS
@@ -154,4 +208,14 @@ _FLAGS = (
     | BasicProperties.FLAG_TIMESTAMP
     | BasicProperties.FLAG_TYPE
 )
-_CONTENT = _short_string("content_type", "application/json") + _short_string("content_encoding", "utf-8")
+_FLAGS = _SET.to_bytes(2, "big") + _CONTENT
+_FLAGS_WITH_CORRELATION_ID = (_SET | BasicProperties.FLAG_CORRELATION_ID).to_bytes(2, "big") + _CONTENT
+_MESSAGE_ID_LENGTH = b"\x24"
+_TIMESTAMP = struct.Struct(">Q")
+
+_METHOD, _HEADER, _BODY = 1, 2, 3
+_END = 0xCE
+_LAST = bytes([_END])
+_HEAD = struct.Struct(">BHI")
+_NEXT_HEAD = struct.Struct(">BBHI")
+_CONTENT_HEAD = struct.Struct(">BBHIHHQ")

@@ -9,6 +9,7 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
 _CHANNEL_REMEDIES = (
     (404, "no exchange", "declare it, or set declare_exchange"),
+    (403, "access to topic", "give the user of the url topic permission for this routing key"),
     (403, "refused for user", "give the user of the url permission to write to the exchange"),
     (403, "internal exchange", "name another exchange"),
     (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
@@ -43,6 +44,22 @@ def explain_channel(error: BaseException) -> str:
             if error.reply_code == code and part in error.reply_text:
                 return f"{text}: {remedy}"
     return text
+
+
+def blames_message(error: BaseException) -> bool:
+    """Say whether the broker closed the channel because of one message, and not of what all of them need.
+
+    An exchange that is missing, or that the user may not write to, hits every message. A permission for topics hits one
+    routing key, and RabbitMQ answers 406 to properties or headers that it cannot accept.
+    """
+    if not isinstance(error, exceptions.ChannelClosedByBroker) or error.reply_code == 404:
+        return False
+    return not lacks_permission(error) or "access to topic" in error.reply_text
+
+
+def lacks_permission(error: BaseException) -> bool:
+    """Say whether the broker refused something that its administrator may permit."""
+    return isinstance(error, exceptions.ChannelClosedByBroker) and error.reply_code == 403
 
 
 def max_message_size(error: BaseException) -> int | None:
