@@ -3,14 +3,26 @@
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_outbox.retry import RetryPolicy
+from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry_rules import RetryRules, choose_policy, read_rules
+from django_outbox.setting_values import (
+    Mistake,
+    Reader,
+    alias_or_none,
+    at_least_a_second,
+    flag,
+    read_value,
+    retention,
+    seconds,
+    whole_number,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +31,7 @@ class PublisherConfig:
 
     backend: str
     options: Mapping[str, Any]
+    retry: RetryRules = field(default_factory=RetryRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +39,35 @@ class OutboxSettings:
     """`OUTBOX` with its defaults filled in; times are in seconds, sizes in bytes."""
 
     publishers: Mapping[str, PublisherConfig]
-    batch_size: int = 1000
-    batch_bytes: int = 16 * 1024 * 1024
+    batch_size: int = 2000
+    batch_bytes: int = 8 * 1024 * 1024
     poll_interval: float = 1.0
     retention: datetime.timedelta | None = datetime.timedelta(days=7)
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryRules = field(default_factory=RetryRules)
     max_payload_bytes: int = 1024 * 1024
     require_transaction: bool = True
     lease: float = 120.0
+    failed_holds_key: bool = False
+    serialize_keys: bool = False
+    wake_up: bool = False
+    dead_letter_publisher: str | None = None
+    _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # A batch asks for each of its messages; types may come without end.
+        object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
+
+    def retry_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+        """Return the policy, or the function of one's own, for messages of a type that go to a publisher.
+
+        What counts first: the publisher's `RETRY` for the type, its `RETRY` for all types, and then the same two of
+        `OUTBOX["RETRY"]`. A publisher that is not configured has that of `OUTBOX["RETRY"]`.
+        """
+        return self._policy_of(publisher_alias, type)
+
+    def _choose_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+        publisher = self.publishers.get(publisher_alias)
+        return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
 
     @property
     def deletes_processed(self) -> bool:
@@ -103,11 +137,12 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
             known = ", ".join(sorted(["PUBLISHERS", *_READERS]))
             problems.append(SettingsProblem("E002", f"OUTBOX has an unknown key {name!r}.", f"Known keys: {known}."))
             continue
-        try:
-            values[name.lower()] = reader(value)
-        except ValueError as error:
-            problems.append(SettingsProblem("E003", f"OUTBOX[{name!r}] is {value!r}.", f"It must be {error}."))
+        values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", "E003", problems)
     values["publishers"] = _read_publishers(raw.get("PUBLISHERS"), problems)
+    dead_letters = values.get("dead_letter_publisher")
+    if dead_letters is not None and dead_letters not in values["publishers"]:
+        known = f"It must be one of {', '.join(sorted(values['publishers']))}, or None."
+        problems.append(SettingsProblem("E003", f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {dead_letters!r}.", known))
     return (None if problems else OutboxSettings(**values)), problems
 
 
@@ -118,87 +153,43 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     publishers = {}
     for alias, entry in raw.items():
         where = f"OUTBOX['PUBLISHERS'][{alias!r}]"
-        shape = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, under a name of at most 63 characters.'
+        shape = (
+            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}}, under a name of at most 63 '
+            "characters."
+        )
         if (
             not isinstance(alias, str)
             or not 0 < len(alias) <= 63
             or not isinstance(entry, Mapping)
             or not isinstance(entry.get("BACKEND"), str)
             or not isinstance(entry.get("OPTIONS", {}), Mapping)
-            or set(entry) - {"BACKEND", "OPTIONS"}
+            or set(entry) - {"BACKEND", "OPTIONS", "RETRY"}
         ):
             problems.append(SettingsProblem("E005", f"{where} is not a publisher entry.", shape))
             continue
-        publishers[alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}))
+        retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
+        publishers[alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry)
     return publishers
 
 
-def _whole_number(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("a whole number of at least 1")
-    return value
+def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:
+    mistakes: list[Mistake] = []
+    found = read_value(reader, value, where, mistakes)
+    problems += [SettingsProblem(check_id, mistake.said, mistake.hint) for mistake in mistakes]
+    return found
 
 
-def _seconds(value: object) -> float:
-    if isinstance(value, datetime.timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86_400 * 365:
-        raise ValueError("a number of seconds above 0")
-    return float(value)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("True or False")
-    return value
-
-
-def _retention(value: object) -> datetime.timedelta | None:
-    if value is None or (isinstance(value, datetime.timedelta) and value >= datetime.timedelta(0)):
-        return value
-    raise ValueError("a timedelta of 0 or more, or None to keep messages for ever")
-
-
-def _retry(value: object) -> RetryPolicy:
-    if not isinstance(value, Mapping):
-        raise ValueError("a dict")
-    readers: dict[str, Callable[[object], Any]] = {
-        "MAX_ATTEMPTS": _whole_number,
-        "DELAY": _seconds,
-        "FACTOR": _factor,
-        "MAX_DELAY": _seconds,
-        "JITTER": _jitter,
-    }
-    policy: dict[str, Any] = {}
-    for name, entry in value.items():
-        if name not in readers:
-            raise ValueError(f"a dict with the keys {', '.join(readers)}; it has {name!r}")
-        try:
-            policy[name.lower()] = readers[name](entry)
-        except ValueError as error:
-            raise ValueError(f"a dict whose {name} is {error}") from None
-    return RetryPolicy(**policy)
-
-
-def _factor(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
-        raise ValueError("a number from 1 to 100")
-    return float(value)
-
-
-def _jitter(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError("a number from 0 to 1")
-    return float(value)
-
-
-_READERS: dict[str, Callable[[object], Any]] = {
-    "BATCH_SIZE": _whole_number,
-    "BATCH_BYTES": _whole_number,
-    "POLL_INTERVAL": _seconds,
-    "RETENTION": _retention,
-    "RETRY": _retry,
-    "MAX_PAYLOAD_BYTES": _whole_number,
-    "REQUIRE_TRANSACTION": _flag,
-    "LEASE": _seconds,
+_READERS: dict[str, Reader] = {
+    "BATCH_SIZE": whole_number,
+    "BATCH_BYTES": whole_number,
+    "POLL_INTERVAL": seconds,
+    "RETENTION": retention,
+    "RETRY": read_rules,
+    "MAX_PAYLOAD_BYTES": whole_number,
+    "REQUIRE_TRANSACTION": flag,
+    "LEASE": at_least_a_second,
+    "FAILED_HOLDS_KEY": flag,
+    "SERIALIZE_KEYS": flag,
+    "WAKE_UP": flag,
+    "DEAD_LETTER_PUBLISHER": alias_or_none,
 }

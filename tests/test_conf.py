@@ -8,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
 from django_outbox.conf import get_settings, parse
+from django_outbox.retry import RetryPolicy
 
 MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
 
@@ -16,18 +17,21 @@ def test_defaults_are_those_of_the_reference():
     settings, problems = parse({"PUBLISHERS": MEMORY})
     assert problems == []
     assert settings is not None
-    assert settings.batch_size == 1000
+    assert settings.batch_size == 2000
     assert settings.poll_interval == 1.0
     assert settings.retention == datetime.timedelta(days=7)
     assert settings.max_payload_bytes == 1024 * 1024
     assert settings.require_transaction is True
-    assert settings.retry.max_attempts == 10
+    assert settings.retry_policy("default", "order.created") == RetryPolicy()
+    assert settings.failed_holds_key is False
+    assert settings.serialize_keys is False
+    assert settings.dead_letter_publisher is None
 
 
 def test_a_changed_setting_is_seen_at_once():
     with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "BATCH_SIZE": 7}):
         assert get_settings().batch_size == 7
-    assert get_settings().batch_size == 1000
+    assert get_settings().batch_size == 2000
 
 
 def test_first_use_of_a_wrong_setting_raises_what_is_wrong():
@@ -52,14 +56,14 @@ def test_every_mistake_is_told_not_only_the_first():
         ("POLL_INTERVAL", "1", "a number of seconds above 0"),
         ("RETENTION", 7, "a timedelta of 0 or more, or None to keep messages for ever"),
         ("RETENTION", datetime.timedelta(-1), "a timedelta of 0 or more, or None to keep messages for ever"),
-        ("RETRY", 3, "a dict"),
-        ("RETRY", {"ATTEMPTS": 3}, "it has 'ATTEMPTS'"),
-        ("RETRY", {"MAX_ATTEMPTS": 0}, "a dict whose MAX_ATTEMPTS is a whole number of at least 1"),
-        ("RETRY", {"FACTOR": 0.5}, "a dict whose FACTOR is a number from 1 to 100"),
-        ("RETRY", {"JITTER": 2}, "a dict whose JITTER is a number from 0 to 1"),
         ("REQUIRE_TRANSACTION", "no", "True or False"),
         ("MAX_PAYLOAD_BYTES", None, "a whole number of at least 1"),
         ("LEASE", -1, "a number of seconds above 0"),
+        ("LEASE", 0.5, "a number of seconds of at least 1"),
+        ("FAILED_HOLDS_KEY", 1, "True or False"),
+        ("SERIALIZE_KEYS", None, "True or False"),
+        ("DEAD_LETTER_PUBLISHER", 3, "the alias of a publisher, or None for no copies of failed messages"),
+        ("DEAD_LETTER_PUBLISHER", "graveyard", "one of default, or None"),
     ],
 )
 def test_a_wrong_value_is_told_with_what_it_must_be(key: str, value: Any, remedy: str):
@@ -74,3 +78,9 @@ def test_times_may_be_given_as_timedelta():
     settings, _ = parse({"PUBLISHERS": MEMORY, "POLL_INTERVAL": datetime.timedelta(milliseconds=250)})
     assert settings is not None
     assert settings.poll_interval == 0.25
+
+
+def test_a_wrong_retry_of_a_publisher_does_not_hide_the_publisher():
+    publishers = {**MEMORY, "dead": {**MEMORY["default"], "RETRY": {"DELAY": 0}}}
+    _, problems = parse({"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead"})
+    assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['dead']['RETRY']['DELAY'] is 0."]
