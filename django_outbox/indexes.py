@@ -18,19 +18,29 @@ class PortableIndex(models.Index):
     Args:
         where: the condition of the partial index.
         covering: columns to carry along for index-only scans.
+        else_first: columns that the full index begins with, so that it finds what `where` would have left in.
     """
 
-    def __init__(self, *, where: Q, covering: Sequence[str] = (), fields: Sequence[str], name: str) -> None:
+    def __init__(
+        self,
+        *,
+        where: Q,
+        covering: Sequence[str] = (),
+        else_first: Sequence[str] = (),
+        fields: Sequence[str],
+        name: str,
+    ) -> None:
         super().__init__(fields=fields, name=name)
         self.where = where
         self.covering = tuple(covering)
+        self.else_first = tuple(else_first)
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Statement:
         features = schema_editor.connection.features
         index = models.Index(
-            fields=self.fields,
+            fields=self.fields if features.supports_partial_indexes else [*self.else_first, *self.fields],
             name=self.name,
             condition=self.where if features.supports_partial_indexes else None,
             include=self.covering if features.supports_covering_indexes else None,
@@ -42,4 +52,6 @@ class PortableIndex(models.Index):
         kwargs["where"] = self.where
         if self.covering:
             kwargs["covering"] = self.covering
+        if self.else_first:
+            kwargs["else_first"] = self.else_first
         return path, args, kwargs

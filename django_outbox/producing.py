@@ -14,6 +14,7 @@ from django_outbox.databases import get_database
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.validation import check_message, check_unsaved, read_available_at, read_message_id
+from django_outbox.wake_ups import wake_after_commit
 
 CHUNK_SIZE = 1000
 """How many messages `enqueue_many` writes with one INSERT, at the most."""
@@ -36,6 +37,7 @@ def enqueue(
     publisher: str = "default",
     using: str | None = None,
     require_transaction: bool | None = None,
+    serialize: bool | None = None,
 ) -> OutboxMessage:
     """Write a message in the current transaction and return it.
 
@@ -56,6 +58,9 @@ def enqueue(
         using: the database alias; the router's database for writing by default. It must be that of the caller's data.
         require_transaction: False writes the message in a transaction of its own where none is open, as in an
             `on_commit` hook; `OUTBOX["REQUIRE_TRANSACTION"]` by default.
+        serialize: True lets no other transaction that says the same write a message of this key until this one ends, so
+            that the messages of a key are delivered in the order of the commits even where transactions overlap. It
+            waits for the others. `OUTBOX["SERIALIZE_KEYS"]` by default.
 
     Raises:
         TransactionRequired: there is no open transaction on that database.
@@ -75,8 +80,21 @@ def enqueue(
         message.available_at = read_available_at(delay, available_at)
     alias = using or router.db_for_write(OutboxMessage)
     _require_transaction(alias, require_transaction, "enqueue")
-    check_message(message, get_database(connections[alias]).max_json_depth)
-    if message_id is not None:
+    database = get_database(connections[alias])
+    check_message(message, database.max_json_depth)
+    if not _serializes(serialize):
+        message = _write(message, alias, once=message_id is not None)
+    else:
+        with transaction.atomic(using=alias, savepoint=False):
+            database.lock_keys({key})
+            message = _write(message, alias, once=message_id is not None)
+    if delay is None and available_at is None:
+        wake_after_commit(alias, {publisher})
+    return message
+
+
+def _write(message: OutboxMessage, alias: str, *, once: bool) -> OutboxMessage:
+    if once:
         return _write_once(message, alias)
     message.save(force_insert=True, using=alias)
     _forget_unread_defaults(message)
@@ -84,7 +102,11 @@ def enqueue(
 
 
 def enqueue_many(
-    messages: Iterable[OutboxMessage], *, using: str | None = None, require_transaction: bool | None = None
+    messages: Iterable[OutboxMessage],
+    *,
+    using: str | None = None,
+    require_transaction: bool | None = None,
+    serialize: bool | None = None,
 ) -> list[OutboxMessage]:
     """Write many messages in the current transaction, with one INSERT for each thousand.
 
@@ -92,6 +114,7 @@ def enqueue_many(
         messages: unsaved `OutboxMessage` instances. One whose `message_id` is in the table already is not written.
         using: the database alias, as for `enqueue`.
         require_transaction: as for `enqueue`.
+        serialize: as for `enqueue`, for all keys together.
 
     Returns:
         The same instances. Their `id` is not filled in, because a duplicate has none of its own.
@@ -103,16 +126,19 @@ def enqueue_many(
     batch = list(messages)
     alias = using or router.db_for_write(OutboxMessage)
     _require_transaction(alias, require_transaction, "enqueue_many")
-    max_json_depth = get_database(connections[alias]).max_json_depth
+    database = get_database(connections[alias])
     sizes = []
     for position, message in enumerate(batch):
         try:
-            sizes.append(check_message(check_unsaved(message), max_json_depth))
+            sizes.append(check_message(check_unsaved(message), database.max_json_depth))
         except InvalidMessage as error:
             raise InvalidMessage(f"messages[{position}].{error.field}", str(error).partition(": ")[2]) from error
     with transaction.atomic(using=alias, savepoint=False):
+        if _serializes(serialize):
+            database.lock_keys({message.key for message in batch})
         for chunk in _chunks(batch, sizes):
             _insert_new(chunk, alias)
+        wake_after_commit(alias, {message.publisher for message in batch})
     return batch
 
 
@@ -141,6 +167,10 @@ def _require_transaction(alias: str, required: bool | None, function: str) -> No
         f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={alias!r}):`, or "
         f"pass require_transaction=False to save the message by itself, as in an on_commit hook."
     )
+
+
+def _serializes(wanted: bool | None) -> bool:
+    return get_settings().serialize_keys if wanted is None else wanted
 
 
 def _in_transaction(connection: BaseDatabaseWrapper) -> bool:

@@ -1,7 +1,9 @@
 """`OutboxMessage`: its states, its sets, and what an operator may do with them."""
 
 import io
+import re
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox import OutboxMessage, enqueue
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.fields import partition_of
 from django_outbox.models import Status
 from django_outbox.uuid7 import uuid7
 from tests.conftest import ALIASES
@@ -72,6 +75,50 @@ def test_no_message_can_be_in_two_states_or_in_none(using: str, times: dict[str,
     (id,) = write(using)
     with pytest.raises(Exception, match=r"(?i)constraint"), transaction.atomic(using=using):
         OutboxMessage.objects.using(using).filter(id=id).update(**times)
+
+
+def test_a_key_without_a_partition_is_refused(using: str):
+    (id,) = write(using)
+    with pytest.raises(Exception, match=r"(?i)constraint"), transaction.atomic(using=using):
+        OutboxMessage.objects.using(using).filter(id=id).update(key="order-7")
+
+
+def test_a_key_has_one_partition_however_it_is_written(using: str):
+    with transaction.atomic(using=using):
+        enqueue("a", 1, key="order-7", using=using)
+        enqueue_many([OutboxMessage(type="a", payload=1, key=key) for key in ("order-7", "")], using=using)
+    saved = OutboxMessage.objects.using(using).create(type="a", payload=1, key="order-8")
+    one, two, none, other = (values["partition"] for values in rows(using).values())
+    assert one == two == partition_of("order-7") > 0
+    assert none == 0
+    assert other == saved.partition not in {0, one}
+
+
+def test_the_row_of_the_guide_for_other_programs_is_one_of_its_key():
+    page = (Path(__file__).resolve().parent.parent / "docs" / "how-to" / "other-producers.md").read_text()
+    (statement,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(statement)
+    message = OutboxMessage.objects.using("postgresql").due().get()
+    assert (message.type, message.key, message.partition) == ("order.created", "order-7", partition_of("order-7"))
+
+
+@pytest.mark.parametrize(("partition", "holds"), [(0, False), (7, True), (-7, False)])
+def test_a_failed_message_holds_its_key_unless_it_let_it_pass(partition: int, holds: bool):
+    message = OutboxMessage(type="a", payload=1, key="order-7" if partition else "", partition=partition)
+    assert not message.holds_key
+    message.failed_at = ago(days=1)
+    assert message.holds_key is holds
+
+
+def test_a_requeued_message_is_back_in_the_order_of_its_key(using: str):
+    ids = write(using, 3, key="order-7")
+    messages, partition = OutboxMessage.objects.using(using), partition_of("order-7")
+    messages.filter(id__in=ids[:2]).update(available_at=None, failed_at=ago(days=1), dead_lettered_at=ago(days=1))
+    messages.filter(id=ids[0]).update(partition=-partition)
+    assert messages.requeue() == 2
+    assert [(row(using, id).partition, row(using, id).dead_lettered_at) for id in ids] == [(partition, None)] * 3
+    assert claimed_ids(using) == ids
 
 
 def test_a_message_id_is_unique(using: str):

@@ -4,9 +4,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from django_outbox.databases.base import Claim, Database, Settlement
+from django_outbox.databases.base import Claim, Database, Failed, Retried, Settlement
 
-__all__ = ["KNOWN_VENDORS", "Claim", "Database", "Settlement", "get_database"]
+__all__ = ["KNOWN_VENDORS", "Claim", "Database", "Failed", "Retried", "Settlement", "get_database"]
 
 _DATABASES = {
     "postgresql": "django_outbox.databases.postgresql.PostgreSQL",
