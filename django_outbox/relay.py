@@ -9,17 +9,22 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from django.db import DatabaseError, InterfaceError, connections, router
 
 from django_outbox.conf import get_settings
+from django_outbox.databases.floors import Floor
+from django_outbox.databases.partitions import Turn
 from django_outbox.delivery import Tally, deliver_batch
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.health import Health
+from django_outbox.listener import listening
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers import Publisher, make_publisher
 from django_outbox.retention import purge
 from django_outbox.retry import RetryPolicy, backoff
+from django_outbox.wake_ups import WakeUps
 
 logger = logging.getLogger("django_outbox")
 
-OUTAGE_WAIT = RetryPolicy(delay=0.2, factor=2.0, max_delay=15.0, jitter=0.5)
-"""How long to wait when the broker or the database is away. No message's own attempts are counted meanwhile."""
+DATABASE_WAIT = RetryPolicy(delay=0.1, factor=2.0, max_delay=3.0, jitter=1.0)
+"""How long to wait when the database is away, or refused a batch for a deadlock."""
 
 DRAIN_PATIENCE = 4
 """How many times in a row a drain delivers nothing, for the broker or the database is away, before it gives up."""
@@ -28,7 +33,7 @@ FIRST_IDLE_WAIT = 0.01
 """Seconds of the first wait after the work ran out; each further one doubles, up to the poll interval."""
 
 STOP_DELAY = 0.1
-"""Seconds that a waiting worker may take to see that it is to stop."""
+"""Seconds that a waiting worker may take to see that it is to stop, or that another worker's trial is over."""
 
 PURGE_INTERVAL = 60.0
 """Seconds between two purges by a running relay."""
@@ -68,11 +73,14 @@ class Relay:
         self.settings = get_settings()
         self.using = using or router.db_for_write(OutboxMessage)
         self.publishers = [make_publisher(alias) for alias in publishers or self.settings.publishers]
+        self._dead_letters = self._make_dead_letters()
         self.batch_size = batch_size or self.settings.batch_size
         self.workers = workers
         self.poll_interval = poll_interval or self.settings.poll_interval
         self.tally = Tally()
-        self._outages: dict[str, str] = {}
+        self._wake_ups = WakeUps()
+        self._aliases = [publisher.alias for publisher in self.publishers]
+        self._health = Health(self.using, self._aliases)
         self._max_messages = max_messages
         self._reserved = 0
         self._average_size = 0
@@ -89,6 +97,8 @@ class Relay:
         """Close the publishers."""
         for publisher in self.publishers:
             publisher.close()
+        if self._dead_letters is not None:
+            self._dead_letters.close()
 
     def stop(self) -> None:
         """Let the batches in hand finish and `run` or `drain` return. Safe to call in a signal handler."""
@@ -98,7 +108,7 @@ class Relay:
     @property
     def outage(self) -> str:
         """Why a publisher's last batch could not be delivered; blank while all is well."""
-        return next(iter(self._outages.copy().values()), "")
+        return self._health.outage
 
     @property
     def stopping(self) -> bool:
@@ -107,7 +117,7 @@ class Relay:
 
     def run(self) -> Tally:
         """Deliver until `stop` is called or `max_messages` are settled; purge what is old now and then."""
-        with self._pool() as pool:
+        with listening(self.using, self._wake_ups, self._aliases), self._pool() as pool:
             workers = self._start(pool, drain=False, deadline=None)
             next_purge = time.monotonic() + PURGE_INTERVAL
             while wait(workers, timeout=0.2).not_done:
@@ -142,9 +152,9 @@ class Relay:
             RelayUnavailable: the broker or the database was away.
         """
         for publisher in self.publishers:
-            outage = self._try_batch(publisher).outage
-            if outage:
-                raise _unavailable(publisher, outage)
+            tally = self._deliver_batch(publisher, Turn(), self.batch_size)
+            if tally.outage:
+                raise _unavailable(publisher, tally.outage)
         return self.tally
 
     def _drain_here(self, deadline: float | None) -> Tally:
@@ -158,62 +168,103 @@ class Relay:
             raise problem
         return self.tally
 
-    def _deliver_batch(self, publisher: Publisher) -> Tally:
-        limit = self._reserve()
+    def _work(self, publisher: Publisher, *, drain: bool, deadline: float | None) -> None:
+        turn = Turn()
+        outages = idles = 0
+        while not self._finished() and (deadline is None or time.monotonic() < deadline):
+            allowed = self._health.allowed(publisher.alias, self.batch_size)
+            if not allowed:
+                seconds = self._wait_for_broker(publisher, drain=drain)
+            else:
+                tally, problem = self._try_batch(publisher, turn, allowed)
+                outages = outages + 1 if problem else 0
+                idles = 0 if tally.claimed or problem else idles + 1
+                if drain and idles:
+                    if turn.over:
+                        return
+                    # There is nothing better to do, and this ends the drain.
+                    turn.floor.sweep_next()
+                if problem:
+                    seconds = self._wait_for_database(publisher, problem, outages, drain=drain)
+                else:
+                    seconds = self._idle_wait(idles, turn, drain=drain)
+                if tally.claimed == allowed:
+                    # There is more, and another worker may be asleep.
+                    self._wake_ups.wake([publisher.alias])
+            if deadline is not None:
+                seconds = min(seconds, deadline - time.monotonic())
+            if self._pause(seconds, publisher if idles else None):
+                # What was committed just now, and too soon after another wake-up, is to be found soon.
+                idles = 0
+
+    def _wait_for_broker(self, publisher: Publisher, *, drain: bool) -> float:
+        if drain and self._health.outages_of(publisher.alias) >= DRAIN_PATIENCE:
+            raise _unavailable(publisher, self._health.outage_of(publisher.alias))
+        return max(self._health.seconds_until_trial(publisher.alias), STOP_DELAY)
+
+    def _wait_for_database(self, publisher: Publisher, problem: str, outages: int, *, drain: bool) -> float:
+        if drain and outages == DRAIN_PATIENCE:
+            raise _unavailable(publisher, problem)
+        seconds = backoff(outages, DATABASE_WAIT)
+        logger.warning("Publisher %r: %s. Trying again in %.1f s.", publisher.alias, problem, seconds)
+        return seconds
+
+    def _idle_wait(self, idles: int, turn: Turn, *, drain: bool) -> float:
+        if not idles or (drain and not turn.complete):
+            return 0.0
+        return FIRST_IDLE_WAIT if drain else min(FIRST_IDLE_WAIT * 2 ** min(idles - 1, 16), self.poll_interval)
+
+    def _pause(self, seconds: float, publisher: Publisher | None) -> bool:
+        """Wait, as short as a stop asks for; where there is a publisher, until it has work: then return True."""
+        end = time.monotonic() + seconds
+        while not self._stopping and (left := end - time.monotonic()) > 0:
+            if publisher is None:
+                time.sleep(min(left, STOP_DELAY))
+            elif self._wake_ups.wait(publisher.alias, min(left, STOP_DELAY)):
+                return True
+        return False
+
+    def _try_batch(self, publisher: Publisher, turn: Turn, allowed: int) -> tuple[Tally, str]:
+        """Deliver a batch and tell the breaker; return what became of it, and what is wrong with the database."""
+        connection = connections[self.using]
+        tally, problem = Tally(), ""
+        try:
+            tally = self._deliver_batch(publisher, turn, allowed)
+        except (DatabaseError, InterfaceError) as error:
+            if connection.in_atomic_block:
+                raise
+            # A connection that is broken is opened anew by the next query.
+            connection.close()
+            reason = " ".join(str(error).split()).rstrip(".")
+            problem = f"database {self.using!r}: {type(error).__name__}: {reason}"
+        finally:
+            self._health.note(publisher.alias, tally)
+        if problem or tally.unanswered:
+            # What went back lies below it.
+            turn.floor = Floor()
+        return tally, problem
+
+    def _deliver_batch(self, publisher: Publisher, turn: Turn, allowed: int) -> Tally:
+        limit = self._reserve(allowed)
         if not limit:
             return Tally()
         tally = Tally()
         try:
-            tally = deliver_batch(publisher, using=self.using, limit=limit, settings=self.settings)
+            tally = deliver_batch(
+                publisher,
+                using=self.using,
+                limit=limit,
+                settings=self.settings,
+                turn=turn,
+                dead_letters=self._dead_letters,
+                stopped=lambda: self._stopping,
+            )
         finally:
             with self._lock:
                 self.tally += tally
                 self._reserved -= limit
                 if tally.claimed:
                     self._average_size = tally.size // tally.claimed
-        return tally
-
-    def _work(self, publisher: Publisher, *, drain: bool, deadline: float | None) -> None:
-        outages = idles = 0
-        while not self._finished() and (deadline is None or time.monotonic() < deadline):
-            tally = self._try_batch(publisher)
-            if tally.outage:
-                outages = 1 if tally.processed else outages + 1
-                if drain and outages == DRAIN_PATIENCE:
-                    raise _unavailable(publisher, tally.outage)
-                seconds = backoff(outages, OUTAGE_WAIT)
-                logger.warning("Publisher %r: %s. Trying again in %.1f s.", publisher.alias, tally.outage, seconds)
-            elif tally.claimed:
-                outages = idles = 0
-                continue
-            elif drain:
-                return
-            else:
-                outages = 0
-                seconds = min(FIRST_IDLE_WAIT * 2 ** min(idles, 16), self.poll_interval)
-                idles += 1
-            self._pause(seconds if deadline is None else min(seconds, deadline - time.monotonic()))
-
-    def _pause(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self._stopping and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, STOP_DELAY))
-
-    def _try_batch(self, publisher: Publisher) -> Tally:
-        connection = connections[self.using]
-        try:
-            tally = self._deliver_batch(publisher)
-        except (DatabaseError, InterfaceError) as error:
-            if connection.in_atomic_block:
-                raise
-            # A connection that is broken is opened anew by the next query.
-            connection.close()
-            tally = Tally(outage=f"database {self.using!r}: {type(error).__name__}: {error}".strip())
-        # An empty claim says nothing of the broker.
-        if tally.outage:
-            self._outages[publisher.alias] = tally.outage
-        elif tally.claimed:
-            self._outages.pop(publisher.alias, None)
         return tally
 
     def _pool(self) -> ThreadPoolExecutor:
@@ -242,21 +293,23 @@ class Relay:
     def _finished(self) -> bool:
         if self._stopping:
             return True
-        return self._max_messages is not None and self._settled() >= self._max_messages
+        return self._max_messages is not None and self.tally.settled >= self._max_messages
 
-    def _reserve(self) -> int:
+    def _make_dead_letters(self) -> Publisher | None:
+        alias = self.settings.dead_letter_publisher
+        served = [publisher for publisher in self.publishers if publisher.alias == alias]
+        return served[0] if served else make_publisher(alias) if alias else None
+
+    def _reserve(self, wanted: int) -> int:
         with self._lock:
             # Where messages are large, asking for no more rows than the limit in bytes lets in spares the database from
             # reading a thousand payloads to hand out ten.
             fitting = 2 * self.settings.batch_bytes // max(self._average_size, 1)
-            limit = min(self.batch_size, fitting)
+            limit = max(min(wanted, fitting), 1)
             if self._max_messages is not None:
-                limit = max(0, min(limit, self._max_messages - self._settled() - self._reserved))
+                limit = max(0, min(limit, self._max_messages - self.tally.settled - self._reserved))
             self._reserved += limit
             return limit
-
-    def _settled(self) -> int:
-        return self.tally.claimed - self.tally.unanswered
 
     def _purge(self) -> None:
         try:

@@ -7,6 +7,7 @@ import pytest
 from django.db import transaction
 
 from django_outbox import OutboxMessage, enqueue_many, progress
+from django_outbox.delivery import Tally
 from django_outbox.progress import ProgressLine
 from django_outbox.relay import Relay
 
@@ -54,7 +55,7 @@ def test_counts_a_large_backlog_only_up_to_its_limit(monkeypatch: pytest.MonkeyP
 @pytest.mark.django_db(transaction=True)
 def test_says_when_the_relay_waits_for_the_broker():
     with Relay() as relay:
-        relay._outages["default"] = "connection refused"
+        relay._health.note("default", Tally(outage="connection refused"))
         assert "waiting for the broker or the database" in line_shown(relay)
 
 

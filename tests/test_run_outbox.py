@@ -17,7 +17,9 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
 from tests.conftest import ALIASES
+from tests.messages_tools import eventually
 from tests.publishers import ScriptedPublisher
+from tests.rabbitmq_tools import free_port
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 
@@ -75,6 +77,7 @@ def test_publisher_flag_may_be_repeated():
         (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
         (["--workers", "two"], "'two' is not a whole number of at least 1"),
         (["--poll-interval", "0"], "'0' is not a number of seconds above 0"),
+        (["--stop-timeout", "0"], "'0' is not a number of seconds above 0"),
         (["--max-messages", "-1"], "'-1' is not a whole number of at least 1"),
         (["--drain", "--once"], "not allowed with argument"),
     ],
@@ -100,35 +103,35 @@ def _refuse(*_: object) -> Any:
 
 
 SLOW_RELAY = """
-import sys, time
+import os, sys, time
 from django.core.management import execute_from_command_line
 from django.conf import settings
 import django_outbox.publishers.memory as memory
 
 publish = memory.MemoryPublisher.publish
 def slowly(self, messages):
-    print("publishing", flush=True)
+    os.write(1, b"publishing\\n")
     time.sleep(float(sys.argv[1]))
     return publish(self, messages)
 memory.MemoryPublisher.publish = slowly
 
 from tests import settings as test_settings
-for alias, name in zip(sys.argv[2::2], sys.argv[3::2]):
-    test_settings.DATABASES[alias]["NAME"] = name
-execute_from_command_line(["manage.py", "run_outbox", "--database", sys.argv[2], "--batch-size", "1"])
+alias, name, *flags = sys.argv[2:]
+test_settings.DATABASES[alias]["NAME"] = name
+execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--batch-size", "1", *flags])
 """
 
 
 @pytest.fixture
-def relay_process(tmp_path: Path) -> Iterator[Callable[[str, float], "subprocess.Popen[str]"]]:
+def relay_process(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Start `run_outbox` as a process whose publisher takes some time for each batch of one message."""
     processes: list[subprocess.Popen[str]] = []
     script = tmp_path / "relay.py"
     script.write_text(SLOW_RELAY)
 
-    def start(alias: str, seconds: float) -> "subprocess.Popen[str]":
+    def start(alias: str, seconds: float, *flags: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, str(script), str(seconds), alias, str(connections[alias].settings_dict["NAME"])],
+            [sys.executable, str(script), str(seconds), alias, str(connections[alias].settings_dict["NAME"]), *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -146,7 +149,10 @@ def relay_process(tmp_path: Path) -> Iterator[Callable[[str, float], "subprocess
 
 def until_publishing(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
-    assert process.stdout.readline() == "publishing\n", process.stderr.read() if process.stderr else ""
+    line = process.stdout.readline()
+    if line != "publishing\n":
+        process.kill()
+        pytest.fail(f"{line!r} in place of 'publishing'; errors: {process.communicate()[1]}")
 
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -155,7 +161,7 @@ def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
     relay_process: Callable[..., "subprocess.Popen[str]"], using: str, number: signal.Signals
 ):
     put(3, using)
-    process = relay_process(using, 0.5)
+    process = relay_process(using, 0.5, "--workers", "1")
     until_publishing(process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
@@ -185,6 +191,21 @@ def test_a_second_signal_stops_at_once_and_the_batch_goes_back(
 
 @pytest.mark.django_db(databases=["postgresql", "mariadb"], transaction=True)
 @pytest.mark.parametrize("alias", ["postgresql", "mariadb"])
+def test_a_batch_that_is_not_finished_in_time_goes_back_and_the_exit_code_is_0(
+    relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
+):
+    put(1, alias)
+    process = relay_process(alias, 60, "--stop-timeout", "0.5")
+    until_publishing(process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "not finished in time" in errors
+    assert eventually(lambda: run("--drain", "--database", alias).startswith("1 processed"), seconds=10)
+
+
+@pytest.mark.django_db(databases=["postgresql", "mariadb"], transaction=True)
+@pytest.mark.parametrize("alias", ["postgresql", "mariadb"])
 def test_a_killed_relay_leaves_its_batch_to_the_next_one_at_once(
     relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
 ):
@@ -197,3 +218,25 @@ def test_a_killed_relay_leaves_its_batch_to_the_next_one_at_once(
     deadline = time.monotonic() + 10
     while not run("--drain", "--database", alias).startswith("1 processed"):
         assert time.monotonic() < deadline, "the lock outlived the process"
+
+
+@pytest.mark.parametrize("url", ["mysql://root@127.0.0.1:{port}/nowhere", "postgres://root@127.0.0.1:{port}/nowhere"])
+def test_a_relay_that_is_started_while_its_database_is_away_waits_and_stops_by_a_signal(url: str):
+    """Django's own checks ask MariaDB for its version, before the relay has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "run_outbox"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+            "FAULTS_DATABASE_URL": url.format(port=free_port()),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    assert process.stderr is not None
+    lines = [next(line for line in process.stderr if "Trying again in" in line) for _ in range(3)]
+    assert all("database 'default': OperationalError" in line for line in lines)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 0

@@ -1,0 +1,52 @@
+"""What may be given to a command's flags: each reads the text of one, or says what it should be."""
+
+import argparse
+import datetime
+import re
+
+from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.timezone import is_naive, make_aware
+
+UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+MAX_AGE = datetime.timedelta(days=36_500)
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds above 0, up to an hour."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0
+    if not 0 < number <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0 and up to 3600")
+    return number
+
+
+def moment(text: str) -> datetime.datetime | datetime.timedelta:
+    """Read a time in ISO 8601, in the current time zone where it names none, or an age such as `2h`."""
+    age = re.fullmatch(r"(\d{1,9})([smhdw])", text, re.ASCII)
+    if age:
+        ago = datetime.timedelta(**{UNITS[age[2]]: int(age[1])})
+        if ago > MAX_AGE:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than a hundred years")
+        return ago
+    try:
+        time = parse_datetime(text)
+        if time is None and (date := parse_date(text)):
+            time = datetime.datetime.combine(date, datetime.time.min)
+    except ValueError:
+        time = None
+    if time is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give one such as 2026-05-31T08:30, with an offset such as +02:00 if it is not in "
+            "the current time zone, or an age such as 90s, 30m, 2h, 1d or 1w"
+        )
+    return make_aware(time) if is_naive(time) else time
