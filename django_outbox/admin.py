@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
@@ -13,7 +14,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox import admin_display
-from django_outbox.admin_filters import PublisherFilter, StateFilter, TypeFilter
+from django_outbox.admin_filters import ErrorClassFilter, PublisherFilter, StateFilter, TypeFilter
 from django_outbox.admin_list import MessageList, read_identity
 from django_outbox.admin_operations import (
     DISCARD,
@@ -22,6 +23,7 @@ from django_outbox.admin_operations import (
     Operation,
     apply,
     failed_among,
+    meaning_for_keys,
     outcome,
     read_ids,
 )
@@ -42,7 +44,7 @@ class OutboxMessageAdmin(BaseAdmin):
     """Lists the messages by state, the failed ones first; shows one; requeues and discards what failed."""
 
     list_display = ("type", "state", "key", "publisher", "attempts", "when", "short_error")
-    list_filter = (StateFilter, PublisherFilter, TypeFilter)
+    list_filter = (StateFilter, PublisherFilter, TypeFilter, ErrorClassFilter)
     search_fields = ("id", "message_id")
     search_help_text = _("Finds a message of any state by its ID or its message ID.")
     sortable_by = ()
@@ -50,10 +52,21 @@ class OutboxMessageAdmin(BaseAdmin):
     show_facets = admin.ShowFacets.NEVER
     actions = ("requeue", "discard")
     fieldsets = (
-        (None, {"fields": (("state", "attempts"), "pretty_error", ("type", "topic"), ("key", "publisher"))}),
+        (None, {"fields": (("state", "attempts"), "pretty_error", "linked_error_class")}),
+        (None, {"fields": (("type", "topic"), ("key", "publisher"), "hold")}),
         (_("Content"), {"fields": ("pretty_payload", "pretty_headers")}),
-        (_("Times"), {"fields": (("occurred_at", "available_at"), ("processed_at", "failed_at"))}),
-        (_("Identity"), {"fields": (("id", "message_id"),)}),
+        (
+            _("Times"),
+            {
+                "fields": (
+                    ("occurred_at", "available_at"),
+                    ("first_error_at", "last_error_at"),
+                    ("processed_at", "failed_at"),
+                    "dead_lettered_at",
+                )
+            },
+        ),
+        (_("Identity"), {"fields": (("id", "message_id"), "partition")}),
     )
 
     @property
@@ -67,7 +80,8 @@ class OutboxMessageAdmin(BaseAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Any other field in the URL would be looked for in the whole table.
-        return lookup in {StateFilter.parameter_name, PublisherFilter.parameter_name, TypeFilter.parameter_name}
+        filters = (StateFilter, PublisherFilter, TypeFilter, ErrorClassFilter)
+        return lookup in {own.parameter_name for own in filters}
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
@@ -95,6 +109,18 @@ class OutboxMessageAdmin(BaseAdmin):
     @admin.display(description=_("error"))
     def pretty_error(self, message: OutboxMessage) -> str:
         return admin_display.preformatted(message.error)
+
+    @admin.display(description=_("error class"))
+    def linked_error_class(self, message: OutboxMessage) -> str:
+        url = reverse(
+            f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist", current_app=self.admin_site.name
+        )
+        query = urlencode({ErrorClassFilter.parameter_name: message.error_class})
+        return admin_display.filter_link(message.error_class, f"{url}?{query}")
+
+    @admin.display(description=_("order of its key"))
+    def hold(self, message: OutboxMessage) -> str:
+        return admin_display.hold(message)
 
     @admin.display(description=_("payload"))
     def pretty_payload(self, message: OutboxMessage) -> str:
@@ -186,6 +212,7 @@ class OutboxMessageAdmin(BaseAdmin):
             "opts": self.opts,
             "media": self.media,
             "operation": operation,
+            "keys": meaning_for_keys(operation, failed),
             "button": operation.button % {"count": len(failed)},
             "action_url": self._url(request, operation.name),
             "back_url": self._url(request, "changelist"),

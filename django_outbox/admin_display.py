@@ -36,6 +36,20 @@ def when(message: OutboxMessage) -> str:
     return _("due %(time)s") % {"time": _time(message.available_at)}
 
 
+def hold(message: OutboxMessage) -> str:
+    """Return what the failure of the message means for its key."""
+    if message.status is not Status.FAILED or not message.partition:
+        return "-"
+    if message.holds_key:
+        return _("Held back: later messages of the key wait until this one is requeued or discarded.")
+    return _("Let pass: later messages of the key do not wait for this one.")
+
+
+def filter_link(value: str, url: str) -> SafeString | str:
+    """Return a value with a link to the messages that share it."""
+    return format_html('<a href="{}">{}</a>', url, _encodable(value)) if value else "-"
+
+
 def preformatted(text: str) -> SafeString | str:
     """Return text with its line breaks kept, escaped."""
     return format_html('<pre class="outbox-text">{}</pre>', _encodable(text)) if text else "-"

@@ -1,4 +1,4 @@
-"""The filters beside the admin's list: state, publisher, type. None of them asks the table what there is to choose."""
+"""The filters beside the admin's list. None of them asks the table what there is to choose."""
 
 import abc
 from collections.abc import Iterator
@@ -89,16 +89,18 @@ class PublisherFilter(ChoiceFilter):
         return "" if self.of_pending else self.chosen()
 
 
-class TypeFilter(admin.ListFilter):
-    """The exact type, typed in: to offer the types that there are, the whole table would have to be read."""
+class TypedFilter(admin.ListFilter):
+    """An exact value, typed in: to offer the values that there are, the whole table would have to be read."""
 
-    title = OutboxMessage._meta.get_field("type").verbose_name
-    parameter_name = "type"
-    template = "admin/django_outbox/outboxmessage/type_filter.html"
+    parameter_name: str
+    any_value: Any
+    """What the link says that ends the filter."""
+    example: str
+    template = "admin/django_outbox/outboxmessage/typed_filter.html"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         super().__init__(request, params, *args)
-        self.type: str = params.pop(self.parameter_name, [""])[-1].strip()
+        self.value: str = params.pop(self.parameter_name, [""])[-1].strip()
 
     def has_output(self) -> bool:
         return True
@@ -117,5 +119,33 @@ class TypeFilter(admin.ListFilter):
         }
 
     def wanted(self) -> str:
-        """Return the type that `MessageList` is to narrow the list to, or blank."""
-        return self.type
+        """Return the value that `MessageList` is to narrow the list to, or blank."""
+        return self.value
+
+
+class TypeFilter(TypedFilter):
+    """The messages of one type."""
+
+    title = OutboxMessage._meta.get_field("type").verbose_name
+    parameter_name = "type"
+    any_value = _("Any type")
+    example = "order.created"
+
+
+class ErrorClassFilter(TypedFilter):
+    """The failed messages of one error class; a message's page has a link that fills it in."""
+
+    title = OutboxMessage._meta.get_field("error_class").verbose_name
+    parameter_name = "error_class"
+    any_value = _("Any error class")
+    example = "shop.Timeout"
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
+        super().__init__(request, params, *args)
+        self.of_failed = state_of(request) == Status.FAILED
+
+    def has_output(self) -> bool:
+        return self.of_failed
+
+    def wanted(self) -> str:
+        return self.value if self.of_failed else ""

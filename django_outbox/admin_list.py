@@ -10,8 +10,8 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin_filters import PublisherFilter, TypeFilter
-from django_outbox.admin_states import ALL, LIMIT, ORDER, TITLES, state_of
+from django_outbox.admin_filters import PublisherFilter, TypedFilter
+from django_outbox.admin_states import ALL, LIMIT, ORDER, TITLES, due_first, state_of
 from django_outbox.models import Status
 
 if TYPE_CHECKING:
@@ -42,13 +42,14 @@ class BoundedPaginator(BasePaginator):
 class MessageList(ChangeList):
     """A page of messages of one state, in the order of that state's index.
 
-    A type or a publisher, for which there is no index, is looked for in the first `LIMIT` messages of the state only.
+    A type, an error class or a publisher, for which there is no index, is looked for in the first `LIMIT` messages of
+    the state only.
     """
 
     ids: list[int] | None = None
-    """The messages of the asked type and publisher, where one was asked for."""
+    """The messages to list, where more than one read of an index is needed to find them."""
     looked_through_all = True
-    """Whether `ids` are all that there are."""
+    """Whether no message was left out when `ids` were looked for."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.state = state_of(request)
@@ -65,10 +66,14 @@ class MessageList(ChangeList):
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         queryset: Any = super().get_queryset(request, exclude_parameters)
         self.wanted = {} if self.query else self._wanted()
-        if not self.wanted:
+        if self.state == Status.PENDING and not self.query:
+            due, self.looked_through_all = due_first(queryset, *self.wanted, limit=LIMIT)
+            rows = [row[1:] for row in due]
+        elif self.wanted:
+            rows = list(queryset.values_list("pk", *self.wanted)[: LIMIT + 1])
+            self.looked_through_all = len(rows) <= LIMIT
+        else:
             return queryset.defer("payload", "headers")
-        rows = list(queryset.values_list("pk", *self.wanted)[: LIMIT + 1])
-        self.looked_through_all = len(rows) <= LIMIT
         values = list(self.wanted.values())
         self.ids = [pk for pk, *found in rows[:LIMIT] if found == values]
         return self._by_id(self.ids)
@@ -94,27 +99,32 @@ class MessageList(ChangeList):
         return self.root_queryset.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")
 
     def _wanted(self) -> dict[str, str]:
-        filters = [spec for spec in self.filter_specs if isinstance(spec, PublisherFilter | TypeFilter)]
+        filters = [spec for spec in self.filter_specs if isinstance(spec, PublisherFilter | TypedFilter)]
         return {spec.parameter_name: wanted for spec in filters if (wanted := spec.wanted())}
 
     @property
     def count_text(self) -> str:
         """How many there are, in words: `10,000+` where they were not counted to the end."""
         count = number_format(self.result_count, force_grouping=True)
-        return f"{count}+" if self.paginator.more else count
+        return f"{count}+" if self._more else count
+
+    @property
+    def _more(self) -> bool:
+        """Whether there are more messages of this list than it shows."""
+        return self.paginator.more or not (self.looked_through_all or self.wanted)
 
     @property
     def note(self) -> str:
         """What this list does not show, or nothing."""
         limit = number_format(LIMIT, force_grouping=True)
+        if self._more:
+            if self.state == Status.PENDING:
+                return _("There are more: only %(limit)s of the pending messages are listed.") % {"limit": limit}
+            return _("Only the newest %(limit)s messages are listed.") % {"limit": limit}
         if not self.looked_through_all:
             if self.state == Status.PENDING:
-                return _("Only the %(limit)s messages that are due first were looked through.") % {"limit": limit}
+                return _("Only %(limit)s of the pending messages were looked through.") % {"limit": limit}
             return _("Only the newest %(limit)s messages were looked through.") % {"limit": limit}
-        if self.paginator.more:
-            if self.state == Status.PENDING:
-                return _("Only the %(limit)s messages that are due first are listed.") % {"limit": limit}
-            return _("Only the newest %(limit)s messages are listed.") % {"limit": limit}
         return ""
 
     @property

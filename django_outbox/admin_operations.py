@@ -1,6 +1,6 @@
 """What an operator does to failed messages: requeue and discard, confirmed first and logged with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,11 @@ class Operation:
     label: Any
     title: Any
     explanation: Any
+    holding: Any
+    """What it means for the keys of those that hold them back: with `%(count)d`, as those that follow."""
+    passed: Any
+    """What it means for the keys of those that let them pass."""
     button: Any
-    """With `%(count)d`, as in `done`."""
     done: Any
     log_message: Any
     log_flag: int
@@ -41,7 +44,17 @@ REQUEUE = Operation(
     title=_("Requeue failed messages"),
     explanation=_(
         "They become pending again and are due at once, with all their attempts before them. "
-        "They go behind what is waiting already. Do this when the cause of the failure is gone."
+        "Do this when the cause of the failure is gone."
+    ),
+    holding=ngettext_lazy(
+        "%(count)d holds back its key: it goes first, then what waits behind it.",
+        "%(count)d hold back their keys: they go first, then what waits behind them.",
+        "count",
+    ),
+    passed=ngettext_lazy(
+        "%(count)d let its key pass: it may come after messages of its key that were enqueued later.",
+        "%(count)d let their keys pass: they may come after messages of their keys that were enqueued later.",
+        "count",
     ),
     button=ngettext_lazy("Requeue %(count)d message", "Requeue %(count)d messages", "count"),
     done=ngettext_lazy("%(count)d message was requeued.", "%(count)d messages were requeued.", "count"),
@@ -55,6 +68,16 @@ DISCARD = Operation(
     label=_("Discard"),
     title=_("Discard failed messages"),
     explanation=_("They are deleted for good and will never be delivered. This cannot be undone."),
+    holding=ngettext_lazy(
+        "%(count)d holds back its key: what waits behind it is let go.",
+        "%(count)d hold back their keys: what waits behind them is let go.",
+        "count",
+    ),
+    passed=ngettext_lazy(
+        "%(count)d let its key pass: nothing waits for it.",
+        "%(count)d let their keys pass: nothing waits for them.",
+        "count",
+    ),
     button=ngettext_lazy("Discard %(count)d message", "Discard %(count)d messages", "count"),
     done=ngettext_lazy("%(count)d message was discarded.", "%(count)d messages were discarded.", "count"),
     log_message=_("Discarded."),
@@ -79,10 +102,23 @@ def read_ids(text: str) -> list[int]:
     return ids
 
 
+_SHOWN = ("type", "key", "partition", "message_id", "error", "failed_at")
+
+
 def failed_among(ids: Sequence[int]) -> OutboxMessageQuerySet:
     """Return those of the messages that are failed now, on the database that will be written to."""
     messages = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))
-    return messages.filter(pk__in=ids).failed().only("type", "key", "message_id", "error").order_by("pk")
+    return messages.filter(pk__in=ids).failed().only(*_SHOWN).order_by("pk")
+
+
+def meaning_for_keys(operation: Operation, messages: Iterable[OutboxMessage]) -> list[str]:
+    """Return in words what the operation means for the keys of failed messages; nothing of those without a key."""
+    holding = passed = 0
+    for message in messages:
+        holding += message.holds_key
+        passed += message.partition < 0
+    counts = ((operation.holding, holding), (operation.passed, passed))
+    return [str(text % {"count": count}) for text, count in counts if count]
 
 
 def apply(operation: Operation, ids: Sequence[int], user_id: Any) -> int:

@@ -35,7 +35,6 @@ TITLES: dict[str, Any] = {
 
 ORDER = {
     Status.FAILED: ("-failed_at", "-id"),
-    # Their index begins with the publisher, so that the list shows the messages of one publisher at a time.
     Status.PENDING: ("available_at", "id"),
     Status.PROCESSED: ("-processed_at", "-id"),
     ALL: ("-id",),
@@ -51,6 +50,23 @@ def state_of(request: HttpRequest) -> str:
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
     """Return those of the messages that are in this state."""
     return messages if state == ALL else messages.with_status(Status(state))
+
+
+def due_first(messages: OutboxMessageQuerySet, *fields: str, limit: int) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return when pending messages of one publisher are due, their ids and further fields, and whether these are all.
+
+    Their indexes have those without a key in the order in which they are due, and those with a key in that of the keys.
+    So of more than `limit` with a key those are returned whose keys come first, and only they are put in order. Failed
+    messages that hold back their keys are read on the way.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for part, order in (
+        (messages.filter(partition=0), ("available_at", "id")),
+        (messages.filter(partition__gt=0, processed_at=None), ("partition", "id")),
+    ):
+        rows += part.order_by(*order).values_list("available_at", "id", *fields)[: limit + 1]
+    rows.sort(key=lambda row: row[:2])
+    return rows[:limit], len(rows) <= limit
 
 
 def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:

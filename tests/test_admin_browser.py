@@ -14,8 +14,9 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.expected_conditions import staleness_of
 from selenium.webdriver.support.wait import WebDriverWait
 
-from django_outbox.models import Status
+from django_outbox.models import OutboxMessage, Status
 from tests.admin_tools import CHANGELIST, put, statuses, url
+from tests.messages_tools import ago
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -76,9 +77,12 @@ class Operator:
         return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
 
     def picture(self, name: str) -> None:
-        """Keep a picture of the page in the folder that OUTBOX_PICTURES names, if it names one."""
+        """Keep pictures of the page, light and dark, in the folder that OUTBOX_PICTURES names, if it names one."""
         if folder := os.environ.get("OUTBOX_PICTURES"):
-            self.browser.save_screenshot(Path(folder) / f"{name}.png")
+            for scheme in ("dark", "light"):
+                wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+                self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+                self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")
 
 
 @pytest.fixture
@@ -96,11 +100,16 @@ def messages() -> list[int]:
     """Three failed messages, the last of which failed last, and two others."""
     put(Status.PROCESSED)
     put(Status.PENDING, attempts=3, age=-90, error="the broker refused the message for now (basic.nack)")
-    return [
+    ids = [
         *put(Status.FAILED, age=90, key="order-17", error="unroutable: 312 NO_ROUTE", attempts=1),
         *put(Status.FAILED, age=60, key="order-18", type="order.paid", error="a long story: " + "and then " * 40),
         *put(Status.FAILED, age=30, key="<b>order-19</b>", payload={"id": 19, "items": ["tea", "cake"]}, attempts=10),
     ]
+    failed = OutboxMessage.objects.filter(pk__in=ids)
+    failed.filter(pk=ids[0]).update(partition=-1)
+    errors = {"first_error_at": ago(days=1), "last_error_at": ago(hours=1), "dead_lettered_at": ago(hours=1)}
+    failed.filter(pk=ids[2]).update(error_class="shop.errors.Timeout", error="the shop is closed", **errors)
+    return ids
 
 
 def test_an_operator_requeues_the_selected_messages(messages: list[int], operator: Operator):
@@ -115,6 +124,10 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
     operator.follow(operator.find(".actions button"))
     assert operator.find("#content h1").text == "Requeue failed messages"
     assert len(operator.find_all(".outbox-preview li")) == 2
+    assert [sentence.text for sentence in operator.find_all(".outbox-keys")] == [
+        "1 holds back its key: it goes first, then what waits behind it.",
+        "1 let its key pass: it may come after messages of its key that were enqueued later.",
+    ]
     operator.picture("confirmation")
 
     operator.follow(operator.find("#content input[type=submit]"))
@@ -128,6 +141,7 @@ def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operat
     operator.follow(operator.find("#result_list .field-type a"))
     assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
     assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
+    assert operator.find(".field-hold .readonly").text.startswith("Held back: later messages of the key wait")
     operator.picture("message")
 
     operator.follow(operator.find(f'input[formaction*="{url("discard")}"]'))
@@ -147,8 +161,8 @@ def test_an_operator_who_takes_it_back_has_changed_nothing(messages: list[int], 
 
 
 def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int], operator: Operator):
-    operator.find(".outbox-type-filter input[type=text]").send_keys("order.paid")
-    operator.follow(operator.find(".outbox-type-filter input[type=submit]"))
+    operator.find(".outbox-typed-filter input[type=text]").send_keys("order.paid")
+    operator.follow(operator.find(".outbox-typed-filter input[type=submit]"))
     assert operator.column("key") == ["order-18"]
     operator.picture("type")
 
@@ -162,6 +176,15 @@ def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int],
     assert operator.column("state") == ["Failed"]
     assert operator.column("key") == ["order-17"]
     operator.picture("found")
+
+
+def test_an_operator_finds_what_failed_alike(messages: list[int], operator: Operator):
+    operator.follow(operator.find("#result_list .field-type a"))
+    operator.follow(operator.find(".field-linked_error_class a"))
+    assert operator.column("key") == ["<b>order-19</b>"]
+    operator.picture("error-class")
+    operator.follow(operator.find(".outbox-typed-filter a"))
+    assert len(operator.column("key")) == 3
 
 
 def test_an_empty_list_says_that_there_is_nothing_to_do(operator: Operator):

@@ -9,7 +9,7 @@ from django.contrib.messages import get_messages
 from django.db import IntegrityError, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from django_outbox import admin_operations
 from django_outbox.models import OutboxMessage, Status
@@ -158,6 +158,64 @@ class TestConfirmation:
         page = act(admin_client, "requeue", [1], select_across=1)
         assert told(confirm(admin_client, page)) == ["5000 messages were requeued."]
         assert OutboxMessage.objects.due().count() == LogEntry.objects.count() == 5000
+
+
+class TestMeaningForKeys:
+    @pytest.fixture
+    def failed(self) -> dict[str, list[int]]:
+        """Messages that hold back their keys, that let theirs pass, and that have none."""
+        ids = {"hold": put(Status.FAILED, 2, key="order-7"), "pass": put(Status.FAILED, 3, key="order-8")}
+        for message in OutboxMessage.objects.filter(pk__in=ids["pass"]):
+            OutboxMessage.objects.filter(pk=message.pk).update(partition=-message.partition)
+        return {**ids, "none": put(Status.FAILED)}
+
+    @pytest.mark.parametrize(
+        ("operation", "holding", "passed"),
+        [
+            (
+                "requeue",
+                "2 hold back their keys: they go first, then what waits behind them.",
+                "3 let their keys pass: they may come after messages of their keys that were enqueued later.",
+            ),
+            (
+                "discard",
+                "2 hold back their keys: what waits behind them is let go.",
+                "3 let their keys pass: nothing waits for them.",
+            ),
+        ],
+    )
+    def test_is_told_before_it_is_confirmed(
+        self, admin_client: Client, failed: dict[str, list[int]], operation: str, holding: str, passed: str
+    ):
+        page = act(admin_client, operation, [id for ids in failed.values() for id in ids])
+        assert page.context["keys"] == [holding, passed]
+        assert holding in text(page)
+        assert passed in text(page)
+
+    @pytest.mark.parametrize(
+        ("kind", "sentence"),
+        [
+            ("hold", "1 holds back its key: it goes first, then what waits behind it."),
+            ("pass", "1 let its key pass: it may come after messages of its key that were enqueued later."),
+        ],
+    )
+    def test_is_told_of_one(self, admin_client: Client, failed: dict[str, list[int]], kind: str, sentence: str):
+        assert act(admin_client, "requeue", failed[kind][:1]).context["keys"] == [sentence]
+
+    def test_is_told_in_german(self, failed: dict[str, list[int]]):
+        with translation.override("de"):
+            told = admin_operations.meaning_for_keys(admin_operations.REQUEUE, OutboxMessage.objects.all())
+        assert told[0] == "2 halten ihre Schlüssel an: Sie gehen zuerst, dann das, was hinter ihnen wartet."
+
+    def test_is_not_told_where_there_is_no_key(self, admin_client: Client, failed: dict[str, list[int]]):
+        page = act(admin_client, "requeue", failed["none"])
+        assert page.context["keys"] == []
+        assert "outbox-keys" not in text(page)
+
+    def test_needs_no_further_query(self, admin_client: Client, failed: dict[str, list[int]]):
+        with CaptureQueriesContext(connections["default"]) as queries:
+            act(admin_client, "requeue", failed["hold"])
+        assert len([query for query in queries if "outboxmessage" in query["sql"].partition("FROM")[2]]) == 3
 
 
 class TestDetailPage:

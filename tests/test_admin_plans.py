@@ -4,9 +4,11 @@ The statements are those that the pages run, caught on the way.
 """
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -28,11 +30,14 @@ LIMIT = 1000
 """The list's bound in these tests: small, so that a plan which goes past it is seen."""
 
 # Of every hundred rows 2 have failed, 20 are pending, 5 of them for another publisher, and the others are processed.
+# A third have a key, which those that have failed let pass.
 FILL = """
-INSERT INTO {table} (message_id, type, topic, {key}, payload, headers, publisher, attempts, error, occurred_at,
-    failed_at, available_at, processed_at)
-SELECT {uuid}, CASE WHEN n % 7 = 0 THEN 'order.paid' ELSE 'order.created' END, '', '', '{{}}', '{{}}',
-    CASE WHEN n % 100 < 7 THEN 'other' ELSE 'default' END, 0, '', time,
+INSERT INTO {table} (message_id, type, topic, {key}, {partition}, payload, headers, publisher, attempts, error,
+    error_class, occurred_at, failed_at, available_at, processed_at)
+SELECT {uuid}, CASE WHEN n % 7 = 0 THEN 'order.paid' ELSE 'order.created' END, '',
+    CASE WHEN n % 3 = 0 THEN CONCAT('order-', n % 4999) ELSE '' END,
+    CASE WHEN n % 3 > 0 THEN 0 WHEN n % 100 < 2 THEN -1 ELSE 1 + n % 4999 END, '{{}}', '{{}}',
+    CASE WHEN n % 100 < 7 THEN 'other' ELSE 'default' END, 0, '', '', time,
     CASE WHEN n % 100 < 2 THEN time END,
     CASE WHEN n % 100 BETWEEN 2 AND 21 THEN time END,
     CASE WHEN n % 100 > 21 THEN time END
@@ -41,12 +46,14 @@ FROM (SELECT seq AS n, {time} AS time FROM {numbers}) numbered
 WORDS = {
     "postgresql": {
         "key": '"key"',
+        "partition": "partition",
         "uuid": "gen_random_uuid()",
         "time": "statement_timestamp() - seq * interval '1 second'",
         "numbers": f"generate_series(1, {ROWS}) seq",
     },
     "mariadb": {
         "key": "`key`",
+        "partition": "`partition`",
         "uuid": "uuid()",
         "time": "UTC_TIMESTAMP(6) - INTERVAL seq SECOND",
         "numbers": f"seq_1_to_{ROWS}",
@@ -60,6 +67,7 @@ PAGES: dict[str, dict[str, str]] = {
     "failed, the last page": {"p": "10"},
     "failed, of a type": {"type": "order.paid"},
     "failed, of a publisher": {"publisher": "other"},
+    "failed, of an error class": {"error_class": "shop.Timeout"},
     "failed, of a type that never occurs": {"type": "no.such"},
     "pending": {"state": "pending"},
     "pending, the last page": {"state": "pending", "p": "10"},
@@ -161,3 +169,11 @@ def test_the_operations_find_their_messages_by_id(using: str, admin_client: Clie
     ids = OutboxMessage.objects.using(using).failed().values_list("pk", flat=True)[:3]
     fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
     assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
+
+
+@pytest.mark.parametrize("filters", [["--failed-after", "1w"], ["--failed-before", "1h"], []])
+def test_the_command_reads_the_failed_messages_by_their_index(using: str, filters: list[str]):
+    def dry_run() -> None:
+        call_command("outbox_requeue", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
+
+    assert examine(using, dry_run) == 1
