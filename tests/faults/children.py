@@ -1,0 +1,246 @@
+"""Processes that the suite starts: each in a group of its own, with its output in a file, and none left behind."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from tests.faults.errors import SuiteError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Nursery:
+    """Starts processes and ends them all when its context ends; a reaper does it where the suite itself is killed.
+
+    Args:
+        logs: where the output of the processes is kept; by default it goes with the temporary directory.
+
+    Attributes:
+        directory: a temporary directory that other users can pass through, removed in the end.
+    """
+
+    def __init__(self, logs: Path | None = None) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="outbox-faults-"))
+        self.directory.chmod(0o755)
+        self.logs = logs or self.directory / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._children: list[Child] = []
+        self._reaper = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("reaper.py")), str(self.directory)],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+        talks: bool = False,
+    ) -> "Child":
+        """Start a process.
+
+        Args:
+            name: that of its log; a second process of the same name adds to it.
+            command: what to run.
+            environment: the whole environment; that of the suite by default.
+            user: whom it runs as, where the suite runs as root.
+            talks: whether it gets a pipe for its input, and not nothing.
+        """
+        child = Child(
+            name,
+            command,
+            log=self.logs / f"{name}.log",
+            directory=self.directory,
+            environment=environment,
+            user=user,
+            talks=talks,
+        )
+        self._children.append(child)
+        self._tell(f"+{child.pid}")
+        child.on_end = lambda: self._tell(f"-{child.pid}")
+        return child
+
+    def run(self, command: Sequence[str | Path], *, user: str | None = None, timeout: float = 120) -> None:
+        """Run a command to its end.
+
+        Raises:
+            SuiteError: it failed; the text has its output.
+        """
+        ended = subprocess.run(
+            [str(part) for part in command],
+            cwd=self.directory,
+            user=user,
+            extra_groups=[] if user else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if ended.returncode:
+            raise SuiteError(f"{command[0]} failed with {ended.returncode}:\n{ended.stdout}")
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in reversed(self._children):
+            child.kill()
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.close()
+        self._reaper.wait(30)
+
+    def _tell(self, line: str) -> None:
+        assert self._reaper.stdin is not None
+        self._reaper.stdin.write(f"{line}\n")
+        self._reaper.stdin.flush()
+
+
+class Child:
+    """A running process, which leads a group of its own."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        directory: Path,
+        environment: Mapping[str, str] | None,
+        user: str | None,
+        talks: bool,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.on_end: Callable[[], None] = lambda: None
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=directory,
+                env=environment,
+                user=user,
+                extra_groups=[] if user else None,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def input(self) -> IO[bytes]:
+        """The pipe to its standard input."""
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self._process.poll()
+
+    def tail(self, lines: int = 15) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, and not to its group."""
+        self._process.send_signal(number)
+
+    def catches(self, number: signal.Signals) -> bool:
+        """Whether it has a handler of its own for a signal; taken for granted where the system does not tell."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return True
+        caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+        return bool(int(caught, 16) >> (number - 1) & 1)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait until it ends and return its exit code, or None if it does not end in time."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        self.on_end()
+        return code
+
+    def kill(self) -> None:
+        """End it and its group at once."""
+        descendants = [self.pid, *children_of(self.pid)]
+        for pid in descendants:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait(30)
+        if self._process.stdin is not None:
+            with suppress(OSError):
+                self._process.stdin.close()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the ids of the direct children of a process, on Linux; elsewhere the group has to do."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def find_program(name: str, *places: str) -> str:
+    """Return the path of a program, from PATH or from directories given as patterns below `/`.
+
+    Raises:
+        SuiteError: it is nowhere.
+    """
+    found = shutil.which(name)
+    candidates = [str(path / name) for place in places for path in sorted(Path("/").glob(place), reverse=True)]
+    # The wrappers of Debian in PATH change the user and the directory; what they wrap is better.
+    program = next((each for each in candidates if os.access(each, os.X_OK)), found)
+    if not program:
+        raise SuiteError(
+            f"The fault suite starts servers of its own and needs the program {name}, which is not in PATH. "
+            f"`python tests/run.py` installs the servers on Debian and Ubuntu."
+        )
+    return program
+
+
+def free_port() -> int:
+    """Return a port of this machine where nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pause: float = 0.05) -> None:
+    """Wait until a condition holds; what it raises counts as no.
+
+    Raises:
+        SuiteError: it did not hold in time; `what` tells what was waited for.
+    """
+    deadline = time.monotonic() + seconds
+    reason = ""
+    while True:
+        try:
+            if condition():
+                return
+        except SuiteError:
+            raise
+        except Exception as error:
+            reason = f": {type(error).__name__}: {error}"
+        if time.monotonic() > deadline:
+            raise SuiteError(f"{what} did not come within {seconds:g} s{reason}")
+        time.sleep(pause)

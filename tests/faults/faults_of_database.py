@@ -1,0 +1,150 @@
+"""Faults of the database: it goes away, crashes, and other sessions are in the way."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+from tests.faults.kinds import SERVERS, everyone, fault
+from tests.faults.plan import LEASE
+from tests.faults.relays import django_environment
+from tests.faults.servers import TABLE
+from tests.faults.stage import Stage
+
+
+@fault("database", SERVERS)
+def backends_ended(stage: Stage, rand: random.Random) -> int:
+    """`pg_terminate_backend` or `KILL` for some of the relays' connections, or for all."""
+    limit = rand.choice((1, 2, None))
+    stage.database.end_backends("relay", limit)
+    return limit or everyone(stage)
+
+
+@fault("database", SERVERS)
+def writers_ended(stage: Stage, rand: random.Random) -> int:
+    """The same for the connections of the writers, who repeat their transactions."""
+    stage.database.end_backends("writer")
+    return 0
+
+
+@fault("database", SERVERS)
+def database_restarted(stage: Stage, rand: random.Random) -> int:
+    """The server is stopped as an administrator does, and started again."""
+    stage.database.restart()
+    return everyone(stage)
+
+
+@fault("database", SERVERS)
+def database_killed(stage: Stage, rand: random.Random) -> int:
+    """The server is killed, and recovers."""
+    stage.database.crash()
+    return everyone(stage)
+
+
+@fault("database", SERVERS)
+def rows_locked(stage: Stage, rand: random.Random) -> int:
+    """A transaction holds locks on pending rows for some seconds, heads of keys and others."""
+    order = rand.choice(("id", "id DESC"))
+    with session(stage) as cursor:
+        cursor.execute(
+            f"SELECT id FROM {TABLE} WHERE available_at IS NOT NULL ORDER BY {order} LIMIT 100 FOR UPDATE SKIP LOCKED"
+        )
+        cursor.fetchall()
+        stage.pause(rand.uniform(1, LEASE + 1))
+    return everyone(stage)
+
+
+@fault("database", SERVERS)
+def table_locked(stage: Stage, rand: random.Random) -> int:
+    """The whole table is locked for a moment, as by a migration."""
+    postgresql = stage.database.vendor == "postgresql"
+    with session(stage) as cursor:
+        cursor.execute(f"LOCK TABLE {TABLE}" if postgresql else f"LOCK TABLES {TABLE} WRITE")
+        stage.pause(rand.uniform(0.5, LEASE + 1))
+        if not postgresql:
+            cursor.execute("UNLOCK TABLES")
+    return everyone(stage)
+
+
+@fault("database", SERVERS)
+def snapshot_held(stage: Stage, rand: random.Random) -> int:
+    """A transaction keeps an old snapshot open, as a long report does."""
+    with session(stage) as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        cursor.execute(f"SELECT count(*) FROM {TABLE} WHERE failed_at IS NOT NULL")
+        cursor.fetchall()
+        stage.pause(rand.uniform(2, 6))
+    return 0
+
+
+@fault("database", SERVERS)
+def deadlocks(stage: Stage, rand: random.Random) -> int:
+    """Two sessions update pending rows in orders of their own, under SERIALIZABLE, and get in everyone's way."""
+    threads = [threading.Thread(target=meddle, args=(stage, random.Random(rand.random()), 3.0)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return everyone(stage)
+
+
+def meddle(stage: Stage, rand: random.Random, seconds: float) -> None:
+    """Touch pending rows in an order by chance, without changing them, for so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not stage.over.is_set():
+        with session(stage) as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            cursor.execute(f"SELECT id FROM {TABLE} WHERE available_at IS NOT NULL ORDER BY id LIMIT 40")
+            ids = [id for (id,) in cursor.fetchall()]
+            rand.shuffle(ids)
+            for id in ids[:15]:
+                cursor.execute(f"UPDATE {TABLE} SET topic = topic WHERE id = %s", [id])
+                time.sleep(0.005)
+            cursor.connection.commit()
+        time.sleep(0.02)
+
+
+@fault("database", ("sqlite",))
+def file_locked(stage: Stage, rand: random.Random) -> int:
+    """Another process holds the only write lock for some seconds."""
+    with closing(stage.database.connect()) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        stage.pause(rand.uniform(0.5, 3))
+        connection.execute("ROLLBACK")
+    return everyone(stage)
+
+
+@fault("database")
+def purge(stage: Stage, rand: random.Random) -> int:
+    """`outbox_purge` deletes what was processed more than a few seconds ago."""
+    stage.refusals.look(stage.database)
+    environment = django_environment(stage.plan, stage.database.url("admin"))
+    days = str(rand.uniform(3, 10) / 86_400)
+    subprocess.run(
+        [sys.executable, "-m", "django", "outbox_purge", "--older-than", days],
+        cwd=stage.nursery.directory,
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return 0
+
+
+@contextmanager
+def session(stage: Stage) -> Iterator[Any]:
+    """A cursor in a transaction, which is rolled back in the end; an error of the database ends the context early."""
+    import MySQLdb  # noqa: PLC0415 - only where it is installed
+    import psycopg  # noqa: PLC0415
+
+    with (
+        closing(stage.database.connect(autocommit=False)) as connection,
+        closing(connection.cursor()) as cursor,
+        suppress(psycopg.Error, MySQLdb.Error),
+    ):
+        yield cursor
+        connection.rollback()

@@ -1,0 +1,71 @@
+"""Faults of the network between a relay and its servers."""
+
+import random
+
+from tests.faults.kinds import SERVERS, fault
+from tests.faults.plan import LEASE
+from tests.faults.proxies import Proxy
+from tests.faults.relays import Relay
+from tests.faults.stage import Stage
+
+
+@fault("network")
+def broker_half_open(stage: Stage, rand: random.Random) -> int:
+    """All bytes between a relay and the broker vanish, while both ends think that they are connected."""
+    relay = stage.some_relay(rand)
+    relay.broker.go_silent()
+    stage.pause(rand.uniform(1, LEASE + 2))
+    relay.broker.speak()
+    return 1
+
+
+@fault("network")
+def broker_slow(stage: Stage, rand: random.Random) -> int:
+    """Every piece of data between a relay and the broker is late."""
+    relay = stage.some_relay(rand)
+    relay.broker.delay(rand.uniform(0.05, 0.5))
+    stage.pause(rand.uniform(2, 4))
+    relay.broker.delay(0)
+    return 1
+
+
+@fault("network")
+def broker_cut_amid_a_batch(stage: Stage, rand: random.Random) -> int:
+    """The connection to the broker is reset after some thousand bytes: in the middle of a message."""
+    stage.some_relay(rand).broker.cut(after=rand.randrange(2_000, 60_000))
+    stage.pause(1)
+    return 1
+
+
+@fault("network", SERVERS)
+def database_cut(stage: Stage, rand: random.Random) -> int:
+    """The connections of a relay to the database are reset."""
+    stage.pause(rand.uniform(0, 0.5))
+    database_proxy(stage.some_relay(rand)).cut()
+    return 1
+
+
+@fault("network", SERVERS)
+def database_half_open(stage: Stage, rand: random.Random) -> int:
+    """All bytes between a relay and the database vanish, for longer than its claim may stay open."""
+    proxy = database_proxy(stage.some_relay(rand))
+    proxy.go_silent()
+    stage.pause(rand.uniform(1, LEASE + 2))
+    proxy.speak()
+    return 1
+
+
+@fault("network", SERVERS)
+def database_slow(stage: Stage, rand: random.Random) -> int:
+    """Every piece of data between a relay and the database is late."""
+    proxy = database_proxy(stage.some_relay(rand))
+    proxy.delay(rand.uniform(0.05, 0.2))
+    stage.pause(rand.uniform(2, 4))
+    proxy.delay(0)
+    return 1
+
+
+def database_proxy(relay: Relay) -> Proxy:
+    """Return the proxy before the database, which is a server."""
+    assert relay.database is not None
+    return relay.database

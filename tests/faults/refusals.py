@@ -1,0 +1,63 @@
+"""Attempts that were counted: a full queue is a reason for it, an outage is none."""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.faults.servers import TABLE, DatabaseServer
+
+SLACK = 5.0
+"""Seconds by which a refusal may be noted after the queue was full."""
+
+SECONDS = {
+    "postgresql": "extract(epoch FROM {})",
+    "mariadb": "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())",
+    "sqlite": "(julianday({}) - 2440587.5) * 86400.0",
+}
+"""A time of the table in seconds since 1970, for each vendor."""
+
+
+class Refusals:
+    """When queues were full, by this machine's clock, and which messages had an attempt counted at another time.
+
+    Attributes:
+        windows: when queues were full, in seconds since 1970.
+        odd: those messages by id, with their attempts and their error.
+    """
+
+    def __init__(self) -> None:
+        self.odd: dict[str, tuple[int, str]] = {}
+        self.windows: list[tuple[float, float]] = []
+
+    @contextmanager
+    def expected(self) -> Iterator[None]:
+        """Queues are full for as long as the context is open."""
+        begin = time.time()
+        self.windows.append((begin, math.inf))
+        try:
+            yield
+        finally:
+            self.windows[self.windows.index((begin, math.inf))] = (begin, time.time())
+
+    def look(self, database: DatabaseServer) -> None:
+        """Look through the table for what had an attempt counted at another time, before it is purged.
+
+        The attempt that settled the message is none of them, whether it was accepted or failed for good.
+        """
+        first, last = (SECONDS[database.vendor].format(column) for column in ("first_error_at", "last_error_at"))
+        sql = (
+            f"SELECT message_id, attempts, error, {first}, {last} FROM {TABLE} "
+            f"WHERE attempts > 1 OR (available_at IS NOT NULL AND attempts > 0)"
+        )
+        for id, attempts, error, *times in database.rows(sql):
+            if None in times or not all(self._explained(float(moment)) for moment in times):
+                self.odd[hexadecimal(id)] = attempts, error
+
+    def _explained(self, moment: float) -> bool:
+        return any(begin - SLACK <= moment <= end + SLACK for begin, end in self.windows)
+
+
+def hexadecimal(id: object) -> str:
+    """Return a UUID as the journals have it, whatever the driver gave."""
+    return str(id).replace("-", "")

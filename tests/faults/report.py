@@ -1,0 +1,91 @@
+"""The table at the end of a run."""
+
+import platform
+from collections import defaultdict
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from tests.faults.ledger import Ledger
+from tests.faults.plan import Plan
+
+
+@dataclass(frozen=True)
+class Inflicted:
+    """A fault that happened."""
+
+    name: str
+    seconds: float
+    struck: int
+    """How many relays it could have struck."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    plan: Plan
+    ledger: Ledger
+    faults: tuple[Inflicted, ...]
+    seconds: float
+    load_seconds: float
+    relay_starts: int
+    slowest_stop: float
+    versions: tuple[str, ...]
+    problem: str = ""
+    """Why the run did not come to its end; blank if it did."""
+
+    @property
+    def good(self) -> bool:
+        """Whether the run came to its end and every promise was kept."""
+        return not self.problem and self.ledger.kept
+
+
+def table(result: Result) -> str:
+    """Return the result as text: the ledger, then the faults, then what was broken."""
+    plan, ledger = result.plan, result.ledger
+    lines = [
+        f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
+        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {plan.workers} workers, "
+        f"batches of {plan.batch_size}, {plan.writers} writers",
+        "",
+    ]
+    told = {
+        "committed": ledger.committed,
+        "rolled back": ledger.rolled_back,
+        "arrived": ledger.arrived,
+        "failed, and deserved it": ledger.failed_deserved,
+        f"sent again (bound {ledger.sent_again_bound:,})": ledger.sent_again,
+        "delivered again by RabbitMQ": ledger.redelivered,
+        "faults": len(result.faults),
+        "kinds of faults": len({each.name for each in result.faults}),
+        "relay processes started": result.relay_starts,
+    }
+    lines += [f"{name:<40}{figure:>12,}" for name, figure in told.items()]
+    lines += [
+        f"{'slowest exit after SIGTERM, seconds':<40}{result.slowest_stop:>12.1f}",
+        f"{'seconds under load':<40}{result.load_seconds:>12.1f}",
+        f"{'seconds in all':<40}{result.seconds:>12.1f}",
+        f"{'messages a second, faults included':<40}{ledger.arrived / max(result.seconds, 0.001):>12,.0f}",
+        "",
+        f"{'promise':<40}{'broken':>12}",
+    ]
+    lines += [f"{name:<40}{count:>12,}{'  BROKEN' if count else ''}" for name, count in ledger.promises.items()]
+    lines += ["", f"{'fault':<34}{'times':>6}{'seconds each':>14}"]
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for each in result.faults:
+        by_name[each.name].append(each.seconds)
+    lines += [
+        f"{name:<34}{len(seconds):>6}{sum(seconds) / len(seconds):>14.1f}" for name, seconds in sorted(by_name.items())
+    ]
+    for promise, cases in ledger.samples.items():
+        lines += ["", f"{promise}:", *(f"  {case}" for case in cases)]
+    for text in ledger.relays:
+        lines += ["", text]
+    lines += ["", f"The run did not come to its end: {result.problem}"] if result.problem else []
+    lines += ["", "Every promise was kept." if result.good else "A PROMISE WAS BROKEN."]
+    return "\n".join(lines)
+
+
+def own_versions() -> tuple[str, ...]:
+    """Return what it ran with on this side."""
+    return (f"Python {platform.python_version()}", f"Django {version('django')}", f"pika {version('pika')}")

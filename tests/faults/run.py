@@ -1,0 +1,292 @@
+"""A run: build the stage, let the writers write, break things on the way, heal, drain, and check the ledger."""
+
+import contextlib
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.faults import ledger as ledgers
+from tests.faults.broker import Broker
+from tests.faults.children import Child, Nursery, wait_until
+from tests.faults.errors import SuiteError
+from tests.faults.kinds import Fault, faults_for
+from tests.faults.plan import Plan
+from tests.faults.proxies import Proxies
+from tests.faults.relays import Relays, django_environment
+from tests.faults.report import Inflicted, Result
+from tests.faults.servers import SERVERS, TABLE
+from tests.faults.stage import Stage
+
+BURST = 1.0
+"""Seconds between two bursts of messages."""
+
+DRAIN_PATIENCE = 60.0
+"""Seconds without any progress after which a drain is given up."""
+
+
+class Run:
+    """One run of a plan; `execute` may be called once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._began = time.monotonic()
+        self._deadline = self._began + plan.minutes * 60
+        self._inflicted: list[Inflicted] = []
+        self._failures: list[str] = []
+        self._lock = threading.Lock()
+
+    def execute(self) -> Result:
+        """Do what the plan says.
+
+        Raises:
+            SuiteError: a server could not be made or started, or a process of the suite itself failed.
+        """
+        plan = self._plan
+        with Nursery(plan.keep_logs) as nursery:
+            self._arrivals = nursery.logs / "arrivals.journal"
+            self._journals = [nursery.logs / f"writer-{number}.journal" for number in range(plan.writers)]
+            for journal in (self._arrivals, *self._journals):
+                journal.unlink(missing_ok=True)
+                journal.touch()
+            with Proxies() as proxies:
+                return self._on_stage(self._build(nursery, proxies))
+
+    def _build(self, nursery: Nursery, proxies: Proxies) -> Stage:
+        plan = self._plan
+        broker = Broker(nursery)
+        starting = threading.Thread(target=self._guarded, args=(broker.start,))
+        starting.start()
+        try:
+            database = SERVERS[plan.database](nursery)
+            database.start()
+            database.prepare()
+            migrate = nursery.start(
+                "migrate",
+                [sys.executable, "-m", "django", "migrate", "--verbosity=0"],
+                environment=django_environment(plan, database.url("writer")),
+            )
+            if migrate.wait(120) != 0:
+                raise SuiteError(f"migrate failed:\n{migrate.tail()}")
+        finally:
+            starting.join()
+        if self._failures:
+            raise SuiteError(self._failures[0])
+        broker.declare()
+        consumer = nursery.start(
+            "consumer",
+            [sys.executable, "-m", "tests.faults.consumer", broker.url(), self._arrivals],
+            environment=django_environment(plan, database.url("writer")),
+        )
+        relays = Relays(plan, nursery, database, broker, proxies)
+        return Stage(plan, nursery, database, broker, relays, consumer, self._began)
+
+    def _on_stage(self, stage: Stage) -> Result:
+        versions = (stage.database.version(), stage.broker.version())
+        stage.say(f"{', '.join(versions)} are up")
+        problem = ""
+        load_began = time.monotonic()
+        with stage.relays:
+            try:
+                with self._writers(stage) as writers:
+                    self._load(stage, writers)
+                load_seconds = time.monotonic() - load_began
+                self._drain(stage)
+            except TimeoutError as error:
+                problem = str(error)
+                load_seconds = time.monotonic() - load_began
+            finally:
+                stage.over.set()
+            stage.relays.stop_all()
+        self._finish_consumer(stage)
+        stage.say("checking the ledger")
+        ledger = ledgers.check(self._journals, self._arrivals, stage.database, stage.refusals)
+        struck = sum(fault.struck for fault in self._inflicted) + ledger.closing
+        ledger.sent_again_bound = self._plan.batch_size * self._plan.workers * struck
+        ledger.relays = stage.relays.broken_promises
+        return Result(
+            plan=self._plan,
+            ledger=ledger,
+            faults=tuple(self._inflicted),
+            seconds=time.monotonic() - self._began,
+            load_seconds=load_seconds,
+            relay_starts=stage.relays.starts,
+            slowest_stop=stage.relays.slowest_stop,
+            versions=versions,
+            problem=problem,
+        )
+
+    @contextlib.contextmanager
+    def _writers(self, stage: Stage) -> Iterator[list[Child]]:
+        plan = self._plan
+        environment = django_environment(plan, stage.database.url("writer"))
+        shares = [plan.messages // plan.writers] * plan.writers
+        shares[0] += plan.messages % plan.writers
+        writers = []
+        for number, share in enumerate(shares):
+            options = {
+                "number": number,
+                "writers": plan.writers,
+                "keys": plan.keys,
+                "seed": plan.seed,
+                "poison": plan.poison,
+                "giants": 10,
+                "messages": share,
+                "journal": str(self._journals[number]),
+            }
+            command = [sys.executable, "-m", "tests.faults.workload", json.dumps(options)]
+            writers.append(stage.nursery.start(f"writer-{number}", command, environment=environment, talks=True))
+        try:
+            yield writers
+        finally:
+            for writer in writers:
+                with contextlib.suppress(OSError):
+                    writer.input.close()
+                writer.wait(10)
+                writer.kill()
+
+    def _load(self, stage: Stage, writers: list[Child]) -> None:
+        """Let the writers write at the pace of the faults, and the faults happen at the pace of the writers."""
+        lanes = self.schedule()
+        todo = sum(len(lane) for lane in lanes.values())
+        threads = [
+            threading.Thread(target=self._guarded, args=(self._break_things, stage, lane, todo), name=f"faults-{name}")
+            for name, lane in lanes.items()
+        ]
+        self._progress = Progress(self._journals, self._arrivals)
+        for thread in threads:
+            thread.start()
+        try:
+            self._pace(stage, writers, threads, todo)
+        finally:
+            stage.over.set()
+            for thread in threads:
+                thread.join()
+            stage.over.clear()
+
+    def _pace(self, stage: Stage, writers: list[Child], threads: list[threading.Thread], todo: int) -> None:
+        plan = self._plan
+        allowed, began, told, burst = 0.0, time.monotonic(), 0.0, 0.0
+        while True:
+            self._progress.update()
+            done = len(self._inflicted)
+            if self._failures:
+                raise SuiteError(self._failures[0])
+            if time.monotonic() > self._deadline:
+                raise TimeoutError(f"the load was not over after {plan.minutes:g} minutes")
+            running = any(thread.is_alive() for thread in threads)
+            # The faults of the lanes that are under way have their share of messages too.
+            ceiling = plan.messages * min(1.0, (done + len(threads) + 1) / todo) if running and todo else plan.messages
+            seconds_each = (time.monotonic() - began) / (done + 1)
+            pace = plan.messages / max(todo, 1) / min(max(seconds_each, 0.5), 2.5) if running else plan.messages
+            allowed = min(ceiling, allowed + pace * 0.1)
+            finished = 0
+            for writer in writers:
+                code = writer.code
+                if code:
+                    raise SuiteError(f"{writer.name} ended with {code}:\n{writer.tail()}")
+                finished += code == 0
+                # In bursts, so that there is always more than one batch on its way.
+                with contextlib.suppress(OSError):
+                    if time.monotonic() > burst:
+                        writer.input.write(b"%d\n" % (-(-allowed // len(writers))))
+                        writer.input.flush()
+            if finished == len(writers) and not running:
+                return
+            if time.monotonic() > burst:
+                burst = time.monotonic() + BURST
+            if stage.consumer.code is not None:
+                raise SuiteError(f"the consumer ended with {stage.consumer.code}:\n{stage.consumer.tail()}")
+            if time.monotonic() - told > 5:
+                told = time.monotonic()
+                stage.say(
+                    f"{self._progress.written:,} written, {self._progress.arrived:,} arrived, {done} of {todo} faults"
+                )
+            time.sleep(0.1)
+
+    def schedule(self) -> dict[str, list[tuple[float, Fault, random.Random]]]:
+        """Return the faults by lane: when they are due, as a share of the messages, and each one's own chance."""
+        plan = self._plan
+        kinds = faults_for(plan.database, plan.kinds)
+        unknown = set(plan.kinds) - {kind.name for kind in kinds}
+        if unknown or not kinds:
+            raise SuiteError(f"{plan.database} has no faults of the kinds {', '.join(sorted(unknown))}")
+        rand = random.Random(plan.seed)
+        lanes: dict[str, list[tuple[float, Fault, random.Random]]] = {}
+        chosen: list[Fault] = []
+        # Every kind once before any kind twice.
+        while len(chosen) < plan.faults:
+            chosen += rand.sample(kinds, len(kinds))
+        for position, fault in enumerate(chosen[: plan.faults]):
+            due = (position + rand.random()) / plan.faults
+            lanes.setdefault(fault.lane, []).append((due, fault, random.Random(rand.random())))
+        return lanes
+
+    def _break_things(self, stage: Stage, lane: list[tuple[float, Fault, random.Random]], todo: int) -> None:
+        for due, fault, rand in lane:
+            while self._progress.written < due * self._plan.messages * 0.98 and not stage.over.is_set():
+                stage.pause(0.05)
+            if stage.over.is_set():
+                return
+            begin = time.monotonic()
+            struck = fault.inflict(stage, rand)
+            seconds = time.monotonic() - begin
+            with self._lock:
+                self._inflicted.append(Inflicted(fault.name, seconds, struck))
+                stage.say(f"fault {len(self._inflicted)} of {todo}: {fault.name}, {seconds:.1f} s")
+
+    def _guarded(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except Exception as error:
+            self._failures.append(f"{type(error).__name__}: {error}")
+
+    def _drain(self, stage: Stage) -> None:
+        """Wait until nothing is pending, for as long as there is progress."""
+        stage.say("all faults are healed; draining")
+        pending = f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL"
+        best, since, told = self._plan.messages + 1, time.monotonic(), 0.0
+        while left := stage.database.rows(pending)[0][0]:
+            now = time.monotonic()
+            if left < best:
+                best, since = left, now
+            if now - since > DRAIN_PATIENCE or now > self._deadline:
+                stage.say(f"{left:,} are pending, and no longer get fewer")
+                return
+            if now - told > 5:
+                told = now
+                stage.say(f"{left:,} pending")
+            time.sleep(0.3)
+
+    def _finish_consumer(self, stage: Stage) -> None:
+        with contextlib.suppress(SuiteError):
+            wait_until(lambda: stage.broker.depth() == 0, 60, "an empty queue", pause=0.3)
+        stage.consumer.send(signal.SIGTERM)
+        if stage.consumer.wait(30) != 0:
+            raise SuiteError(f"the consumer ended with {stage.consumer.code}:\n{stage.consumer.tail()}")
+
+
+class Progress:
+    """Counts the lines that processes have added to their journals."""
+
+    def __init__(self, journals: list[Path], arrivals: Path) -> None:
+        self._offsets = dict.fromkeys((*journals, arrivals), 0)
+        self._arrivals = arrivals
+        self.written = 0
+        self.arrived = 0
+
+    def update(self) -> None:
+        """Read on."""
+        for path, offset in self._offsets.items():
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+            self._offsets[path] = offset + len(data)
+            if path == self._arrivals:
+                self.arrived += data.count(b"\n")
+            else:
+                self.written += data.count(b"\n") - data.count(b" rolled-back\n")

@@ -1,0 +1,300 @@
+"""Databases of the suite's own, in its temporary directory and on free ports: made, broken, and gone in the end."""
+
+import abc
+import os
+import pwd
+import signal
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
+from tests.faults.errors import SuiteError
+
+START_PATIENCE = 60
+"""Seconds that a server may take until it answers, recovery included."""
+
+TABLE = "django_outbox_outboxmessage"
+
+
+class DatabaseServer(abc.ABC):
+    """A database server, as the suite starts, breaks and asks it. `vendor` is what `--database` calls it."""
+
+    vendor: str
+    port = 0
+    """Where it listens; 0 for none."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+
+    @abc.abstractmethod
+    def url(self, user: str, port: int | None = None) -> str:
+        """Return the URL for a user: `relay`, `writer` or `admin`; with a port it is that of a proxy."""
+
+    @abc.abstractmethod
+    def connect(self, *, autocommit: bool = True) -> Any:
+        """Return a DB-API connection as the administrator."""
+
+    @abc.abstractmethod
+    def version(self) -> str:
+        """Return its name and version."""
+
+    def restart(self) -> None:
+        """Stop it as an administrator does, and start it again."""
+        raise NotImplementedError
+
+    def crash(self) -> None:
+        """Kill it, and start it again: it has to recover."""
+        raise NotImplementedError
+
+    def end_backends(self, user: str, limit: int | None = None) -> int:
+        """End connections of a user, all by default, and return how many there were."""
+        raise NotImplementedError
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement as the administrator and return its rows."""
+        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+class PostgreSQL(DatabaseServer):
+    """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine."""
+
+    vendor = "postgresql"
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._user = unprivileged("postgres", "nobody")
+        self._data = owned_directory(nursery.directory / "postgresql", self._user)
+        places = "usr/lib/postgresql/*/bin"
+        self._program = find_program("postgres", places)
+        self.port = free_port()
+        nursery.run(
+            [
+                Path(self._program).with_name("initdb"),
+                *("-D", self._data, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync"),
+            ],
+            user=self._user,
+        )
+        self._process: Child | None = None
+
+    def start(self) -> None:
+        settings = {
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": "",
+            "fsync": "off",
+            "max_connections": 80,
+            "shared_buffers": "128MB",
+            "deadlock_timeout": "200ms",
+            "log_checkpoints": "off",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+
+        def answers() -> bool:
+            if self._process is None or self._process.code is not None:
+                # After a crash the memory is in use until the last orphan is gone.
+                self._process = self._nursery.start(
+                    "postgresql", [self._program, "-D", self._data, *options], user=self._user
+                )
+            self.connect("postgres").close()
+            return True
+
+        wait_until(answers, START_PATIENCE, f"an answer of PostgreSQL at port {self.port}")
+
+    def prepare(self) -> None:
+        """Make the roles and the database."""
+        with closing(self.connect("postgres")) as connection:
+            for statement in (
+                "CREATE ROLE relay LOGIN SUPERUSER",
+                "CREATE ROLE writer LOGIN SUPERUSER",
+                "CREATE DATABASE outbox",
+            ):
+                connection.execute(statement)
+
+    def url(self, user: str, port: int | None = None) -> str:
+        return f"postgres://{user}@127.0.0.1:{port or self.port}/outbox"
+
+    def connect(self, database: str = "outbox", *, autocommit: bool = True) -> Any:
+        import psycopg  # noqa: PLC0415 - only where it is installed
+
+        return psycopg.connect(
+            host="127.0.0.1", port=self.port, user="admin", dbname=database, autocommit=autocommit, connect_timeout=5
+        )
+
+    def version(self) -> str:
+        return f"PostgreSQL {self.rows('SHOW server_version')[0][0].split()[0]}"
+
+    def restart(self) -> None:
+        assert self._process is not None
+        self._process.send(signal.SIGINT)  # "fast": transactions are rolled back, connections ended
+        if self._process.wait(30) is None:
+            raise SuiteError("PostgreSQL did not shut down within 30 s")
+        self.start()
+
+    def crash(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.start()
+
+    def end_backends(self, user: str, limit: int | None = None) -> int:
+        sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s ORDER BY random() LIMIT %s"
+        return len(self.rows(sql, [user, limit]))
+
+
+class MariaDB(DatabaseServer):
+    """A server that writes its log at each commit and lets the system flush it: it survives a kill, as above."""
+
+    vendor = "mariadb"
+
+    INIT = "".join(
+        f"CREATE USER IF NOT EXISTS {user}@{host};\nGRANT ALL ON *.* TO {user}@{host} WITH GRANT OPTION;\n"
+        for user in ("relay", "writer", "admin")
+        for host in ("localhost", "'127.0.0.1'")
+    )
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._user = unprivileged("mysql", "nobody")
+        self._home = owned_directory(nursery.directory / "mariadb", self._user)
+        self._program = find_program("mariadbd", "usr/sbin", "usr/libexec")
+        self.port = free_port()
+        data = self._home / "data"
+        nursery.run(
+            [
+                find_program("mariadb-install-db"),
+                *("--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"),
+                *("--skip-test-db", f"--user={self._user or own_name()}"),
+            ]
+        )
+        init = self._home / "init.sql"
+        init.write_text(f"{self.INIT}CREATE DATABASE IF NOT EXISTS outbox CHARACTER SET utf8mb4;\n")
+        init.chmod(0o644)
+        self._command = [
+            self._program,
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--socket={self._home / 'socket'}",
+            f"--pid-file={self._home / 'pid'}",
+            f"--init-file={init}",
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--innodb-buffer-pool-size=256M",
+            "--innodb-flush-log-at-trx-commit=2",
+            "--character-set-server=utf8mb4",
+            *([f"--user={self._user}"] if self._user else []),
+        ]
+        self._process: Child | None = None
+
+    def start(self) -> None:
+        self._process = process = self._nursery.start("mariadb", self._command)
+
+        def answers() -> bool:
+            if process.code is not None:
+                raise SuiteError(f"MariaDB ended with {process.code}:\n{process.tail()}")
+            self.connect().close()
+            return True
+
+        wait_until(answers, START_PATIENCE, f"an answer of MariaDB at port {self.port}")
+
+    def prepare(self) -> None:
+        """Nothing: the init file makes the users and the database."""
+
+    def url(self, user: str, port: int | None = None) -> str:
+        return f"mysql://{user}@127.0.0.1:{port or self.port}/outbox"
+
+    def connect(self, *, autocommit: bool = True) -> Any:
+        import MySQLdb  # noqa: PLC0415 - only where it is installed
+
+        return MySQLdb.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user="admin",
+            database="outbox",
+            charset="utf8mb4",
+            autocommit=autocommit,
+            connect_timeout=5,
+        )
+
+    def version(self) -> str:
+        return f"MariaDB {self.rows('SELECT version()')[0][0].split('-')[0]}"
+
+    def restart(self) -> None:
+        assert self._process is not None
+        self._process.send(signal.SIGTERM)
+        if self._process.wait(60) is None:
+            raise SuiteError("MariaDB did not shut down within 60 s")
+        self.start()
+
+    def crash(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self.start()
+
+    def end_backends(self, user: str, limit: int | None = None) -> int:
+        import MySQLdb  # noqa: PLC0415
+
+        sql = "SELECT id FROM information_schema.processlist WHERE user = %s ORDER BY rand()"
+        ended = 0
+        for (id,) in self.rows(sql, [user])[:limit]:
+            try:
+                self.rows("KILL CONNECTION %s", [id])
+                ended += 1
+            except MySQLdb.OperationalError:
+                pass  # it had gone by itself
+        return ended
+
+
+class SQLite(DatabaseServer):
+    """A file."""
+
+    vendor = "sqlite"
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._path = nursery.directory / "outbox.sqlite3"
+
+    def start(self) -> None:
+        """Nothing: there is no server."""
+
+    def prepare(self) -> None:
+        """Nothing: there are no users."""
+
+    def url(self, user: str, port: int | None = None) -> str:
+        return f"sqlite:///{self._path}"
+
+    def connect(self, *, autocommit: bool = True) -> Any:
+        return sqlite3.connect(self._path, timeout=20, isolation_level=None if autocommit else "IMMEDIATE")
+
+    def version(self) -> str:
+        return f"SQLite {sqlite3.sqlite_version}"
+
+
+SERVERS: dict[str, type[PostgreSQL] | type[MariaDB] | type[SQLite]] = {
+    kind.vendor: kind for kind in (PostgreSQL, MariaDB, SQLite)
+}
+
+
+def unprivileged(*names: str) -> str | None:
+    """Return the first of these users that exists, for servers that refuse to run as root; None if this is not root."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in names if name in known), None)
+
+
+def own_name() -> str:
+    """Return the name of the user that runs this."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def owned_directory(path: Path, user: str | None) -> Path:
+    """Make a directory that belongs to a user, this one by default."""
+    path.mkdir(mode=0o700)
+    if user:
+        entry = pwd.getpwnam(user)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+    return path

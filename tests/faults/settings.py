@@ -1,0 +1,61 @@
+"""Django's settings for the relays and the writers of the fault suite; what differs comes from the environment."""
+
+import datetime
+import json
+import os
+import time
+
+import environ
+from django.utils import timezone
+
+env = environ.Env()
+
+SECRET_KEY = "only for tests"
+USE_TZ = True
+INSTALLED_APPS = ["django_outbox"]
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+DATABASES = {"default": env.db_url("FAULTS_DATABASE_URL")}
+if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
+    DATABASES["default"]["OPTIONS"] = {
+        "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
+        "timeout": 20,
+        "transaction_mode": "IMMEDIATE",
+    }
+else:
+    DATABASES["default"]["OPTIONS"] = {"connect_timeout": 5}
+
+PUBLISHER = {
+    "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+    "OPTIONS": {
+        "url": env.str("FAULTS_AMQP_URL", default="amqp://guest:guest@127.0.0.1/%2F"),
+        "exchange": "faults",
+        "timeout": 3.0,
+        "blocked_timeout": 3.0,
+        "heartbeat": 5,
+    },
+}
+OUTBOX = {"PUBLISHERS": {"default": PUBLISHER}, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
+if OUTBOX.get("RETENTION") is not None:
+    OUTBOX["RETENTION"] = datetime.timedelta(seconds=OUTBOX["RETENTION"])
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(threadName)s: %(message)s"}},
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {"django_outbox": {"handlers": ["stderr"], "level": "INFO"}},
+}
+
+SHIFT = env.float("FAULTS_CLOCK_SHIFT", default=0.0)
+"""Seconds by which this process is wrong about the time."""
+
+if SHIFT:
+    real_time = time.time
+
+    def shifted_now() -> datetime.datetime:
+        """Return a wrong time, in the place of `django.utils.timezone.now`."""
+        return datetime.datetime.now(tz=datetime.timezone.utc) + datetime.timedelta(seconds=SHIFT)
+
+    time.time = lambda: real_time() + SHIFT
+    timezone.now = shifted_now
