@@ -38,6 +38,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_outbox",
     "shop",
+    "benchmarks",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
