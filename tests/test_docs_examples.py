@@ -59,7 +59,7 @@ def publisher() -> Iterator[Publisher]:
 
 
 def message(payload: int) -> Message:
-    return Message(1, uuid.uuid4(), "t", "", "", str(payload).encode(), {}, datetime.now(timezone.utc), 0)
+    return Message(1, str(uuid.uuid4()), "t", "", "", str(payload).encode(), {}, datetime.now(timezone.utc), 0)
 
 
 def test_the_webhook_publisher_answers_for_each_message(publisher: Publisher):
