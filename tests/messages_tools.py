@@ -3,7 +3,7 @@
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox import enqueue
-from django_outbox.databases import Claim, Settlement, get_database
+from django_outbox.databases import Claim, Failed, Retried, Settlement, get_database
 from django_outbox.databases.base import Database
+from django_outbox.databases.partitions import Turn
 from django_outbox.models import OutboxMessage
 
 _numbers = itertools.count(1)
@@ -21,17 +22,41 @@ _numbers = itertools.count(1)
 GENEROUS = {"limit": 1000, "max_bytes": 1024**3, "max_seconds": 120.0}
 
 
+def from_the_start() -> Turn:
+    """A turn that begins with what has no key, and with the first partition."""
+    return Turn(after=0)
+
+
+class Clock:
+    """A clock that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def claim(using: str, publisher: str = "default", **bounds: Any) -> Any:
     """A claim with generous bounds, of which each may be narrowed."""
-    return database(using).claim(publisher, **{**GENEROUS, **bounds})
+    return database(using).claim(publisher, **{"turn": from_the_start(), **GENEROUS, **bounds})
 
 
 def database(using: str) -> Database:
     return get_database(connections[using])
 
 
-def settle(using: str, batch: Claim, *, delete_processed: bool = False, **states: list[Any]) -> None:
-    database(using).settle(batch, Settlement(**states), delete_processed=delete_processed)
+def settle(
+    using: str,
+    batch: Claim,
+    *,
+    delete_processed: bool = False,
+    processed: Sequence[int] = (),
+    failed: Sequence[tuple[Any, ...]] = (),
+    retried: Sequence[tuple[Any, ...]] = (),
+) -> None:
+    settlement = Settlement([*processed], [Failed(*row) for row in failed], [Retried(*row) for row in retried])
+    database(using).settle(batch, settlement, delete_processed=delete_processed)
 
 
 def claimed_ids(using: str, publisher: str = "default", **bounds: Any) -> list[int]:

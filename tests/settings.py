@@ -57,6 +57,8 @@ TEMPLATES = [
     }
 ]
 STATIC_URL = "static/"
+# What protects passwords is slow on purpose, and here are none to protect.
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 OUTBOX = {
     "PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}},

@@ -129,6 +129,11 @@ def test_imports_run_one_way(module):
     assert backward == []
 
 
+def all_but(*allowed: str) -> tuple[str, ...]:
+    """Everything of Django's and ours but these modules: for what is pure."""
+    return ("django", *(name for name in MODULES if name not in ("django_outbox", *allowed)))
+
+
 ABOVE_THE_RELAY = (
     *(module for module in MODULES if module.startswith("django_outbox.admin")),
     "django_outbox.checks",
@@ -136,7 +141,15 @@ ABOVE_THE_RELAY = (
     "django_outbox.progress",
     "django_outbox.tasks",
 )
-RELAY = ("django_outbox.delivery", "django_outbox.relay", "django_outbox.retention")
+RELAY = (
+    "django_outbox.dead_letters",
+    "django_outbox.delivery",
+    "django_outbox.health",
+    "django_outbox.judging",
+    "django_outbox.listener",
+    "django_outbox.relay",
+    "django_outbox.retention",
+)
 SIDES = ("django_outbox.databases", "django_outbox.publishers", "django_outbox.producing")
 
 FORBIDDEN = (
@@ -144,12 +157,18 @@ FORBIDDEN = (
     ("django_outbox.databases", (*ABOVE_THE_RELAY, *RELAY, "django_outbox.publishers", "django_outbox.conf")),
     ("django_outbox.producing", (*ABOVE_THE_RELAY, *RELAY, "django_outbox.publishers")),
     ("django_outbox.delivery", (*ABOVE_THE_RELAY, "django_outbox.relay")),
+    ("django_outbox.dead_letters", (*ABOVE_THE_RELAY, "django_outbox.delivery", "django_outbox.relay")),
+    ("django_outbox.health", (*ABOVE_THE_RELAY, "django_outbox.relay")),
+    ("django_outbox.listener", (*ABOVE_THE_RELAY, "django_outbox.delivery", "django_outbox.relay")),
+    ("django_outbox.judging", (*ABOVE_THE_RELAY, "django_outbox.delivery", "django_outbox.relay")),
     ("django_outbox.retention", (*ABOVE_THE_RELAY, "django_outbox.relay", "django_outbox.publishers")),
     ("django_outbox.relay", ABOVE_THE_RELAY),
     ("django_outbox.models", (*ABOVE_THE_RELAY, *RELAY, *SIDES, "django_outbox.conf")),
     ("django_outbox.conf", (*ABOVE_THE_RELAY, *RELAY, *SIDES, "django_outbox.models")),
-    ("django_outbox.retry", ("django", "django_outbox")),
+    ("django_outbox.retry", all_but("django_outbox.messages")),
     ("django_outbox.messages", ("django", "django_outbox")),
+    ("django_outbox.waves", all_but("django_outbox.messages")),
+    ("django_outbox.breaker", all_but("django_outbox.messages", "django_outbox.retry")),
     ("django_outbox.exceptions", ("django", "django_outbox")),
     ("django_outbox.beat", ("django", "django_outbox")),
 )
