@@ -38,7 +38,7 @@ def run(**options: Any) -> None:
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
-    run(database="postgresql", messages=15_000, keys=200, faults=len(faults_for("postgresql")))
+    run(database="postgresql", messages=15_000, keys=200, faults=len(faults_for("postgresql")), wake_up=True)
 
 
 @pytest.mark.slow

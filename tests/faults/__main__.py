@@ -35,6 +35,7 @@ def main(arguments: list[str]) -> int:
         kinds=tuple(options.kind),
         poison=not options.no_poison,
         retention=options.retention,
+        wake_up=options.wake_up,
         keep_logs=options.keep_logs.resolve() if options.keep_logs else None,
     )
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -67,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--writers", type=_whole, default=plan.writers, help="processes that enqueue (%(default)s)")
     found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="of a claim (%(default)s)")
     found.add_argument("--retention", type=float, metavar="S", help="seconds; 0 deletes what is published (keep all)")
+    found.add_argument("--wake-up", action="store_true", help="the writers wake the relays, on PostgreSQL")
     found.add_argument("--minutes", type=float, default=plan.minutes, help="the longest run (%(default)s)")
     found.add_argument("--kind", action="append", default=[], metavar="KIND", help="only such; repeatable")
     found.add_argument("--no-poison", action="store_true", help="no messages that deserve to fail")

@@ -54,6 +54,8 @@ class Plan:
     keep_logs: Path | None = None
     retention: float | None = None
     """Seconds for which processed messages are kept; None for ever."""
+    wake_up: bool = False
+    """Whether the writers wake the relays, where the database can."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -63,6 +65,7 @@ class Plan:
             "POLL_INTERVAL": 0.2,
             "LEASE": LEASE,
             "RETENTION": self.retention,
+            "WAKE_UP": self.wake_up,
             # A queue that is full for a long time must not make a message fail that deserves to arrive.
             "RETRY": {"DELAY": 0.2, "FACTOR": 1.5, "MAX_DELAY": 3.0, "MAX_ATTEMPTS": 100},
         }

@@ -46,7 +46,7 @@ def table(result: Result) -> str:
     lines = [
         f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
         f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {plan.workers} workers, "
-        f"batches of {plan.batch_size}, {plan.writers} writers",
+        f"batches of {plan.batch_size}, {plan.writers} writers{', who wake the relays' if plan.wake_up else ''}",
         "",
     ]
     told = {
