@@ -62,6 +62,7 @@ def assert_nothing_is_left(benchmark: Benchmark, database: Database, kinds: tupl
             channel.queue_declare(f"{name}-orders.0", passive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["postgresql", MARIADB])
 def test_the_ladder_goes_from_the_naive_loop_to_the_outbox(alias: str, tmp_path: Path):
     figures_file, plot_file = tmp_path / "ladder.json", tmp_path / "ladder.svg"
@@ -98,6 +99,7 @@ def test_the_ladder_goes_from_the_naive_loop_to_the_outbox(alias: str, tmp_path:
     assert set(steps) <= set(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alias", ["postgresql", MARIADB])
 def test_the_drain_is_set_beside_the_limit_of_the_same_queues(alias: str, tmp_path: Path):
     kinds = ("quorum",) if alias == MARIADB else ("classic", "quorum")

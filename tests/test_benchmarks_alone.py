@@ -28,6 +28,7 @@ def measure(alias: str, name: str, *options: str, file: Path, kinds: tuple[str, 
     return benchmark, figures
 
 
+@pytest.mark.slow
 @SERVERS
 def test_the_database_alone_is_set_beside_bare_sql(alias: str, tmp_path: Path):
     sizes = ("--messages", "300", "--keys", "7", "--batch-size", "50", "--repeats", "1", "--workers", "1", "2")
@@ -46,6 +47,7 @@ def test_the_database_alone_is_set_beside_bare_sql(alias: str, tmp_path: Path):
         assert figures[f"keyed_{kept}_workers_2_ratio"] == pytest.approx(rate / figures[f"bare_{kept}_workers_2_rate"])
 
 
+@pytest.mark.slow
 @SERVERS
 def test_each_setting_is_set_beside_the_drain_without_it(alias: str, tmp_path: Path):
     sizes = ("--messages", "200", "--keys", "7", "--repeats", "1")
@@ -58,6 +60,7 @@ def test_each_setting_is_set_beside_the_drain_without_it(alias: str, tmp_path: P
         assert figures[f"{case.slug}_relay_microseconds"] > 0
 
 
+@pytest.mark.slow
 @SERVERS
 def test_enqueueing_is_set_beside_plain_rows(alias: str, tmp_path: Path):
     sizes = ("--messages", "20", "--many", "300", "--writers", "3", "--repeats", "1")
@@ -83,19 +86,29 @@ def test_latency_is_told_for_polling_and_where_the_database_can_for_waking(alias
         assert p50 <= p95 <= p99
 
 
+# All of a case are delivered, and no more: the pending rows that are left over stay.
+BESIDE_FRESH = {"processed": 120, "pending": 120, "backoff": 120, "snapshot": 480}
+LARGER = {"10kB": 120, "1MiB": 120}
+
+
 @pytest.mark.slow
-@SERVERS
-def test_growth_drains_each_hard_table_beside_a_fresh_one(alias: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("alias", "beside_fresh", "larger"),
+    [("postgresql", BESIDE_FRESH, LARGER), (MARIADB, {"snapshot": 480}, {})],
+)
+def test_growth_drains_each_hard_table_beside_a_fresh_one(
+    alias: str, beside_fresh: dict[str, int], larger: dict[str, int], tmp_path: Path
+):
+    cases = beside_fresh | larger
     sizes = ("--messages", "120", "--processed", "500", "--pending", "400", "--backoff", "300", "--repeats", "1")
-    benchmark, figures = measure(alias, "growth", *sizes, file=tmp_path / "growth.json", kinds=("quorum",))
-    names = ["processed", "pending", "backoff", "snapshot", "10kB", "1MiB"]
-    assert [row.split()[0] for row in benchmark.table()] == names
-    # All of a case are delivered, and no more: the pending rows that are left over stay.
-    assert [row.split()[1] for row in benchmark.table()] == ["120", "120", "120", "480", "120", "120"]
-    for name in names[:4]:
+    options = (*sizes, "--cases", *cases)
+    benchmark, figures = measure(alias, "growth", *options, file=tmp_path / "growth.json", kinds=("quorum",))
+    assert [row.split()[:2] for row in benchmark.table()] == [[name, str(count)] for name, count in cases.items()]
+    for name in beside_fresh:
         assert figures[f"{name}_ratio"] == pytest.approx(figures[f"{name}_rate"] / figures[f"{name}_fresh_rate"])
-    # A rate of larger messages stands beside no other.
-    assert {name for name in figures if name.startswith("1MiB")} == {"1MiB_rate", "1MiB_peak_megabytes"}
+    for name in larger:
+        # A rate of larger messages stands beside no other.
+        assert {figure for figure in figures if figure.startswith(name)} == {f"{name}_rate", f"{name}_peak_megabytes"}
 
 
 def test_a_rate_counts_from_the_first_batch_or_from_a_part_of_all():
