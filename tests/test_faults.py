@@ -43,13 +43,13 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_mariadb_under_faults():
-    run(database="mariadb", messages=8_000, keys=100, faults=14)
+    run(database="mariadb", messages=8_000, keys=100, faults=10)
 
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_sqlite_under_faults():
     kinds = ("relay-killed", "relay-paused-beyond-its-lease", "queues-full", "file-locked")
-    run(database="sqlite", messages=8_000, keys=80, faults=8, kinds=kinds)
+    run(database="sqlite", messages=8_000, keys=80, faults=6, kinds=kinds)
 
 
 def test_each_database_server_has_at_least_ten_kinds_of_faults():
