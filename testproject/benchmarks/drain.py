@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_numbers(
         parser,
-        messages=(30_000, "A case."),
+        # So many that the beginning and the end of a drain, when nothing is in flight, count for little.
+        messages=(100_000, "A case."),
         size=(250, "Bytes of a payload."),
         repeats=(3, "Rounds, of which the median of each case counts."),
         keys=(1000, "Keys of the keyed messages."),
