@@ -1,6 +1,7 @@
 """The ladder and the drain: what they print and write, that they leave nothing behind; their report and messages."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from django.core.management import CommandError
 
 from django_outbox import OutboxMessage
 from tests.conftest import ALIASES
+from tests.messages_tools import eventually
 from tests.processes import PATIENCE, PROJECT, Database, broker_channel, shop_environment
 
 MARIADB = "mariadb"
@@ -46,20 +48,28 @@ class Benchmark:
         return lines[start : lines.index("", start)]
 
 
-def assert_nothing_is_left(benchmark: Benchmark, database: Database, kinds: tuple[str, ...]) -> None:
+def assert_nothing_is_left(pid: int, database: Database, kinds: tuple[str, ...]) -> None:
     schemas = "SELECT count(*) FROM information_schema.schemata WHERE schema_name = %s"
     if database.url.startswith("postgres"):
         schemas = "SELECT count(*) FROM pg_database WHERE datname = %s"
     assert database.rows(schemas, database.name) == [(1,)]
     tables = "SELECT table_name FROM information_schema.tables WHERE table_schema IN ('public', %s)"
     assert database.rows(tables, database.name) == []
-    assert database.rows(schemas, f"outbox_benchmark_{benchmark.pid}") == [(0,)]
+    assert database.rows(schemas, f"outbox_benchmark_{pid}") == [(0,)]
     for kind in kinds:
-        name = f"outbox-benchmark-{benchmark.pid}-{kind}"
+        name = f"outbox-benchmark-{pid}-{kind}"
         with broker_channel() as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no exchange"):
             channel.exchange_declare(name, passive=True)
-        with broker_channel() as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no queue"):
-            channel.queue_declare(f"{name}-orders.0", passive=True)
+        assert not has_queue(pid, kind)
+
+
+def has_queue(pid: int, kind: str) -> bool:
+    with broker_channel() as channel:
+        try:
+            channel.queue_declare(f"outbox-benchmark-{pid}-{kind}-orders.0", passive=True)
+        except pika.exceptions.ChannelClosedByBroker:
+            return False
+        return True
 
 
 @pytest.mark.slow
@@ -73,7 +83,7 @@ def test_the_ladder_goes_from_the_naive_loop_to_the_outbox(alias: str, tmp_path:
             "ladder", *options, "--seed", "7", "--json", str(figures_file), "--plot", str(plot_file),
             DATABASE_URL=database.url, AMQP_URL=settings.AMQP_URL,
         )  # fmt: skip
-        assert_nothing_is_left(ladder, database, ("quorum",))
+        assert_nothing_is_left(ladder.pid, database, ("quorum",))
     steps = ["naive loop", "index", "batched publish", "batched settle", "2 workers", "pipelined confirms"]
     steps.append("django_outbox")
     rows = ladder.table()
@@ -111,7 +121,7 @@ def test_the_drain_is_set_beside_the_limit_of_the_same_queues(alias: str, tmp_pa
             "drain", *options, "--workers", "1", "2", "--kinds", *kinds, "--json", str(file),
             DATABASE_URL=database.url, AMQP_URL=settings.AMQP_URL,
         )  # fmt: skip
-        assert_nothing_is_left(drain, database, kinds)
+        assert_nothing_is_left(drain.pid, database, kinds)
     cases = [["limit,"], ["no", "key", "1"], ["no", "key", "2"], ["9", "keys", "1"], ["9", "keys", "2"]]
     expected = [[kind, *case] for kind in kinds for case in cases]
     assert [row.split()[: len(words)] for row, words in zip(drain.table(), expected, strict=True)] == expected
@@ -126,6 +136,20 @@ def test_the_drain_is_set_beside_the_limit_of_the_same_queues(alias: str, tmp_pa
             rate = figures[f"{kind}_{case}_rate"]
             assert figures[f"{kind}_{case}_ratio"] == pytest.approx(rate / limit)
         assert {f"{kind}_best_ratio", f"{kind}_keyed_to_unkeyed_ratio"} <= set(figures)
+
+
+def test_a_benchmark_that_is_ended_early_leaves_nothing_behind():
+    with Database("postgresql") as database:
+        with subprocess.Popen(
+            [sys.executable, "manage.py", "benchmark", "drain", "--repeats", "1000", "--messages", "2000"],
+            cwd=PROJECT,
+            env=shop_environment(DATABASE_URL=database.url, AMQP_URL=settings.AMQP_URL),
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            eventually(lambda: has_queue(process.pid, "quorum"), PATIENCE)
+            process.terminate()
+        assert process.returncode == 128 + signal.SIGTERM
+        assert_nothing_is_left(process.pid, database, ("quorum", "classic"))
 
 
 @pytest.mark.parametrize(

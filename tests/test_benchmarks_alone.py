@@ -22,7 +22,7 @@ def measure(alias: str, name: str, *options: str, file: Path, kinds: tuple[str, 
         benchmark = Benchmark(
             name, *options, "--json", str(file), DATABASE_URL=database.url, AMQP_URL=settings.AMQP_URL
         )
-        assert_nothing_is_left(benchmark, database, kinds)
+        assert_nothing_is_left(benchmark.pid, database, kinds)
     figures = json.loads(file.read_text())["figures"]
     assert min(value for name, value in figures.items() if "share" not in name and "microseconds" not in name) > 0
     return benchmark, figures

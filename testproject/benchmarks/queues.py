@@ -39,11 +39,11 @@ class Queues:
     def __init__(self, url: str, kind: str, count: int) -> None:
         self.exchange = f"outbox-benchmark-{os.getpid()}-{kind}"
         self.topics = topics(count)
-        parameters = pika.URLParameters(url)
+        self._parameters = pika.URLParameters(url)
         # Nobody serves this connection while a benchmark runs.
-        parameters.heartbeat = 0
+        self._parameters.heartbeat = 0
         try:
-            self._connection = pika.BlockingConnection(parameters)
+            self._connection = pika.BlockingConnection(self._parameters)
         except AMQPConnectionError as error:
             raise CommandError(f"The broker of AMQP_URL does not answer: {error!r}") from error
         self._channel = self._connection.channel()
@@ -51,17 +51,24 @@ class Queues:
         self._kind = kind
 
     def __enter__(self) -> "Queues":
-        self._channel.exchange_declare(self.exchange, "direct", durable=True)
-        for name, topic in zip(self._names, self.topics, strict=True):
-            self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": self._kind})
-            self._channel.queue_bind(name, self.exchange, topic)
+        try:
+            self._channel.exchange_declare(self.exchange, "direct", durable=True)
+            for name, topic in zip(self._names, self.topics, strict=True):
+                self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": self._kind})
+                self._channel.queue_bind(name, self.exchange, topic)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in self._names:
-            self._channel.queue_delete(name)
-        self._channel.exchange_delete(self.exchange)
         self._connection.close()
+        # The other connection may have been interrupted amid a call.
+        with pika.BlockingConnection(self._parameters) as connection:
+            channel = connection.channel()
+            for name in self._names:
+                channel.queue_delete(name)
+            channel.exchange_delete(self.exchange)
 
     def purge(self) -> None:
         """Empty them."""
