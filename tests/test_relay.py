@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -22,7 +21,9 @@ from django_outbox.relay import Relay
 from django_outbox.retry import RetryPolicy
 from django_outbox.signals import step_finished
 from tests.conftest import ALIASES
+from tests.messages_tools import eventually
 from tests.publishers import ScriptedPublisher
+from tests.relay_threads import relays_in_threads
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -54,35 +55,11 @@ def answer(script: Callable[[Message], Any]) -> None:
     ScriptedPublisher.answer = staticmethod(script)
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def running() -> Iterator[Callable[..., Relay]]:
     """Start relays in threads of their own, and stop them at the end."""
-    started: list[tuple[Relay, threading.Thread]] = []
-
-    def start(**arguments: Any) -> Relay:
-        relay = Relay(poll_interval=0.05, **arguments)
-
-        def work() -> None:
-            relay.run()
-            connections.close_all()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        started.append((relay, thread))
-        return relay
-
-    yield start
-    for relay, thread in started:
-        relay.stop()
-        thread.join(20)
-        assert not thread.is_alive(), "the relay did not stop"
+    with relays_in_threads(poll_interval=0.05) as start:
+        yield start
 
 
 def test_drain_delivers_everything_in_order_and_keeps_it_as_processed(using: str):

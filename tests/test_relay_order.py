@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, breaker, enqueue_many
@@ -18,6 +18,7 @@ from django_outbox.signals import breaker_changed
 from tests.conftest import ALIASES
 from tests.messages_tools import eventually
 from tests.publishers import ScriptedPublisher
+from tests.relay_threads import relays_in_threads
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -147,23 +148,12 @@ def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, A
     away = threading.Event()
     away.set()
     answer(lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED)
-    relay = Relay(poll_interval=0.05, workers=3)
-
-    def work() -> None:
-        relay.run()
-        connections.close_all()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
+    with relays_in_threads(poll_interval=0.05, workers=3) as start:
+        relay = start()
         eventually(lambda: sum(change["state"] == "open" for change in changes) > 3)
         met = [len(batch) for batch in ScriptedPublisher.batches]
         away.clear()
         eventually(lambda: relay.tally.processed == 100)
-    finally:
-        relay.stop()
-        thread.join()
-        relay.close()
     states = [change["state"] for change in changes]
     assert states[0] == "open"
     assert states[-1] == "closed"

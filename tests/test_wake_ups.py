@@ -21,7 +21,9 @@ from django_outbox.relay import Relay
 from django_outbox.retry import RetryPolicy
 from django_outbox.wake_ups import WakeUps
 from tests.conftest import ALIASES
+from tests.messages_tools import eventually
 from tests.publishers import ScriptedPublisher
+from tests.relay_threads import relays_in_threads
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -138,32 +140,8 @@ class TestWaiting:
 def asleep(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Relay]]:
     """Start relays that look once, and then not again within the hour, unless they are woken."""
     monkeypatch.setattr(relay_module, "FIRST_IDLE_WAIT", 3600.0)
-    started: list[tuple[Relay, threading.Thread]] = []
-
-    def start(using: str = "postgresql", **arguments: Any) -> Relay:
-        relay = Relay(using=using, poll_interval=3600, **arguments)
-
-        def work() -> None:
-            relay.run()
-            connections.close_all()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        started.append((relay, thread))
-        return relay
-
-    yield start
-    for relay, thread in started:
-        relay.stop()
-        thread.join(20)
-        assert not thread.is_alive(), "the relay did not stop"
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
+    with relays_in_threads(using="postgresql", poll_interval=3600) as start:
+        yield start
 
 
 def listeners() -> list[int]:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 
 import pika
 
@@ -92,20 +91,8 @@ class Broker:
 
     def ctl(self, *arguments: str, timeout: float = 60) -> str:
         """Run `rabbitmqctl` on the node and return what it printed."""
-        ended = subprocess.run(
-            [self._ctl, "-q", "-n", self.node, *arguments],
-            env=self.environment,
-            cwd=self._nursery.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        if ended.returncode:
-            raise SuiteError(f"rabbitmqctl {' '.join(arguments)} failed with {ended.returncode}:\n{ended.stdout}")
-        return ended.stdout
+        command = [self._ctl, "-q", "-n", self.node, *arguments]
+        return self._nursery.run(command, environment=self.environment, timeout=timeout)
 
     def url(self, port: int | None = None, query: str = "") -> str:
         """Return its URL; with a port it is that of a proxy."""

@@ -73,14 +73,22 @@ class Nursery:
         child.on_end = lambda: self._tell(f"-{child.pid}")
         return child
 
-    def run(self, command: Sequence[str | Path], *, user: str | None = None, timeout: float = 120) -> None:
-        """Run a command to its end.
+    def run(
+        self,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float = 120,
+    ) -> str:
+        """Run a command to its end, and return what it printed.
 
         Raises:
             SuiteError: it failed; the text has its output.
         """
         ended = subprocess.run(
             [str(part) for part in command],
+            env=environment,
             cwd=self.directory,
             user=user,
             extra_groups=[] if user else None,
@@ -92,7 +100,9 @@ class Nursery:
             check=False,
         )
         if ended.returncode:
-            raise SuiteError(f"{command[0]} failed with {ended.returncode}:\n{ended.stdout}")
+            words = " ".join(str(part) for part in command)
+            raise SuiteError(f"{words} failed with {ended.returncode}:\n{ended.stdout}")
+        return ended.stdout
 
     def __enter__(self) -> "Nursery":
         return self

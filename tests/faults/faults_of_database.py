@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.kinds import SERVERS, everyone, fault
 from tests.faults.plan import LEASE
 from tests.faults.relays import django_environment
-from tests.faults.servers import TABLE
+from tests.faults.servers import TABLE, NetworkServer
 from tests.faults.stage import Stage
 
 
@@ -20,28 +20,28 @@ from tests.faults.stage import Stage
 def backends_ended(stage: Stage, rand: random.Random) -> int:
     """`pg_terminate_backend` or `KILL` for some of the relays' connections, or for all."""
     limit = rand.choice((1, 2, None))
-    stage.database.end_backends("relay", limit)
+    server(stage).end_backends("relay", limit)
     return limit or everyone(stage)
 
 
 @fault("database", SERVERS)
 def writers_ended(stage: Stage, rand: random.Random) -> int:
     """The same for the connections of the writers, who repeat their transactions."""
-    stage.database.end_backends("writer")
+    server(stage).end_backends("writer")
     return 0
 
 
 @fault("database", SERVERS)
 def database_restarted(stage: Stage, rand: random.Random) -> int:
     """The server is stopped as an administrator does, and started again."""
-    stage.database.restart()
+    server(stage).restart()
     return everyone(stage)
 
 
 @fault("database", SERVERS)
 def database_killed(stage: Stage, rand: random.Random) -> int:
     """The server is killed, and recovers."""
-    stage.database.crash()
+    server(stage).crash()
     return everyone(stage)
 
 
@@ -148,3 +148,9 @@ def session(stage: Stage) -> Iterator[Any]:
     ):
         yield cursor
         connection.rollback()
+
+
+def server(stage: Stage) -> NetworkServer:
+    """Return the database, which is a server."""
+    assert isinstance(stage.database, NetworkServer)
+    return stage.database

@@ -16,11 +16,14 @@ from tests.faults.errors import SuiteError
 START_PATIENCE = 60
 """Seconds that a server may take until it answers, recovery included."""
 
+STOP_PATIENCE = 60
+"""Seconds that a server may take until it has stopped."""
+
 TABLE = "django_outbox_outboxmessage"
 
 
 class DatabaseServer(abc.ABC):
-    """A database server, as the suite starts, breaks and asks it. `vendor` is what `--database` calls it."""
+    """A database, as the suite starts and asks it. `vendor` is what `--database` calls it."""
 
     vendor: str
     port = 0
@@ -42,18 +45,6 @@ class DatabaseServer(abc.ABC):
     def version(self) -> str:
         """Return its name and version."""
 
-    def restart(self) -> None:
-        """Stop it as an administrator does, and start it again."""
-        raise NotImplementedError
-
-    def crash(self) -> None:
-        """Kill it, and start it again: it has to recover."""
-        raise NotImplementedError
-
-    def end_backends(self, user: str, limit: int | None = None) -> int:
-        """End connections of a user, all by default, and return how many there were."""
-        raise NotImplementedError
-
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement as the administrator and return its rows."""
         with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
@@ -61,10 +52,37 @@ class DatabaseServer(abc.ABC):
             return list(cursor.fetchall()) if cursor.description else []
 
 
-class PostgreSQL(DatabaseServer):
+class NetworkServer(DatabaseServer):
+    """A database server in a process of its own; `stop_signal` is how an administrator ends it."""
+
+    stop_signal: signal.Signals
+    _process: Child | None = None
+
+    @abc.abstractmethod
+    def end_backends(self, user: str, limit: int | None = None) -> int:
+        """End connections of a user, all by default, and return how many there were."""
+
+    def restart(self) -> None:
+        """Stop it as an administrator does, and start it again."""
+        assert self._process is not None
+        self._process.send(self.stop_signal)
+        if self._process.wait(STOP_PATIENCE) is None:
+            raise SuiteError(f"{self.vendor} did not shut down within {STOP_PATIENCE} s")
+        self.start()
+
+    def crash(self) -> None:
+        """Kill it, and start it again: it has to recover."""
+        assert self._process is not None
+        self._process.kill()
+        self.start()
+
+
+class PostgreSQL(NetworkServer):
     """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine."""
 
     vendor = "postgresql"
+    # "Fast": transactions are rolled back, connections ended.
+    stop_signal = signal.SIGINT
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
@@ -80,7 +98,6 @@ class PostgreSQL(DatabaseServer):
             ],
             user=self._user,
         )
-        self._process: Child | None = None
 
     def start(self) -> None:
         settings = {
@@ -129,27 +146,16 @@ class PostgreSQL(DatabaseServer):
     def version(self) -> str:
         return f"PostgreSQL {self.rows('SHOW server_version')[0][0].split()[0]}"
 
-    def restart(self) -> None:
-        assert self._process is not None
-        self._process.send(signal.SIGINT)  # "fast": transactions are rolled back, connections ended
-        if self._process.wait(30) is None:
-            raise SuiteError("PostgreSQL did not shut down within 30 s")
-        self.start()
-
-    def crash(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self.start()
-
     def end_backends(self, user: str, limit: int | None = None) -> int:
         sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s ORDER BY random() LIMIT %s"
         return len(self.rows(sql, [user, limit]))
 
 
-class MariaDB(DatabaseServer):
+class MariaDB(NetworkServer):
     """A server that writes its log at each commit and lets the system flush it: it survives a kill, as above."""
 
     vendor = "mariadb"
+    stop_signal = signal.SIGTERM
 
     INIT = "".join(
         f"CREATE USER IF NOT EXISTS {user}@{host};\nGRANT ALL ON *.* TO {user}@{host} WITH GRANT OPTION;\n"
@@ -188,7 +194,6 @@ class MariaDB(DatabaseServer):
             "--character-set-server=utf8mb4",
             *([f"--user={self._user}"] if self._user else []),
         ]
-        self._process: Child | None = None
 
     def start(self) -> None:
         self._process = process = self._nursery.start("mariadb", self._command)
@@ -222,18 +227,6 @@ class MariaDB(DatabaseServer):
 
     def version(self) -> str:
         return f"MariaDB {self.rows('SELECT version()')[0][0].split('-')[0]}"
-
-    def restart(self) -> None:
-        assert self._process is not None
-        self._process.send(signal.SIGTERM)
-        if self._process.wait(60) is None:
-            raise SuiteError("MariaDB did not shut down within 60 s")
-        self.start()
-
-    def crash(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self.start()
 
     def end_backends(self, user: str, limit: int | None = None) -> int:
         import MySQLdb  # noqa: PLC0415
