@@ -148,6 +148,10 @@ def test_a_benchmark_that_is_ended_early_leaves_nothing_behind():
         ) as process:
             eventually(lambda: has_queue(process.pid, "quorum"), PATIENCE)
             process.terminate()
+            try:
+                process.wait(PATIENCE)
+            finally:
+                process.kill()
         assert process.returncode == 128 + signal.SIGTERM
         assert_nothing_is_left(process.pid, database, ("quorum", "classic"))
 

@@ -56,14 +56,16 @@ class Queues:
             for name, topic in zip(self._names, self.topics, strict=True):
                 self._channel.queue_declare(name, durable=True, arguments={"x-queue-type": self._kind})
                 self._channel.queue_bind(name, self.exchange, topic)
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-        # The other connection may have been interrupted amid a call.
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A signal may have interrupted this connection amid a call: it would wait for ever for the answer. The end of
+        # the process closes it.
+        if kind is None or issubclass(kind, Exception):
+            self._connection.close()
         with pika.BlockingConnection(self._parameters) as connection:
             channel = connection.channel()
             for name in self._names:
