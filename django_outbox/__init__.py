@@ -3,8 +3,8 @@
     enqueue() -> OutboxMessage row -> claim -> publish -> settle -> (retention)
                  the caller's txn     |------ the relay's txn ------|
 
-`enqueue` writes a message in the caller's transaction; a relay (`manage.py run_outbox`, or a Celery schedule) claims
-what is due, publishes it to a broker and settles what became of it.
+`enqueue` writes a message in the caller's transaction. A relay (`manage.py run_outbox`, or a Celery schedule) claims
+the due messages, publishes them to a broker and settles them: it writes each message's new state.
 
     from django_outbox import enqueue
 
@@ -17,24 +17,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
     from django_outbox.exceptions import InvalidMessage, OutboxError, TransactionRequired
     from django_outbox.models import OutboxMessage
-    from django_outbox.producing import enqueue, enqueue_many
 
 __all__ = ["InvalidMessage", "OutboxError", "OutboxMessage", "TransactionRequired", "enqueue", "enqueue_many"]
 
-_HOMES = {
+_MODULE_OF = {
     "InvalidMessage": "exceptions",
     "OutboxError": "exceptions",
     "OutboxMessage": "models",
     "TransactionRequired": "exceptions",
-    "enqueue": "producing",
-    "enqueue_many": "producing",
+    "enqueue": "enqueueing.enqueue",
+    "enqueue_many": "enqueueing.enqueue",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Django imports this package before models may be imported, so the names are fetched at their first use.
-    if name not in _HOMES:
+    # Django imports this package before models can be imported, so the names are imported when they are first used.
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

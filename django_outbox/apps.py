@@ -1,15 +1,35 @@
 """The Django app."""
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.apps import apps as all_apps
+from django.db import connections, router
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
 class DjangoOutboxConfig(AppConfig):
-    """Registers the system checks; it asks no database."""
+    """Registers the system checks and a `post_migrate` handler. Starting the app queries no database."""
 
     name = "django_outbox"
     verbose_name = _("Outbox")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_outbox import checks  # noqa: F401, PLC0415 - importing it registers the checks
+        from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
+
+        post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
+
+
+def add_key_locks(*, using: str, apps: Any = all_apps, **_: object) -> None:
+    """Create the rows of `KeyLock` after `migrate`, and after a test's `flush`."""
+    from django_outbox.stores import find_store  # noqa: PLC0415 - needs the models
+
+    try:
+        model = apps.get_model("django_outbox", "KeyLock")
+    except LookupError:
+        return
+    store = find_store(connections[using])
+    if store and router.allow_migrate_model(using, model):
+        store.add_key_locks()

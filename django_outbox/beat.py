@@ -1,6 +1,8 @@
-"""A schedule for Celery beat, in the place of `manage.py run_outbox`. It imports nothing, so settings may use it."""
+"""A schedule for Celery beat, instead of `manage.py run_outbox`. It imports nothing, so settings may import it."""
 
 from typing import Any
+
+__all__ = ["beat_schedule"]
 
 
 def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **drain: Any) -> dict[str, dict[str, Any]]:
@@ -11,9 +13,9 @@ def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **dr
         CELERY_BEAT_SCHEDULE = {**beat_schedule(drain_every=2)}
 
     Args:
-        drain_every: seconds between two runs of `drain_outbox`: about the longest time that a message waits.
+        drain_every: seconds between two runs of `drain_outbox`: about the longest that a message waits.
         purge_every: seconds between two runs of `purge_outbox`.
-        drain: arguments of `drain_outbox`, `using="orders"` or `workers=2` for example.
+        drain: arguments of `drain_outbox`, for example `using="orders"` or `workers=2`.
     """
     database = {"using": drain["using"]} if "using" in drain else {}
     return {
@@ -21,7 +23,7 @@ def beat_schedule(*, drain_every: float = 5.0, purge_every: float = 3600.0, **dr
             "task": "django_outbox.tasks.drain_outbox",
             "schedule": drain_every,
             "kwargs": drain,
-            # A run that no worker took before the next one is due has been overtaken by it.
+            # A run that no worker has started before the next one is due is superseded by it.
             "options": {"expires": drain_every},
         },
         "django_outbox.purge": {

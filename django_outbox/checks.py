@@ -1,6 +1,6 @@
-"""System checks: what is wrong with the settings is said at start, each with an id and a remedy.
+"""System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
-E001 to E005 are found by `django_outbox.conf`, E006 to E008 by `django_outbox.publishers`, the others here.
+`django_outbox.conf` finds E001 to E005, `django_outbox.publishers.registry` finds E006 to E008, this module the others.
 """
 
 from collections.abc import Sequence
@@ -8,120 +8,158 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import SettingsProblem, parse
-from django_outbox.databases import KNOWN_VENDORS
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers import build_publisher
+from django_outbox.publishers.registry import build_publisher
+from django_outbox.stores import Store, find_store
+
+TAG = "django_outbox"
+"""Selects the checks of this app: `manage.py check --tag django_outbox`."""
 
 
-@register()
+@register(TAG)
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check `OUTBOX`: every key and value, and that every publisher can be constructed."""
+    """Check every key and value of `OUTBOX`, and that every publisher can be constructed."""
     settings, problems = parse(getattr(django_settings, "OUTBOX", None))
     if settings is not None:
-        for alias, config in settings.publishers.items():
+        for publisher_alias, config in settings.publishers.items():
             try:
-                build_publisher(alias, config)
+                build_publisher(publisher_alias, config)
             except SettingsProblem as problem:
                 problems.append(problem)
     return [Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}") for problem in problems]
 
 
-@register()
+@register(TAG)
 def check_time_zone(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that times are stored in UTC, which is what the database's clock is compared with."""
+    """Check that times are stored in UTC, because they are compared with the database's clock."""
     if django_settings.USE_TZ:
         return []
     return [
         Error(
-            "The outbox needs USE_TZ = True.",
-            hint="Without it Django stores local times, which the database's clock cannot be compared with.",
+            "The outbox requires USE_TZ = True.",
+            hint="Set USE_TZ = True. Without it Django stores local times, but the relay compares them in UTC.",
             id="django_outbox.E009",
         )
     ]
 
 
-@register(Tags.database)
+@register(TAG)
+def check_autocommit(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check, without a query, that each database that may hold the outbox commits automatically."""
+    return [
+        Error(
+            f"DATABASES[{alias!r}] has AUTOCOMMIT = False, so a relay would never commit the messages' new state.",
+            hint="Remove AUTOCOMMIT and use transaction.atomic() or ATOMIC_REQUESTS, or route OutboxMessage elsewhere.",
+            id="django_outbox.E015",
+        )
+        for alias in connections
+        if not connections[alias].settings_dict["AUTOCOMMIT"] and router.allow_migrate_model(alias, OutboxMessage)
+    ]
+
+
+LIBPQ_TIMEOUTS = (
+    '{"connect_timeout": 5, "tcp_user_timeout": 8000, "keepalives_idle": 5, "keepalives_interval": 2, '
+    '"keepalives_count": 3}'
+)
+
+
+@register(TAG, deploy=True)
+def check_timeouts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check, without a query, that libpq will notice a PostgreSQL server that vanishes from the network."""
+    return [
+        Warning(
+            f"DATABASES[{alias!r}] has no {' and no '.join(missing)} in its OPTIONS. If the server vanishes from the "
+            "network, a relay may hang for minutes without a line in the log.",
+            hint=f'Set them, for example: "OPTIONS": {LIBPQ_TIMEOUTS}. tcp_user_timeout is in milliseconds.',
+            id="django_outbox.W016",
+        )
+        for alias in connections
+        if router.allow_migrate_model(alias, OutboxMessage)
+        and (store := find_store(connections[alias]))
+        and (missing := store.missing_timeouts)
+    ]
+
+
+@register(TAG, Tags.database)
 def check_databases(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check that each database that holds the outbox can be claimed from."""
+    """Check that the relay can work on each database that holds the outbox."""
     problems: list[CheckMessage] = []
     for alias in databases or []:
         if router.allow_migrate_model(alias, OutboxMessage):
-            connection = connections[alias]
-            if connection.vendor in KNOWN_VENDORS:
-                problems += _check_version(connection) + _check_utc(connection) + _check_characters(connection)
-            else:
-                problems += _unknown_vendor(connection)
+            store = find_store(connections[alias])
+            problems += _check_store(store) if store else _unknown_vendor(connections[alias])
     return problems
 
 
 def _unknown_vendor(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     return [
         Error(
-            f"The outbox cannot work on the database {connection.alias!r}, a {connection.vendor}.",
-            hint=f"It knows {', '.join(KNOWN_VENDORS)}. Route OutboxMessage to one of them.",
+            f"The outbox does not support the database {connection.alias!r}, whose vendor is {connection.vendor!r}.",
+            hint="Route OutboxMessage to a PostgreSQL, MySQL, MariaDB or SQLite database.",
             id="django_outbox.E010",
         )
     ]
 
 
-def _check_version(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    features = connection.features
-    if connection.vendor == "sqlite":
-        able, lack = features.can_return_columns_from_insert, "RETURNING"
-    else:
-        able, lack = features.has_select_for_update_skip_locked, "SKIP LOCKED"
-    if able:
+def _check_store(store: Store) -> list[CheckMessage]:
+    return _check_version(store) + _check_utc(store) + _check_characters(store) + _check_encoding(store)
+
+
+def _check_version(store: Store) -> list[CheckMessage]:
+    feature = store.missing_feature
+    if not feature:
         return []
     return [
         Error(
-            f"The database {connection.alias!r} is too old for the outbox: it does not know {lack}.",
-            hint="PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer, is needed.",
+            f"The database {store.connection.alias!r} is too old for the outbox: it does not support {feature}.",
+            hint="Upgrade it to PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer.",
             id="django_outbox.E011",
         )
     ]
 
 
-def _check_utc(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    if connection.vendor == "postgresql" or connection.timezone_name == "UTC":
+def _check_utc(store: Store) -> list[CheckMessage]:
+    if not store.stores_local_times:
         return []
     return [
         Error(
-            f"DATABASES[{connection.alias!r}] has a TIME_ZONE, so that Django stores local times there.",
-            hint="Remove it: the database's own clock is compared in UTC.",
+            f"DATABASES[{store.connection.alias!r}] has a TIME_ZONE, so Django stores local times there.",
+            hint="Remove TIME_ZONE. The relay compares times with the database's clock in UTC.",
             id="django_outbox.E012",
         )
     ]
 
 
-def _check_characters(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    if connection.vendor != "mysql":
-        return []
-    table = OutboxMessage._meta.db_table
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT DISTINCT character_set_name FROM information_schema.columns WHERE table_schema = DATABASE() "
-            "AND table_name = %s AND column_name IN ('type', 'topic', 'key', 'publisher', 'error')",
-            [table],
-        )
-        found = {name for (name,) in cursor.fetchall()}
-        if not found:
-            # Before the first migration the table will have what the database has.
-            cursor.execute("SELECT @@character_set_database")
-            found = {name for (name,) in cursor.fetchall()}
-    if found == {"utf8mb4"}:
+def _check_characters(store: Store) -> list[CheckMessage]:
+    found = store.find_narrow_character_sets()
+    if not found:
         return []
     return [
         Error(
-            f"The outbox in the database {connection.alias!r} stores text as {', '.join(sorted(found))}, which cannot "
-            "hold every character: an emoji in a type or in a broker's error would be refused.",
-            hint=f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4; before the first migration, ALTER DATABASE.",
+            f"The outbox in the database {store.connection.alias!r} stores text as {', '.join(sorted(found))}, which "
+            "lacks characters such as emoji: a message or an error that contains one cannot be stored.",
+            hint=f"Run ALTER TABLE {OutboxMessage._meta.db_table} CONVERT TO CHARACTER SET utf8mb4, or, "
+            "before `migrate`, ALTER DATABASE.",
             id="django_outbox.E013",
+        )
+    ]
+
+
+def _check_encoding(store: Store) -> list[CheckMessage]:
+    if store.encoding == "UTF8":
+        return []
+    return [
+        Warning(
+            f"The database {store.connection.alias!r} is encoded in {store.encoding}: enqueue() refuses the characters "
+            "that this encoding lacks, and question marks replace them in broker errors.",
+            hint="Convert it to UTF8: restore a pg_dump of it into a database created with ENCODING 'UTF8'.",
+            id="django_outbox.W014",
         )
     ]

@@ -1,4 +1,4 @@
-"""What travels between the relay's parts: a claimed message, and what the publisher says became of it."""
+"""A claimed message, and the outcome that a publisher reports for it."""
 
 import datetime
 import enum
@@ -6,13 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+__all__ = [
+    "ACCEPTED",
+    "Message",
+    "Outcome",
+    "Verdict",
+    "rejected",
+    "retry_later",
+    "set_aside",
+    "unanswered",
+]
+
+MAX_ERROR_LENGTH = 4000
+"""Maximum number of characters of an error that are stored with a message."""
+
 
 class Message(NamedTuple):
-    """A claimed row of `OutboxMessage`, as a publisher sees it.
+    """A claimed row of `OutboxMessage`, as passed to a publisher.
 
     `message_id` is the UUID as text.
-    `payload` is the JSON text as the database holds it, in UTF-8: it is passed on and never decoded on the way.
-    `attempts` counts the attempts before this one, and `error_class` is that of the last of them, if it failed.
+    `payload` is the JSON text in UTF-8, exactly as the database returns it; the relay never decodes it.
+    `attempts` is the number of earlier attempts. `error_class` is the class of the last error, or blank.
     """
 
     id: int
@@ -28,39 +42,64 @@ class Message(NamedTuple):
 
     @property
     def destination(self) -> str:
-        """Where the message goes: its topic, or its type where the topic is blank."""
+        """The topic, or the type if the topic is blank."""
         return self.topic or self.type
 
 
+class Unreadable(NamedTuple):
+    """A claimed row that cannot be read as a message, because another program wrote invalid values into it.
+
+    `message` holds the columns that could be read; the others are blank. `reason` names each one that could not.
+    """
+
+    message: Message
+    reason: str
+
+    @property
+    def id(self) -> int:
+        """The row's id."""
+        return self.message.id
+
+    @property
+    def key(self) -> str:
+        """The key of the message in this row; blank if that column cannot be read."""
+        return self.message.key
+
+
 class Verdict(enum.Enum):
-    """What a publisher can say of one message."""
+    """The kind of an outcome. Publishers report all but the last."""
 
     ACCEPTED = "accepted"
-    """The broker confirmed it."""
+    """The broker confirmed the message."""
 
     REJECTED = "rejected"
-    """Refused for good: trying again cannot help (unroutable, too large)."""
+    """Refused for good; another attempt cannot succeed (unroutable, too large)."""
 
-    NOT_NOW = "not now"
-    """Refused for now: counted as an attempt and tried again later."""
+    DEFERRED = "deferred"
+    """Not delivered now; will be retried. Uses up an attempt, unless `Outcome.counted` is False."""
 
     UNANSWERED = "unanswered"
-    """The broker was away or silent: no fault of the message, nothing is counted."""
+    """The broker could not be reached or did not respond. Not the message's fault; never uses up an attempt."""
 
-    HELD = "held"
-    """Not published: an earlier message of its key has to go first. No publisher says so."""
+    BLOCKED = "blocked"
+    """Not published, because an earlier message with the same key is not delivered yet. Reserved for the relay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A verdict, and for the others than accepted the reason.
+    """A publisher's report on one message: a verdict, and the reason unless the message was accepted.
 
     Args:
-        verdict: what became of the message.
-        error: the reason in words.
-        error_class: what kind of error it is, to find and count messages by: the name of `cause` by default.
-        cause: the exception behind it, if there was one; a retry policy may look at its class and its own causes.
-        retry_after: seconds that the broker asks to wait before the next attempt, in place of the retry policy's delay.
+        verdict: the kind of outcome.
+        error: the reason, as text.
+        error_class: a short name for this kind of error, by which operators find and count messages. Defaults to the
+            import path of the class of `cause`.
+        cause: the underlying exception, if any; a retry policy may inspect it.
+        retry_after: seconds to wait before the next attempt, as requested by the broker; replaces the retry policy's
+            delay.
+        counted: whether a deferred message uses up one of its attempts. Set it to False if the message is not to blame,
+            for example because its queue is full: the message then waits for `retry_after` seconds, and the retry
+            policy is not consulted.
     """
 
     verdict: Verdict
@@ -68,6 +107,7 @@ class Outcome:
     error_class: str = ""
     cause: BaseException | None = None
     retry_after: float | None = None
+    counted: bool = True
 
     def __post_init__(self) -> None:
         if self.cause is not None and not self.error_class:
@@ -75,28 +115,48 @@ class Outcome:
 
 
 ACCEPTED = Outcome(Verdict.ACCEPTED)
+"""The outcome of a message that the broker confirmed."""
 
-HELD = Outcome(Verdict.HELD)
+BLOCKED = Outcome(Verdict.BLOCKED)
+"""The outcome of a message that was not published, because an earlier one with the same key is not delivered yet."""
 
 
 def rejected(error: str, *, error_class: str = "", cause: BaseException | None = None) -> Outcome:
-    """Return the outcome of a message that is refused for good."""
+    """Return the outcome of a message that is refused for good: it fails at once."""
     return Outcome(Verdict.REJECTED, error, error_class, cause)
 
 
-def not_now(
+def retry_later(
     error: str, *, error_class: str = "", cause: BaseException | None = None, retry_after: float | None = None
 ) -> Outcome:
-    """Return the outcome of a message that is refused for now."""
-    return Outcome(Verdict.NOT_NOW, error, error_class, cause, retry_after)
+    """Return the outcome of a message that is not delivered now; the retry policy decides when to try again.
+
+    Args:
+        error: the reason, as text.
+        error_class: a short name for this kind of error.
+        cause: the underlying exception, if any.
+        retry_after: seconds until the next attempt; replaces the retry policy's delay.
+    """
+    return Outcome(Verdict.DEFERRED, error, error_class, cause, retry_after)
+
+
+def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
+    """Return the outcome of a message that must wait although it is not to blame; no attempt is used up.
+
+    Args:
+        error: the reason, as text.
+        seconds: how long the message waits.
+        error_class: a short name for this kind of error.
+    """
+    return Outcome(Verdict.DEFERRED, error, error_class, retry_after=seconds, counted=False)
 
 
 def unanswered(error: str, *, cause: BaseException | None = None) -> Outcome:
-    """Return the outcome of a message that nobody answered for."""
+    """Return the outcome of a message for which the broker gave no response: an outage, no attempt is used up."""
     return Outcome(Verdict.UNANSWERED, error, cause=cause)
 
 
 def class_path(error: BaseException) -> str:
-    """Return where the class of an error is imported from: `builtins` is left out."""
+    """Return the import path of an exception's class; the module `builtins` is left out."""
     kind = type(error)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,24 +1,30 @@
-"""`OutboxMessage`: one row a message, and the three states it can be in."""
+"""`OutboxMessage`, the outbox table: one row per message."""
 
+import datetime
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models, router
-from django.db.models import Q
-from django.db.models.functions import Abs
+from django.db.models import ExpressionWrapper, Q
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.clock import DatabaseNow
-from django_outbox.fields import PartitionField, PayloadField
-from django_outbox.indexes import PortableIndex
-from django_outbox.uuid7 import uuid7
+from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.indexes import PortableIndex
+from django_outbox.db.uuid7 import uuid7
+
+__all__ = ["OutboxMessage", "OutboxMessageQuerySet", "Status"]
+
+EARLIEST = datetime.datetime(1000, 1, 1, tzinfo=datetime.timezone.utc)
+LATEST = datetime.datetime(9999, 12, 31, tzinfo=datetime.timezone.utc)
+"""Limits of `occurred_at` and `available_at` that every database can store."""
 
 MAX_NAME_LENGTH = 255
-"""The longest type, topic or key, in bytes of UTF-8: what AMQP's short strings and Kafka's topics can carry."""
+"""Maximum bytes of a type, topic or key in UTF-8, which is the limit of AMQP's short strings."""
 
 
 class Status(models.TextChoices):
-    """The state of a message. It is not stored: it is which one of three times is set."""
+    """A message's state, derived from which of its three timestamps is set."""
 
     PENDING = "pending", _("Pending")
     PROCESSED = "processed", _("Processed")
@@ -26,31 +32,33 @@ class Status(models.TextChoices):
 
 
 class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
-    """Messages by state, and the operator's two moves on the failed ones."""
+    """Selects messages by state, and requeues or discards failed messages."""
 
     def with_status(self, status: Status) -> "OutboxMessageQuerySet":
+        """Return the messages in this state."""
         return self.filter(**{f"{_TIME_OF[status]}__isnull": False})
 
     def pending(self) -> "OutboxMessageQuerySet":
-        """Waiting for their first attempt or for the next one."""
+        """Return the messages that wait for their first or their next attempt."""
         return self.with_status(Status.PENDING)
 
     def processed(self) -> "OutboxMessageQuerySet":
-        """Accepted by the broker."""
+        """Return the messages that the broker has accepted."""
         return self.with_status(Status.PROCESSED)
 
     def failed(self) -> "OutboxMessageQuerySet":
-        """Given up: the dead letters, which a person must look at."""
+        """Return the messages that will not be retried and need a person's attention (the dead letters)."""
         return self.with_status(Status.FAILED)
 
     def due(self) -> "OutboxMessageQuerySet":
-        """Pending, and their time has come by the database's clock."""
+        """Return the pending messages whose `available_at` has passed, by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
 
     def backlog(self) -> "models.QuerySet[Any, Any]":
-        """What is pending, by publisher and type: `count`, and `oldest` as the time it was enqueued.
+        """Return the pending messages by publisher and type: their `count`, and the earliest `occurred_at` as `oldest`.
 
-        Read from the index alone on PostgreSQL. It counts every pending row: ask it now and then, not every second.
+        It counts every pending row, on PostgreSQL from the index alone. Suitable for a query every minute, but not
+        every second.
         """
         return (
             self.pending()
@@ -60,59 +68,77 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         )
 
     def requeue(self) -> int:
-        """Make the failed messages of this set pending and due again, with all their attempts before them.
+        """Make the failed messages in this queryset pending and due again, with a fresh set of attempts.
 
-        Those that held back their key go first, and what waits behind them follows. Those that let their key pass come
-        after messages that were enqueued later.
+        If a message blocks its key, it is delivered first and the messages behind it follow. If it does not, later
+        messages with its key may already have been delivered.
 
-        Returns how many there were: one UPDATE, which leaves alone whatever is not failed.
+        One UPDATE, which leaves messages in other states unchanged. Returns the number of requeued messages.
         """
         return self.failed().update(
             failed_at=None,
             available_at=DatabaseNow(),
             attempts=0,
-            partition=Abs("partition"),
+            blocks_key=ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField()),
             dead_lettered_at=None,
         )
 
     def discard(self) -> int:
-        """Delete the failed messages of this set for good and return how many there were.
+        """Delete the failed messages in this queryset permanently and return how many were deleted.
 
-        What waits behind those that held back their key is free to go.
+        If a message blocks its key, the messages behind it become available.
         """
         alias = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
         return self.failed()._raw_delete(alias)
 
 
 class OutboxMessage(models.Model):
-    """A message in the outbox, written in the transaction that writes the caller's data.
+    """A message in the outbox, written in the same transaction as the caller's data.
 
-    Exactly one of `available_at`, `processed_at` and `failed_at` is set, and it says in which state the message is.
+    Exactly one of `available_at`, `processed_at` and `failed_at` is set. It determines the message's state.
     """
 
-    id = models.BigAutoField(primary_key=True, verbose_name=_("ID"), help_text=_("The order of enqueueing."))
-    message_id = models.UUIDField(
-        _("message ID"), default=uuid7, unique=True, editable=False, help_text=_("What consumers deduplicate by.")
+    id = models.BigAutoField(
+        primary_key=True,
+        verbose_name=_("ID"),
+        help_text=_("Numbers messages in the order in which they were enqueued."),
     )
-    type = models.CharField(_("type"), max_length=MAX_NAME_LENGTH, help_text=_("What happened: order.created."))
+    message_id = models.UUIDField(
+        _("message ID"),
+        default=uuid7,
+        editable=False,
+        help_text=_("Identifies the message to consumers, which use it to discard duplicates."),
+    )
+    type = models.CharField(
+        _("type"), max_length=MAX_NAME_LENGTH, help_text=_("Name of the event, such as order.created.")
+    )
     topic = models.CharField(
         _("topic"),
         max_length=MAX_NAME_LENGTH,
         blank=True,
         default="",
-        help_text=_("Where it goes, when that is not the type."),
+        help_text=_("Destination, if it is not the type."),
     )
     key = models.CharField(
-        _("key"), max_length=MAX_NAME_LENGTH, blank=True, default="", help_text=_("What it is ordered together with.")
+        _("key"),
+        max_length=MAX_NAME_LENGTH,
+        blank=True,
+        default="",
+        help_text=_("Messages with the same key are delivered in order."),
     )
-    # Negative once the message failed and lets its key pass: it has left the order of its key.
     partition = PartitionField(
-        _("partition"), default=0, editable=False, help_text=_("A number made of the key; 0 for none.")
+        _("partition"), default=0, editable=False, help_text=_("Number derived from the key; 0 without a key.")
+    )
+    blocks_key = BlocksKeyField(
+        _("blocks its key"),
+        default=False,
+        editable=False,
+        help_text=_("Whether later messages with the same key wait for this one."),
     )
     payload = PayloadField(_("payload"), encoder=DjangoJSONEncoder)
     headers = models.JSONField(_("headers"), encoder=DjangoJSONEncoder, blank=True, default=dict)
     publisher = models.CharField(
-        _("publisher"), max_length=63, default="default", help_text=_("Its alias in OUTBOX['PUBLISHERS'].")
+        _("publisher"), max_length=63, default="default", help_text=_("Alias in OUTBOX['PUBLISHERS'].")
     )
     occurred_at = models.DateTimeField(_("occurred at"), db_default=DatabaseNow(), editable=False)
     available_at = models.DateTimeField(
@@ -120,19 +146,26 @@ class OutboxMessage(models.Model):
         db_default=DatabaseNow(),
         null=True,
         blank=True,
-        help_text=_("Not published before. Empty once processed or failed."),
+        help_text=_("Earliest time of the next attempt. Empty once processed or failed."),
     )
     attempts = models.PositiveIntegerField(_("attempts"), default=0)
     processed_at = models.DateTimeField(_("processed at"), null=True, blank=True)
     failed_at = models.DateTimeField(_("failed at"), null=True, blank=True)
-    error = models.TextField(_("error"), blank=True, default="", help_text=_("Of the last attempt."))
+    error = models.TextField(_("error"), blank=True, default="", help_text=_("Error of the last attempt."))
     error_class = models.CharField(
-        _("error class"), max_length=255, blank=True, default="", help_text=_("What kind of error that was.")
+        _("error class"),
+        max_length=255,
+        blank=True,
+        default="",
+        help_text=_("Class of the error, as an import path or as given by the publisher."),
     )
     first_error_at = models.DateTimeField(_("first error at"), null=True, blank=True)
     last_error_at = models.DateTimeField(_("last error at"), null=True, blank=True)
     dead_lettered_at = models.DateTimeField(
-        _("dead-lettered at"), null=True, blank=True, help_text=_("When the dead-letter publisher accepted a copy.")
+        _("dead-lettered at"),
+        null=True,
+        blank=True,
+        help_text=_("Time at which the dead-letter publisher accepted a copy."),
     )
 
     objects: ClassVar[models.Manager["OutboxMessage"]] = OutboxMessageQuerySet.as_manager()
@@ -145,20 +178,21 @@ class OutboxMessage(models.Model):
             ("discard_outboxmessage", "Can discard failed outbox messages"),
         ]
         indexes = [
-            # The claim's order and the backlog's figures. Only pending rows have an available_at, so that on
-            # databases without partial indexes the same columns still lead straight to what is due.
+            # Order of the claim, and figures of the backlog. Only pending rows have an available_at, so even on
+            # databases without partial indexes these columns lead straight to the due messages.
             PortableIndex(
                 fields=["publisher", "partition", "available_at", "id"],
                 covering=["type", "occurred_at"],
                 where=Q(available_at__isnull=False),
                 name="outbox_pending",
             ),
-            # The order of each key, and the way from one key to the next.
+            # Order within each key, and the step from one key to the next.
             PortableIndex(
                 fields=["publisher", "partition", "id"],
                 covering=["available_at"],
-                where=Q(processed_at__isnull=True, partition__gt=0),
-                else_first=["processed_at"],
+                where=Q(blocks_key=True),
+                # The state comes first, so that processed rows are appended and not scattered over the index.
+                else_first=["processed_at", "blocks_key"],
                 name="outbox_partitions",
             ),
             PortableIndex(fields=["processed_at", "id"], where=Q(processed_at__isnull=False), name="outbox_processed"),
@@ -171,10 +205,21 @@ class OutboxMessage(models.Model):
                 | Q(available_at__isnull=True, processed_at__isnull=True, failed_at__isnull=False),
                 name="outbox_one_state",
             ),
-            # Another program that forgets the partition must not lose the order unseen.
+            # One event may go to several publishers.
+            models.UniqueConstraint(fields=["message_id", "publisher"], name="outbox_unique_message"),
+            # If another program omits partition or blocks_key, the INSERT must fail: order would be lost silently.
+            models.CheckConstraint(condition=Q(key="", partition=0) | Q(partition__gt=0), name="outbox_key_partition"),
             models.CheckConstraint(
-                condition=Q(key="", partition=0) | Q(partition__gt=0) | Q(partition__lt=0),
-                name="outbox_key_has_partition",
+                condition=Q(blocks_key=True, partition__gt=0, processed_at__isnull=True)
+                | Q(blocks_key=False, partition=0)
+                | Q(blocks_key=False, available_at__isnull=True),
+                name="outbox_blocks_key",
+            ),
+            # Times that Python and every database can represent; PostgreSQL also has infinity and years BC.
+            models.CheckConstraint(
+                condition=Q(occurred_at__gte=EARLIEST, occurred_at__lt=LATEST)
+                & (Q(available_at__isnull=True) | Q(available_at__gte=EARLIEST, available_at__lt=LATEST)),
+                name="outbox_times_in_range",
             ),
         ]
 
@@ -182,13 +227,8 @@ class OutboxMessage(models.Model):
         return f"{self.type} {self.message_id}"
 
     @property
-    def holds_key(self) -> bool:
-        """Whether the message failed and holds back the later messages of its key."""
-        return self.failed_at is not None and self.partition > 0
-
-    @property
     def status(self) -> Status:
-        """In which state the message is."""
+        """The state of the message."""
         if self.failed_at is not None:
             return Status.FAILED
         if self.processed_at is not None:
@@ -197,15 +237,20 @@ class OutboxMessage(models.Model):
 
 
 class KeyLock(models.Model):
-    """A row that `enqueue(..., serialize=True)` locks on MySQL and MariaDB, which have no locks for a transaction."""
+    """A lock on keys, for databases whose only transaction-level locks are row locks.
 
-    slot = models.IntegerField(primary_key=True)
+    MySQL and MariaDB lock the row. SQLite stores the time until which the lock is held. PostgreSQL does not use this
+    table, because it has advisory locks.
+    """
+
+    number = models.BigIntegerField(primary_key=True)
+    held_until = models.DateTimeField(null=True)
 
     class Meta:
         default_permissions = ()
 
     def __str__(self) -> str:
-        return str(self.slot)
+        return str(self.number)
 
 
 _TIME_OF = {

@@ -1,47 +1,46 @@
-"""When to try a message again, and when to give it up: pure functions of the attempt, the answer and the policy."""
+"""When to retry a message, and when to give up: pure functions of the attempt, the outcome and the policy."""
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
+from django_outbox.backoff import Backoff, Kind
+from django_outbox.error_text import is_interrupt, one_line
 from django_outbox.messages import Message, Outcome
 
-Backoff: TypeAlias = Literal["fixed", "linear", "exponential"]
+__all__ = ["RetryFunction", "RetryPolicy"]
 
 RetryFunction: TypeAlias = Callable[[int, Outcome, Message], float | None]
-"""A policy of one's own. It gets the number of the attempt that was refused (from 1), the outcome and the message, and
-returns the seconds to wait, 0 to `LONGEST_DELAY`, or None to give up."""
+"""A custom policy. It gets the number of the attempt that failed (from 1), the outcome and the message, and returns the
+seconds to wait, 0 to `LONGEST_DELAY`, or None to give up."""
 
 LONGEST_DELAY = 365 * 86_400.0
-"""The most seconds that a function of one's own may ask for: a year."""
+"""Maximum number of seconds that a custom function may ask for: a year."""
 
 LONGEST_RETRY_AFTER = 86_400.0
-"""The most seconds that a broker is granted by `Outcome.retry_after`: a day."""
+"""Maximum number of seconds that a broker may ask for by `Outcome.retry_after`: a day."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait after each refusal, and when to give up.
+    """The delay after each failed attempt, and the number of attempts. Its fields are the keys of `OUTBOX["RETRY"]`.
 
     Args:
-        max_attempts: how many times a message is tried before it is failed, at least 1.
-        backoff: how the delay grows: "fixed" (not at all), "linear" (by `delay` each time) or "exponential" (by
-            `factor` each time).
+        max_attempts: number of attempts after which a message fails, at least 1.
+        backoff: how the delay grows; see `Backoff.kind`.
         delay: seconds before the second attempt.
-        factor: how many times longer each further delay is than the one before, at least 1; for "exponential" alone.
-        max_delay: the longest delay in seconds, before jitter: what has come to the ceiling must not return together
-            either.
-        jitter: the share of the delay that is added at random, 0 to 1, so that what failed together does not return
-            together.
-        include: classes of exceptions. If there are any, an exception is tried again only if it, or one that it was
-            raised from, is of one of them.
-        exclude: classes of exceptions that are not tried again, themselves or as what another was raised from. They
-            win over `include`.
+        factor: how many times longer each further delay is than the one before, at least 1; for "exponential" only.
+        max_delay: longest delay in seconds, before jitter.
+        jitter: maximum share of the delay that is added at random, 0 to 1.
+        include: exception classes. If there are any, an exception is retried only if it, or one that it was raised
+            from, is an instance of one of them.
+        exclude: exception classes that are not retried, whether as the exception itself or as one that it was raised
+            from. Takes precedence over `include`.
     """
 
     max_attempts: int = 10
-    backoff: Backoff = "exponential"
+    backoff: Kind = "exponential"
     delay: float = 1.0
     factor: float = 2.0
     max_delay: float = 600.0
@@ -49,8 +48,13 @@ class RetryPolicy:
     include: tuple[type[BaseException], ...] = ()
     exclude: tuple[type[BaseException], ...] = ()
 
+    @property
+    def wait(self) -> Backoff:
+        """The delays after failed attempts."""
+        return Backoff(self.delay, self.factor, self.max_delay, self.jitter, self.backoff)
+
     def retries(self, cause: BaseException | None) -> bool:
-        """Return whether a refusal with this cause is tried again at all; one without a cause is."""
+        """Return whether an attempt that failed with this cause is retried at all; one without a cause is."""
         if cause is None or not (self.include or self.exclude):
             return True
         chain = list(cause_chain(cause))
@@ -68,21 +72,20 @@ def retry_delay(
     policy: RetryPolicy | RetryFunction,
     *,
     rand: Callable[[], float] = random.random,
-    on_fault: Callable[[Exception], object] | None = None,
+    on_fault: Callable[[BaseException], object] | None = None,
 ) -> float | None:
-    """Return the seconds until a message that was refused for now is tried again, or None to give it up.
+    """Return the seconds until a deferred message is retried, or None to give up.
 
-    `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, counts instead of the delay of a `RetryPolicy`; what is no
-    number of seconds is passed over. A function of one's own sees it and decides alone. One that raises, or returns
-    what is no delay, loses nothing: its message is tried again, whatever the attempt, after the delay of the default
-    policy.
+    `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, replaces the delay of a `RetryPolicy`; anything but a number
+    of seconds is ignored. A custom function sees it and decides alone. If that function raises, or returns anything but
+    a delay, nothing is lost: the message is retried, whatever the attempt, after the delay of the default policy.
 
     Args:
-        message: the message, with the attempts before the one that was refused.
-        outcome: what the publisher said.
-        policy: the policy to follow, or a function of one's own.
+        message: the message, with the number of attempts before the one that failed.
+        outcome: the publisher's outcome.
+        policy: the policy to follow, or a custom function.
         rand: a source of numbers from 0 to 1, for the jitter.
-        on_fault: is told what a function of one's own did wrong.
+        on_fault: called with the exception if a custom function raises or returns anything but a delay.
     """
     attempt = message.attempts + 1
     if isinstance(policy, RetryPolicy):
@@ -91,36 +94,19 @@ def retry_delay(
     else:
         try:
             return _checked(policy(attempt, outcome, message))
-        except Exception as fault:
+        except BaseException as fault:
+            if is_interrupt(fault):
+                raise
             if on_fault is not None:
                 on_fault(fault)
         policy = DEFAULT_POLICY
     if _is_number(outcome.retry_after) and outcome.retry_after >= 0:
         return float(min(outcome.retry_after, LONGEST_RETRY_AFTER))
-    return backoff(attempt, policy, rand=rand)
-
-
-def backoff(attempt: int, policy: RetryPolicy, *, rand: Callable[[], float] = random.random) -> float:
-    """Return the delay in seconds after the given number of refusals in a row, without ever giving up.
-
-    It is never above `policy.max_delay * (1 + policy.jitter)`.
-    """
-    try:
-        delay = min(_GROWTH[policy.backoff](policy, attempt), policy.max_delay)
-    except OverflowError:
-        delay = policy.max_delay
-    return delay * (1 + policy.jitter * rand())
-
-
-_GROWTH: dict[Backoff, Callable[[RetryPolicy, int], float]] = {
-    "fixed": lambda policy, attempt: policy.delay,
-    "linear": lambda policy, attempt: policy.delay * float(attempt),
-    "exponential": lambda policy, attempt: policy.delay * float(policy.factor) ** (attempt - 1),
-}
+    return policy.wait.after(attempt, rand=rand)
 
 
 def cause_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and what it was raised from, as a traceback shows it; each once, even in a ring."""
+    """Yield an exception and those that it was raised from, as a traceback shows them; each once, even in a cycle."""
     seen: set[int] = set()
     link: BaseException | None = error
     while isinstance(link, BaseException) and id(link) not in seen:
@@ -136,7 +122,7 @@ def _checked(delay: object) -> float | None:
     if not _is_number(delay):
         raise TypeError(f"RETRY returned a {type(delay).__name__}, not a number of seconds or None")
     if not 0 <= delay <= LONGEST_DELAY:
-        raise ValueError(f"RETRY returned {float(delay)}, not a number of seconds from 0 to {LONGEST_DELAY:.0f}")
+        raise ValueError(f"RETRY returned {one_line(delay, 40)}, not a number of seconds from 0 to {LONGEST_DELAY:.0f}")
     return float(delay)
 
 

@@ -1,56 +1,76 @@
-"""Signals that a project may listen to, for its metrics and alerts for example.
+"""Signals for metrics and alerts.
 
-They are sent in the relay's thread, so a receiver should be quick. What it raises is logged, and disturbs no delivery.
+They are sent in the relay's threads, so a receiver should be quick. An exception that it raises is logged and does not
+affect deliveries. If it is not an `Exception`, but `SystemExit` for example, receivers that were connected later miss
+the signal.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.dispatch import Signal
 
+from django_outbox.error_text import describe, is_interrupt
+from django_outbox.logs import logger
 from django_outbox.messages import Message
+
+__all__ = ["Failure", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A message that was given up, and why.
+    """A message that failed, and why.
 
     Args:
-        message: the message as it was claimed: its `attempts` are those before the last one.
+        message: the message as it was claimed: its `attempts` do not count the last one. For a row that is not a
+            message, the fields that could not be read are blank.
         error: the reason in words.
-        error_class: what kind of error it is.
-        holds_key: whether the later messages of its key wait until it is requeued or discarded.
+        error_class: the kind of error.
+        blocks_key: whether the later messages of its key wait until it is requeued or discarded.
         dead_lettered: whether the dead-letter publisher accepted a copy.
     """
 
     message: Message
     error: str
     error_class: str
-    holds_key: bool
+    blocks_key: bool
     dead_lettered: bool
 
 
-step_finished = Signal()
-"""Sent after each step of a batch.
+phase_finished = Signal()
+"""Sent after each phase of a batch.
 
-Arguments: `step` ("claim", "publish" or "settle"), `using` (database alias), `publisher`
-(alias), `count` (messages in the batch), `seconds` (how long the step took).
+Arguments: `phase` ("claim", "publish" or "settle"), `using` (database alias), `publisher` (publisher alias), `count`
+(messages in the batch), `seconds` (duration of the phase).
 """
 
 messages_failed = Signal()
-"""Sent when messages of a batch were given up, after that is committed.
+"""Sent after the commit if messages of a batch have failed.
 
-Arguments: `using` (database alias), `publisher` (alias), `failures` (a list of `Failure`).
+Arguments: `using` (database alias), `publisher` (publisher alias), `failures` (a list of `Failure`).
 """
 
 messages_recovered = Signal()
-"""Sent when messages of a batch were accepted whose last attempt had been refused, after that is committed.
+"""Sent after the commit if messages of a batch were accepted that an earlier attempt had not delivered.
 
-Arguments: `using` (database alias), `publisher` (alias), `messages` (a list of `django_outbox.messages.Message`).
+Arguments: `using` (database alias), `publisher` (publisher alias), `messages` (a list of
+`django_outbox.messages.Message`).
 """
 
 breaker_changed = Signal()
-"""Sent in the relay's thread when the circuit breaker of a publisher changes its state.
+"""Sent when the circuit breaker of a publisher changes its state.
 
-Arguments: `using` (database alias), `publisher` (alias), `state` ("closed", "open" or "half-open"), `reason` (why it
-opened, else blank), `seconds` (how long it stays open, else 0).
+Arguments: `using` (database alias), `publisher` (publisher alias), `state` ("closed", "open" or "half-open"), `reason`
+(why it opened, otherwise blank), `seconds` (how long it stays open, otherwise 0).
 """
+
+
+def send(signal: Signal, **arguments: Any) -> None:
+    """Send a signal. Exceptions that receivers raise are logged and not passed on."""
+    try:
+        # Django logs each Exception.
+        signal.send_robust(sender=None, **arguments)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        logger.error("A receiver of a signal raised an exception: %s", describe(error), exc_info=error)

@@ -1,4 +1,4 @@
-"""What may be given to a command's flags: each reads the text of one, or says what it should be."""
+"""Types of command-line arguments: each reads a text, or raises an error that states what it must be."""
 
 import argparse
 import datetime
@@ -20,7 +20,7 @@ def whole_number(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Read a number of seconds above 0, up to an hour."""
+    """Read a number of seconds above 0 and up to an hour."""
     try:
         number = float(text)
     except ValueError:
@@ -31,12 +31,12 @@ def seconds(text: str) -> float:
 
 
 def moment(text: str) -> datetime.datetime | datetime.timedelta:
-    """Read a time in ISO 8601, in the current time zone where it names none, or an age such as `2h`."""
+    """Read a time in ISO 8601, in the current time zone unless it names another one, or an age such as `2h`."""
     age = re.fullmatch(r"(\d{1,9})([smhdw])", text, re.ASCII)
     if age:
         ago = datetime.timedelta(**{UNITS[age[2]]: int(age[1])})
         if ago > MAX_AGE:
-            raise argparse.ArgumentTypeError(f"{text!r} is more than a hundred years")
+            raise argparse.ArgumentTypeError(f"{text!r} is more than a hundred years ago")
         return ago
     try:
         time = parse_datetime(text)
@@ -46,7 +46,7 @@ def moment(text: str) -> datetime.datetime | datetime.timedelta:
         time = None
     if time is None:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no time: give one such as 2026-05-31T08:30, with an offset such as +02:00 if it is not in "
-            "the current time zone, or an age such as 90s, 30m, 2h, 1d or 1w"
+            f"{text!r} is not a valid time: use one such as 2026-05-31T08:30, with an offset such as +02:00 unless it "
+            "is in the current time zone, or an age such as 90s, 30m, 2h, 1d or 1w"
         )
     return make_aware(time) if is_naive(time) else time

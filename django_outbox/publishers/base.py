@@ -1,4 +1,4 @@
-"""The contract of a publisher: what hands a batch of messages to a broker and answers for each one."""
+"""The contract of a publisher: it sends a batch of messages to a broker and reports an outcome for each one."""
 
 import abc
 from collections.abc import Sequence
@@ -6,16 +6,23 @@ from typing import Any, ClassVar
 
 from django_outbox.messages import Message, Outcome
 
+__all__ = ["BatchRefused", "Publisher"]
+
 
 class BatchRefused(Exception):
-    """Raised by `Publisher.publish` where the broker refuses a batch because of a message that it does not name.
+    """Raised by `Publisher.publish` if the broker refuses a batch because of a message that it does not identify.
 
     Args:
-        error: the reason in words.
-        outcomes: one for each message of the batch, None for those of which one or more are to blame.
-        permanent: whether the message to blame, once found, is rejected; otherwise it is tried again later.
-        error_class: the outcome's `error_class` of that message, by default the name of the exception.
+        error: the reason, as text.
+        outcomes: one per message of the batch; None for each message that may be to blame.
+        permanent: whether the message to blame is rejected once it is found; otherwise it is deferred.
+        error_class: the `error_class` of that message's outcome. Defaults to the import path of this exception's class.
     """
+
+    # A subclass may leave out `super().__init__()`.
+    outcomes: Sequence[Outcome | None] = ()
+    permanent: bool = False
+    error_class: str = ""
 
     def __init__(
         self, error: str, outcomes: Sequence[Outcome | None], *, permanent: bool = False, error_class: str = ""
@@ -27,34 +34,47 @@ class BatchRefused(Exception):
 
 
 class Publisher(abc.ABC):
-    """Hands messages to one broker.
+    """Sends messages to one broker.
 
-    A subclass is named in `OUTBOX["PUBLISHERS"][alias]["BACKEND"]` and gets `OPTIONS` as keyword arguments. The
-    constructor checks them and raises `ImproperlyConfigured`, naming the option and the remedy; it must not connect,
+    A subclass is named in `OUTBOX["PUBLISHERS"][alias]["BACKEND"]` and receives `OPTIONS` as keyword arguments. The
+    constructor validates them and raises `ImproperlyConfigured` with the option and the remedy. It must not connect,
     because the system checks construct every publisher.
 
     `publish` may be called by several threads at once.
+
+    Args:
+        alias: the publisher's name in the settings.
+        options: the entry's `OPTIONS`.
     """
 
     keeps_order: ClassVar[bool] = False
-    """Whether it promises that, under any failure, it accepts no message of a batch without all earlier ones of the
-    same key. Without the promise only one message of a key is handed over at a time."""
+    """Set it to True to promise that the publisher, under any failure, never accepts a message before all earlier
+    messages of the batch with the same key. Without this promise, a batch contains at most one message per key."""
 
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias
 
+    def prepare(self) -> str:
+        """Connect unless already connected. Return the reason if that fails, and otherwise an empty string.
+
+        The relay calls this before it claims messages, so that no database transaction waits for a connection to the
+        broker. It must return within a bounded time.
+        """
+        return ""
+
     @abc.abstractmethod
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        """Hand over `messages` in their order and return one outcome for each, in the same order.
+        """Send `messages` in their order and return one outcome for each, in the same order.
 
-        Must return within a bounded time: the caller holds a database transaction open. An outage is no exception: it
-        leaves messages unanswered.
+        It must return within a bounded time, because the caller holds a database transaction open. Do not raise for an
+        outage: return `unanswered` for each message without a response.
 
         Raises:
-            BatchRefused: some of the messages are refused, and it is not known which. What it leaves open is published
-                again in ever smaller parts, and so is the whole batch after any other exception. A message that raises
-                alone, while another of the batch is answered for, is counted an attempt against, and tried again later.
+            BatchRefused: the broker refused some of the messages without identifying them. The messages without an
+                outcome are published again in ever smaller parts; after any other exception, so is the whole batch. A
+                message that raises when published alone uses up an attempt and is deferred, provided that another
+                message of the batch has an outcome.
         """
 
     def close(self) -> None:
-        """Release connections and threads. The publisher may be used again afterwards, and then connects anew."""
+        """Release connections and threads. The publisher can be used again afterwards, and then reconnects."""

@@ -9,12 +9,15 @@ from typing import IO
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.publishers.base import Publisher
 
+__all__ = ["ConsolePublisher"]
+
 
 class ConsolePublisher(Publisher):
-    """Prints every message, and by that accepts it.
+    """Prints each message, and accepts it.
 
     Args:
-        stream: where to write; standard output by default.
+        alias: the publisher's name in the settings.
+        stream: a text stream to write to. Defaults to standard output.
     """
 
     keeps_order = True
@@ -25,7 +28,7 @@ class ConsolePublisher(Publisher):
         self._lock = threading.Lock()
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        lines = [_line(message) for message in messages]
+        lines = [_format_line(message) for message in messages]
         with self._lock:
             stream = self._stream or sys.stdout
             stream.writelines(lines)
@@ -33,7 +36,7 @@ class ConsolePublisher(Publisher):
         return [ACCEPTED] * len(messages)
 
 
-def _line(message: Message) -> str:
+def _format_line(message: Message) -> str:
     envelope = json.dumps(
         {
             "message_id": str(message.message_id),

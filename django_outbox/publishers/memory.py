@@ -1,16 +1,18 @@
-"""A publisher for tests: messages end up in a list, as e-mails do in `django.core.mail.outbox`."""
+"""A publisher for tests: keeps messages in a list, as `django.core.mail.outbox` keeps e-mails."""
 
 from collections.abc import Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.publishers.base import Publisher
 
+__all__ = ["MemoryPublisher", "published"]
+
 published: list[Message] = []
-"""Every message that any `MemoryPublisher` of this process accepted; clear it between tests."""
+"""All messages accepted by any `MemoryPublisher` in this process. Clear it between tests."""
 
 
 class MemoryPublisher(Publisher):
-    """Accepts everything and keeps it in `django_outbox.publishers.memory.published`."""
+    """Accepts every message and appends it to `django_outbox.publishers.memory.published`."""
 
     keeps_order = True
 

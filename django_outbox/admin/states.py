@@ -1,0 +1,106 @@
+"""The states that the admin's list shows, in an order that an index of the table provides."""
+
+from typing import Any
+
+from django.db import connections
+from django.db.models import Min
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+
+from django_outbox.models import OutboxMessageQuerySet, Status
+
+LIMIT = 10_000
+"""Maximum number of messages that the list counts, that a filter searches, and that one action changes."""
+
+MAX_PUBLISHERS = 50
+"""Maximum number of publishers that the filter offers."""
+
+PARAMETER = "state"
+PUBLISHER_PARAMETER = "publisher"
+ALL = "all"
+
+STATES: dict[str, Any] = {
+    Status.FAILED: Status.FAILED.label,
+    Status.PENDING: Status.PENDING.label,
+    Status.PROCESSED: Status.PROCESSED.label,
+    ALL: _("All"),
+}
+"""The choices of the state filter, the most important to an operator first."""
+
+TITLES: dict[str, Any] = {
+    Status.FAILED: _("Failed messages"),
+    Status.PENDING: _("Pending messages"),
+    Status.PROCESSED: _("Processed messages"),
+    ALL: _("All messages"),
+}
+
+ORDER = {
+    Status.FAILED: ("-failed_at", "-id"),
+    Status.PENDING: ("available_at", "id"),
+    Status.PROCESSED: ("-processed_at", "-id"),
+    ALL: ("-id",),
+}
+
+
+def state_of(request: HttpRequest) -> str:
+    """Return the state that the request asks for, one of `STATES`; failed by default."""
+    state = request.GET.get(PARAMETER, "")
+    return state if state in STATES else Status.FAILED.value
+
+
+def pending_publisher(request: HttpRequest) -> str:
+    """Return the publisher whose pending messages are listed: no index orders those of all publishers by due time."""
+    return request.GET.get(PUBLISHER_PARAMETER) or "default"
+
+
+def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
+    """Return those of the messages that are in this state."""
+    return messages if state == ALL else messages.with_status(Status(state))
+
+
+def due_first(messages: OutboxMessageQuerySet, *fields: str, limit: int) -> tuple[list[tuple[Any, ...]], bool]:
+    """Return the pending messages of one publisher by due time, each as its due time, id and further fields.
+
+    Also returns whether the list is complete. One index orders messages without a key by due time; another one orders
+    messages with a key by partition. If there are more than `limit` with a key, only those with the lowest partitions
+    are read, and then sorted by due time. Failed messages that block their keys are read as well and count towards the
+    limit.
+
+    Args:
+        messages: the messages of one publisher, in any state.
+        fields: further fields to return.
+        limit: the maximum number of messages to return, and to read of each kind.
+    """
+    # No more conditions than the index needs: with more, PostgreSQL expects far too few rows, and then reads and sorts
+    # all of them. Failed messages are therefore left out below.
+    blocking = messages.filter(blocks_key=True)
+    if not connections[messages.db].features.supports_partial_indexes:
+        blocking = blocking.filter(processed_at=None)
+    rows: list[tuple[Any, ...]] = []
+    complete = True
+    for part, order in (
+        (messages.pending().filter(partition=0), ("available_at", "id")),
+        (blocking, ("partition", "id")),
+    ):
+        read = list(part.order_by(*order).values_list("available_at", "id", *fields)[: limit + 1])
+        complete = complete and len(read) <= limit
+        rows += (row for row in read if row[0] is not None)
+    rows.sort(key=lambda row: row[:2])
+    return rows[:limit], complete and len(rows) <= limit
+
+
+def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:
+    """Return the publishers of the pending messages, including those that were removed from the settings.
+
+    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
+    finds publishers whose messages are all processed or failed.
+    """
+    rows = messages.order_by()
+    if connections[messages.db].features.supports_partial_indexes:
+        rows = rows.pending()
+    found: list[str] = []
+    publisher = rows.aggregate(next=Min("publisher"))["next"]
+    while publisher is not None and len(found) < MAX_PUBLISHERS:
+        found.append(publisher)
+        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
+    return found

@@ -1,0 +1,197 @@
+"""The `OUTBOX` setting: its defaults, its validation and lazy access."""
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+
+from django_outbox.conf.readers import (
+    Mistake,
+    Reader,
+    at_least_a_second,
+    flag,
+    hint_of_key,
+    publisher_alias_or_none,
+    read_value,
+    retention,
+    seconds,
+    whole_number,
+)
+from django_outbox.conf.retry import RetryRules, choose_policy, read_rules
+from django_outbox.retry import RetryFunction, RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherConfig:
+    """One entry of `OUTBOX["PUBLISHERS"]`."""
+
+    backend: str
+    options: Mapping[str, Any]
+    retry: RetryRules = field(default_factory=RetryRules)
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
+
+    publishers: Mapping[str, PublisherConfig]
+    batch_size: int = 2000
+    batch_bytes: int = 8 * 1024 * 1024
+    poll_interval: float = 1.0
+    retention: datetime.timedelta | None = datetime.timedelta(days=7)
+    retry: RetryRules = field(default_factory=RetryRules)
+    max_payload_bytes: int = 1024 * 1024
+    require_transaction: bool = True
+    claim_timeout: float = 120.0
+    failed_blocks_key: bool = False
+    lock_keys: bool = False
+    notify: bool = False
+    dead_letter_publisher: str | None = None
+    _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Cached because a batch looks it up for every refused message; bounded because the number of types is not.
+        object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
+
+    def retry_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+        """Return the retry policy, or the custom function, for messages of a type that go to a publisher.
+
+        The publisher's `RETRY` takes precedence over `OUTBOX["RETRY"]`, and within each, the entry for the type takes
+        precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies.
+        """
+        return self._policy_of(publisher_alias, type)
+
+    def _choose_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+        publisher = self.publishers.get(publisher_alias)
+        return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
+
+    @property
+    def deletes_processed(self) -> bool:
+        """Return whether a message is deleted as soon as the broker has accepted it."""
+        return self.retention == datetime.timedelta(0)
+
+
+class SettingsProblem(ImproperlyConfigured):
+    """One problem of `OUTBOX`.
+
+    Attributes:
+        check_id: the ID of the system check that reports it, such as `E001`.
+        message: the problem.
+        hint: the remedy.
+    """
+
+    def __init__(self, check_id: str, message: str, hint: str) -> None:
+        super().__init__(f"{message} {hint}")
+        self.check_id = check_id
+        self.message = message
+        self.hint = hint
+
+
+EXAMPLE = (
+    'For example: OUTBOX = {"PUBLISHERS": {"default": '
+    '{"BACKEND": "django_outbox.publishers.console.ConsolePublisher"}}}.'
+)
+
+
+def get_settings() -> OutboxSettings:
+    """Return the validated settings.
+
+    Raises:
+        SettingsProblem: the first problem found. It is an `ImproperlyConfigured`.
+    """
+    return _cached_settings()
+
+
+@cache
+def _cached_settings() -> OutboxSettings:
+    settings, problems = parse(getattr(django_settings, "OUTBOX", None))
+    if problems:
+        raise problems[0]
+    assert settings is not None
+    return settings
+
+
+def _forget_settings(*, setting: str, **_: object) -> None:
+    if setting == "OUTBOX":
+        _cached_settings.cache_clear()
+
+
+setting_changed.connect(_forget_settings, dispatch_uid="django_outbox.conf")
+
+
+def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
+    """Return the raw setting as `OutboxSettings`, or None if it is invalid, and all its problems."""
+    if not isinstance(raw, Mapping):
+        found = "is not set" if raw is None else f"must be a dict, not {type(raw).__name__}"
+        return None, [SettingsProblem("E001", f"OUTBOX {found}.", EXAMPLE)]
+    problems: list[SettingsProblem] = []
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name == "PUBLISHERS":
+            continue
+        reader = _READERS.get(name)
+        if reader is None:
+            hint = hint_of_key(name, ["PUBLISHERS", *_READERS])
+            problems.append(SettingsProblem("E002", f"OUTBOX has an unknown key {name!r}.", hint))
+            continue
+        values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", "E003", problems)
+    values["publishers"] = _read_publishers(raw.get("PUBLISHERS"), problems)
+    publisher_alias = values.get("dead_letter_publisher")
+    if publisher_alias is not None and publisher_alias not in values["publishers"]:
+        hint = f"It must be one of {', '.join(sorted(values['publishers']))}, or None."
+        problems.append(SettingsProblem("E003", f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {publisher_alias!r}.", hint))
+    return (None if problems else OutboxSettings(**values)), problems
+
+
+def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
+    if not isinstance(raw, Mapping) or "default" not in raw:
+        problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", EXAMPLE))
+        return {}
+    publishers = {}
+    for publisher_alias, entry in raw.items():
+        where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
+        hint = (
+            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}}, and its alias must be a string '
+            "of 1 to 63 characters."
+        )
+        if (
+            not isinstance(publisher_alias, str)
+            or not 0 < len(publisher_alias) <= 63
+            or not isinstance(entry, Mapping)
+            or not isinstance(entry.get("BACKEND"), str)
+            or not isinstance(entry.get("OPTIONS", {}), Mapping)
+            or set(entry) - {"BACKEND", "OPTIONS", "RETRY"}
+        ):
+            problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", hint))
+            continue
+        retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
+        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry)
+    return publishers
+
+
+def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:
+    mistakes: list[Mistake] = []
+    found = read_value(reader, value, where, mistakes)
+    problems += [SettingsProblem(check_id, mistake.message, mistake.hint) for mistake in mistakes]
+    return found
+
+
+_READERS: dict[str, Reader] = {
+    "BATCH_SIZE": whole_number,
+    "BATCH_BYTES": whole_number,
+    "POLL_INTERVAL": seconds,
+    "RETENTION": retention,
+    "RETRY": read_rules,
+    "MAX_PAYLOAD_BYTES": whole_number,
+    "REQUIRE_TRANSACTION": flag,
+    "CLAIM_TIMEOUT": at_least_a_second,
+    "FAILED_BLOCKS_KEY": flag,
+    "LOCK_KEYS": flag,
+    "NOTIFY": flag,
+    "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
+}

@@ -1,0 +1,57 @@
+"""An index that uses the features of each database, without warnings about missing ones."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import models
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.backends.ddl_references import Statement
+from django.db.models import Q
+
+
+class PortableIndex(models.Index):
+    """Partial and covering if the database supports that, otherwise a full index on the same columns.
+
+    Django's own `Index` does the same, but warns about it at every `migrate` on SQLite, MySQL and MariaDB (models.W037,
+    models.W040), although these columns are chosen to serve those databases too.
+
+    Args:
+        where: the condition of the partial index.
+        covering: columns to carry along for index-only scans.
+        else_first: columns with which the full index begins, so that it finds the rows that `where` selects.
+    """
+
+    def __init__(
+        self,
+        *,
+        where: Q,
+        covering: Sequence[str] = (),
+        else_first: Sequence[str] = (),
+        fields: Sequence[str],
+        name: str,
+    ) -> None:
+        super().__init__(fields=fields, name=name)
+        self.where = where
+        self.covering = tuple(covering)
+        self.else_first = tuple(else_first)
+
+    def create_sql(
+        self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
+    ) -> Statement:
+        features = schema_editor.connection.features
+        index = models.Index(
+            fields=self.fields if features.supports_partial_indexes else [*self.else_first, *self.fields],
+            name=self.name,
+            condition=self.where if features.supports_partial_indexes else None,
+            include=self.covering if features.supports_covering_indexes else None,
+        )
+        return index.create_sql(model, schema_editor, using, **kwargs)
+
+    def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
+        path, args, kwargs = super().deconstruct()
+        kwargs["where"] = self.where
+        if self.covering:
+            kwargs["covering"] = self.covering
+        if self.else_first:
+            kwargs["else_first"] = self.else_first
+        return path, args, kwargs

@@ -1,0 +1,32 @@
+"""Checks for an open transaction: `enqueue` needs one, and the relay must not be inside one."""
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.exceptions import TransactionForbidden
+
+
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the caller has opened a transaction on this connection.
+
+    The blocks that `TestCase` wraps around each test do not count, because they would hide a forgotten transaction.
+    With autocommit off, a transaction is always open.
+    """
+    if connection.in_atomic_block:
+        return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+    if connection.connection is None:
+        return not connection.settings_dict["AUTOCOMMIT"]
+    return not connection.autocommit
+
+
+def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
+    """Raise TransactionForbidden, with the remedy, if the caller of this function has a transaction open."""
+    if not in_transaction(connection):
+        return
+    if connection.in_atomic_block:
+        remedy = "Call it after the transaction, for example in a function given to transaction.on_commit()."
+    else:
+        remedy = "Autocommit is off there: switch it on with transaction.set_autocommit(True), or in DATABASES."
+    raise TransactionForbidden(
+        f"{function} was called inside an open transaction on the database {connection.alias!r}: a rollback would "
+        f"lose the record of published messages, and they would be published again. {remedy}"
+    )

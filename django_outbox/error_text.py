@@ -1,0 +1,79 @@
+"""Errors from outside: their text, made safe for a log line or a column, and their origin."""
+
+import threading
+
+MAX_LENGTH = 1000
+"""Maximum number of characters of one line, unless the caller sets another limit."""
+
+MAX_CHAIN = 10
+"""Maximum number of exceptions of one chain in a traceback in the log."""
+
+
+def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
+    """Return the text of an error, or any other text, on one line.
+
+    Line breaks, escape sequences and other characters that cannot be printed are escaped. Of a database error only the
+    first line is kept, and never PostgreSQL's DETAIL, because it quotes the row. It never raises, even if `str()` does.
+
+    Args:
+        text: an exception, a string, or any object given instead of a string.
+        max_length: maximum number of characters; a longer text ends with an ellipsis.
+    """
+    try:
+        found = str(text).partition("DETAIL:")[0].strip()
+        if _is_database_error(text):
+            found = found.partition("\n")[0]
+        # Escaping only makes it longer, so the text beyond the limit need not be escaped.
+        found = found[: max_length + 1]
+        if not found.isprintable():
+            found = "".join(map(_printable, found))
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        found = f"its text cannot be read ({type(error).__name__})"
+    return shorten(found, max_length)
+
+
+def shorten(text: str, max_length: int) -> str:
+    """Return a text, cut to a maximum number of characters; a text that was cut ends with an ellipsis."""
+    return text if len(text) <= max_length else text[: max(max_length - 1, 0)] + "…"
+
+
+def describe(error: BaseException, max_length: int = MAX_LENGTH) -> str:
+    """Return the class and the text of an exception on one line, like the last line of a traceback."""
+    text = one_line(error, max_length)
+    name = type(error).__name__
+    return one_line(f"{name}: {text}" if text else name, max_length)
+
+
+def stand_in(error: BaseException, max_depth: int = MAX_CHAIN) -> Exception:
+    """Return an exception to show in a log, with its traceback, instead of `error`.
+
+    It and those that it was raised from have the same class names and tracebacks, but `one_line` makes their texts: the
+    output of a formatter quotes no row, forges no log line, and cannot raise.
+    """
+    kind = type(error)
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    shown: Exception = type(kind.__name__, (Exception,), named)(one_line(error)).with_traceback(error.__traceback__)
+    if max_depth > 1 and error.__cause__ is not None:
+        shown.__cause__ = stand_in(error.__cause__, max_depth - 1)
+    elif max_depth > 1 and error.__context__ is not None and not error.__suppress_context__:
+        shown.__context__ = stand_in(error.__context__, max_depth - 1)
+    return shown
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception is the user's Ctrl-C, which must not be caught.
+
+    Python raises it in the main thread only: in other threads, a KeyboardInterrupt comes from the code that was called.
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def _is_database_error(error: object) -> bool:
+    """Return whether an error or a base class has the name that PEP 249 defines: Django's, or a driver's own."""
+    return isinstance(error, BaseException) and any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,122 @@
+"""SIGTERM and SIGINT for a command that runs a relay: the process ends in time, whatever hangs."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from select import select
+from types import FrameType
+from typing import Any
+
+from django_outbox.relay import Relay
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """Stops the relay at the first signal, within a timeout, and ends the process at once at the second one.
+
+    Python calls a signal handler in the main thread between two bytecode instructions, not while that thread waits for
+    a driver, a lock or a full pipe. The number of the signal, however, is written to a socket as soon as it arrives,
+    and a thread reads it there.
+
+    Nothing is lost, however the process ends, because its database connections and their locks end with it.
+
+    Args:
+        timeout: maximum seconds from the first signal to the end of the process.
+        until_exit: whether to watch until the process ends, not only until the end of the context: for a process that
+            runs nothing else.
+
+    Attributes:
+        received: whether a signal has arrived.
+    """
+
+    def __init__(self, timeout: float, *, until_exit: bool) -> None:
+        self.received = False
+        self._timeout = timeout
+        self._until_exit = until_exit
+        self._relay: Relay | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        # Only the main thread may set handlers.
+        if threading.current_thread() is threading.main_thread():
+            self._reader, self._writer = socket.socketpair()
+            self._writer.setblocking(False)
+            self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+            self._handlers = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
+            threading.Thread(target=self._watch, name="outbox-signals", daemon=True).start()
+            _watching.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handlers and not self._until_exit:
+            self.forget()
+            self._writer.close()
+
+    def stop(self, relay: Relay) -> None:
+        """Stop this relay at the first signal, or at once if that has already arrived."""
+        self._relay = relay
+        if self.received:
+            relay.stop()
+
+    def forget(self) -> None:
+        """Restore the previous signal handlers."""
+        _watching.remove(self)
+        signal.set_wakeup_fd(self._previous_fd)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _watch(self) -> None:
+        deadline: float | None = None
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            self._reader.settimeout(left)
+            try:
+                numbers = self._reader.recv(1024)
+            except TimeoutError:
+                break
+            if not numbers:
+                self._reader.close()
+                return
+            for number in numbers:
+                if number not in SIGNALS:
+                    continue
+                if deadline is not None:
+                    os._exit(128 + number)
+                deadline = time.monotonic() + self._timeout
+                self.received = True
+                if self._relay is not None:
+                    self._relay.stop()
+        _print("The current batches were not finished in time. Their messages are still pending.\n")
+        os._exit(0)
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Replace the default handlers of Python and the system, because a process with the number 1 has no default."""
+
+
+def _print(text: str) -> None:
+    """Write to standard error, unless it is closed or has lost its reader."""
+    with suppress(Exception):
+        number = sys.stderr.fileno()
+        if select([], [number], [], 0)[1]:
+            os.write(number, text.encode())
+
+
+_watching: list[StopSignals] = []
+
+
+def _forget_in_child() -> None:
+    # A forked child would write its signals to the parent's socket.
+    for each in [*_watching]:
+        each.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

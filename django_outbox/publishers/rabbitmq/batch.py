@@ -1,0 +1,135 @@
+"""The messages of one call of `publish` on their way through a connection, and their outcomes so far."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
+from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.rabbitmq.encoding import Encoded, Unencodable
+
+
+class Batch:
+    """Messages that were submitted together; the submitting thread waits for their outcomes.
+
+    Once submitted, only the connection's thread changes a batch.
+
+    Args:
+        messages: the messages to send.
+        encode: encodes a message. If it raises `Unencodable`, that message is rejected and the others are sent.
+
+    Attributes:
+        missing: the number of messages without an outcome.
+        sent: the number of messages, from the first on, that were passed to a channel.
+        stalled: whether the broker responds, but does not confirm all messages.
+        refusal: the broker's refusal of a message that it does not identify.
+        nacked: whether the broker refused a message with basic.nack.
+        outcomes: one entry per message; None while there is no outcome.
+    """
+
+    def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
+        self.messages = messages
+        self.missing = len(messages)
+        self.sent = 0
+        self.stalled = False
+        self.refusal: BatchRefused | None = None
+        self.nacked = False
+        self.outcomes: list[Outcome | None] = [None] * len(messages)
+        self._encoded: list[Encoded | None] = []
+        self._done = threading.Event()
+        self._returned: dict[int, Outcome] = {}
+        self._unreturned: dict[str, list[int]] = {}
+        for index, message in enumerate(messages):
+            try:
+                self._encoded.append(encode(message))
+            except Unencodable as error:
+                self._encoded.append(None)
+                text = f"AMQP cannot carry the message: {error}."
+                self.set_outcome(index, rejected(text, error_class="rabbitmq.unencodable"))
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every message has an outcome, and the broker nacked none."""
+        return not (self.stalled or self.nacked or self.missing)
+
+    @property
+    def is_first_accepted(self) -> bool:
+        """Whether the broker confirmed the first message."""
+        return self.outcomes[0] is ACCEPTED
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until no further outcomes are to come, for at most `seconds`. Return False if the time ran out.
+
+        Afterwards `outcomes` has an outcome for each message, or None for messages that the broker did not confirm
+        because it refused one of them without identifying it (`refusal`), or although it responds (`stalled`).
+        """
+        return not self.missing or self._done.wait(seconds)
+
+    def set_outcome(self, index: int, outcome: Outcome) -> None:
+        """Set the outcome of a message, unless it already has one."""
+        if self.outcomes[index] is None:
+            self.outcomes[index] = outcome
+            self.missing -= 1
+            if not self.missing:
+                self._done.set()
+
+    def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
+        """Set the outcome of confirmed or nacked messages; one that the broker returned before is not accepted."""
+        if self._returned and outcome is ACCEPTED:
+            for index in indexes:
+                self.set_outcome(index, self._returned.get(index, ACCEPTED))
+        else:
+            self.nacked = self.nacked or outcome is not ACCEPTED
+            for index in indexes:
+                self.set_outcome(index, outcome)
+
+    def set_missing(self, outcome: Outcome) -> None:
+        """Set the outcome of every message that has none."""
+        for index in range(len(self.messages)):
+            self.set_outcome(index, outcome)
+
+    def encoded(self, index: int) -> Encoded | None:
+        """Return a message to send; None if it already has an outcome."""
+        return self._encoded[index] if self.outcomes[index] is None else None
+
+    def reject_larger(self, limit: int) -> bool:
+        """Reject messages without an outcome whose payload exceeds the broker's limit in bytes. False if none does."""
+        missing = self.missing
+        error = f"the payload is beyond the broker's max_message_size of {limit:,} bytes"
+        for index, message in enumerate(self.messages):
+            if len(message.payload) > limit:
+                self.set_outcome(index, rejected(error, error_class="rabbitmq.too_large"))
+        return self.missing < missing
+
+    def stall(self) -> None:
+        """Give up waiting: the broker responds, but does not confirm the messages without an outcome."""
+        self._settle_returned()
+        if self.missing:
+            self.stalled = True
+            self._done.set()
+
+    def refuse(self, error: str, cause: Exception, *, permanent: bool) -> None:
+        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+        self._settle_returned()
+        if self.missing == 1:
+            refused = rejected if permanent else retry_later
+            self.set_missing(refused(error, error_class="rabbitmq.refused", cause=cause))
+        elif self.missing:
+            self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class="rabbitmq.refused")
+            self.refusal.__cause__ = cause
+            self._done.set()
+
+    def note_return(self, message_id: str, outcome: Outcome) -> None:
+        """Keep the outcome of a returned message, because the confirm that follows would accept it.
+
+        A return carries no delivery tag. If a message is in a batch twice, its returns arrive in the order of sending.
+        """
+        if not self._unreturned:
+            for index, message in enumerate(self.messages):
+                self._unreturned.setdefault(message.message_id, []).append(index)
+        indexes = self._unreturned.get(message_id)
+        if indexes:
+            self._returned[indexes.pop(0)] = outcome
+
+    def _settle_returned(self) -> None:
+        for index, outcome in self._returned.items():
+            self.set_outcome(index, outcome)

@@ -1,0 +1,79 @@
+"""Explain the errors of RabbitMQ and pika, and name the remedy."""
+
+import re
+import socket
+import ssl
+
+from pika import exceptions
+from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
+
+_CHANNEL_REMEDIES = (
+    (404, "no exchange", "declare it, or set declare_exchange"),
+    (403, "access to topic", "give the user of the url topic permission for this routing key"),
+    (403, "refused for user", "give the user of the url permission to write to the exchange"),
+    (403, "internal exchange", "name another exchange"),
+    (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
+)
+
+
+def explain(error: BaseException) -> str:
+    """Return on one line why a connection could not be opened, or was lost."""
+    error = _root(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
+    elif isinstance(error, socket.gaierror):
+        text = f"the host name cannot be resolved: {error.strerror}"
+    elif isinstance(error, exceptions.ProbableAuthenticationError):
+        text = f"the login is refused, check user and password in url: {error.args[0]}"
+    elif isinstance(error, exceptions.ProbableAccessDeniedError):
+        text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
+    elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
+        text = "no response in time"
+    elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
+        text = f"{error.reply_code} {error.reply_text}"
+    else:
+        text = str(error)
+    return text or type(error).__name__
+
+
+def explain_channel(error: BaseException) -> str:
+    """Return on one line why the broker closed the channel, and the remedy."""
+    text = explain(error)
+    if isinstance(error, exceptions.ChannelClosed):
+        for code, part, remedy in _CHANNEL_REMEDIES:
+            if error.reply_code == code and part in error.reply_text:
+                return f"{text}: {remedy}"
+    return text
+
+
+def blames_message(error: BaseException) -> bool:
+    """Return whether the broker closed the channel because of one message, not because of a condition that affects all.
+
+    An exchange that is missing, or that the user may not write to, affects every message. A missing topic permission
+    affects one routing key. RabbitMQ replies 406 to properties or headers that it does not accept.
+    """
+    if not isinstance(error, exceptions.ChannelClosedByBroker) or error.reply_code == 404:
+        return False
+    return not lacks_permission(error) or "access to topic" in error.reply_text
+
+
+def lacks_permission(error: BaseException) -> bool:
+    """Return whether the broker refused something that its administrator can permit."""
+    return isinstance(error, exceptions.ChannelClosedByBroker) and error.reply_code == 403
+
+
+def max_message_size(error: BaseException) -> int | None:
+    """Return the broker's limit in bytes if it closed the channel because a message exceeds it, and otherwise None."""
+    if isinstance(error, exceptions.ChannelClosed) and error.reply_code == 406:
+        found = re.search(r"message size .* max size (\d+)", error.reply_text)
+        return int(found[1]) if found else None
+    return None
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that pika wrapped, possibly several times, in its own errors."""
+    wrapped = [getattr(error, "exception", None), *getattr(error, "exceptions", ())[-1:], *error.args[:1]]
+    for inner in wrapped:
+        if isinstance(inner, BaseException):
+            return _root(inner)
+    return error

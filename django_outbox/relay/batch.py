@@ -1,0 +1,162 @@
+"""One batch: claim, publish, settle. The only module that knows all three."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from django_outbox.conf import OutboxSettings
+from django_outbox.logs import logger
+from django_outbox.messages import Message, Outcome, Unreadable, Verdict
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.dead_letters import copy_failed, signal_settled
+from django_outbox.relay.isolation import publish_isolated
+from django_outbox.relay.settlement import decide
+from django_outbox.relay.sources import Source
+from django_outbox.relay.tally import Tally
+from django_outbox.relay.waves import publish_in_waves
+from django_outbox.signals import phase_finished, send
+from django_outbox.stores import Failed, Settlement
+from django_outbox.wording import counted, some_ids
+
+UNREADABLE = "outbox.unreadable"
+"""The `error_class` of a row that is not a message."""
+
+
+def deliver_batch(
+    publisher: Publisher,
+    source: Source,
+    *,
+    limit: int,
+    settings: OutboxSettings,
+    dead_letters: Publisher | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Tally:
+    """Claim one batch, publish it and settle it in the calling thread.
+
+    Args:
+        publisher: sends the messages.
+        source: claims messages of this publisher, and settles them.
+        limit: maximum number of messages to claim.
+        settings: the limits and the retry policies.
+        dead_letters: gets a copy of each message that fails.
+        is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
+
+    Raises:
+        DatabaseError: the database was unavailable or refused. The batch went back, or will when the claim times out.
+    """
+    phases = _Phases(source.using, publisher.alias)
+    with source.claim(limit) as claim:
+        count = len(claim.messages)
+        if not count:
+            return Tally()
+        phases.finish("claim", count)
+        messages, unreadable = _sort(claim.messages, settings)
+        outcomes = _publish(publisher, messages, settings, is_stopping) if messages else []
+        phases.finish("publish", len(messages))
+        settlement, failed = decide(publisher.alias, messages, outcomes, settings)
+        copied = copy_failed(dead_letters, failed, publisher.alias)
+        settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
+        settlement.failed += [_fail(row, settings) for row in unreadable]
+        source.settle(claim, settlement)
+    phases.finish("settle", count)
+    batch = [*messages, *(row.message for row in unreadable)]
+    signal_settled(publisher.alias, source.using, batch, settlement)
+    tally = Tally(
+        claimed=count,
+        size=sum(len(message.payload) for message in batch),
+        processed=len(settlement.processed),
+        unreadable=len(unreadable),
+    )
+    return tally if tally.processed == count else _report(publisher.alias, tally, settlement, outcomes)
+
+
+def _sort(claimed: Sequence[Message | Unreadable], settings: OutboxSettings) -> tuple[list[Message], list[Unreadable]]:
+    """Return the messages that may be published, and the rows that are not messages.
+
+    If failed messages block their keys, the messages behind such a row are left out and go back unchanged.
+    """
+    messages = [row for row in claimed if isinstance(row, Message)]
+    if len(messages) == len(claimed):
+        return messages, []
+    unreadable = [row for row in claimed if isinstance(row, Unreadable)]
+    if settings.failed_blocks_key:
+        # The first of each key, because a batch has the messages of a key in their order.
+        blocks = {row.key: row.id for row in reversed(unreadable) if row.key}
+        messages = [message for message in messages if message.id < blocks.get(message.key, message.id + 1)]
+    return messages, unreadable
+
+
+def _fail(row: Unreadable, settings: OutboxSettings) -> Failed:
+    return Failed(row.id, row.reason, UNREADABLE, settings.failed_blocks_key and bool(row.key))
+
+
+def _publish(
+    publisher: Publisher, messages: Sequence[Message], settings: OutboxSettings, is_stopping: Callable[[], bool]
+) -> list[Outcome]:
+    """Publish in as few calls as the order allows; begin no further call after half of the claim timeout."""
+    deadline = time.monotonic() + settings.claim_timeout / 2
+
+    def begin_nothing() -> bool:
+        return is_stopping() or time.monotonic() > deadline
+
+    publish = partial(publish_isolated, publisher.publish, publisher_alias=publisher.alias, is_stopping=begin_nothing)
+    if publisher.keeps_order:
+        return publish(messages)
+    return publish_in_waves(publish, messages, failed_blocks_key=settings.failed_blocks_key, is_stopping=begin_nothing)
+
+
+def _report(publisher_alias: str, tally: Tally, settlement: Settlement, outcomes: Sequence[Outcome]) -> Tally:
+    """Complete the tally of a batch of which not all was accepted, and log which messages failed or will be retried."""
+    outages = [outcome.error for outcome in outcomes if outcome.verdict is Verdict.UNANSWERED]
+    tally = replace(
+        tally,
+        failed=len(settlement.failed),
+        retried=len(settlement.retried),
+        unanswered=len(outages),
+        outage=outages[0] if outages else "",
+    )
+    tally = replace(tally, blocked=tally.claimed - tally.settled - tally.unanswered)
+    if settlement.failed:
+        logger.error(
+            "Publisher %r: %s failed (%s). First error: %s",
+            publisher_alias,
+            counted(tally.failed, "message"),
+            some_ids(failed.id for failed in settlement.failed),
+            settlement.failed[0].error,
+        )
+    # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
+    if retried := [retried for retried in settlement.retried if retried.counted]:
+        logger.warning(
+            "Publisher %r: %s will be retried, the first (id %d) in %.1f s. First error: %s",
+            publisher_alias,
+            counted(len(retried), "message"),
+            retried[0].id,
+            retried[0].delay,
+            retried[0].error,
+        )
+    return tally
+
+
+class _Phases:
+    """Times the phases of one batch, logs and signals them."""
+
+    def __init__(self, using: str, publisher_alias: str) -> None:
+        self._using = using
+        self._publisher_alias = publisher_alias
+        self._since = time.perf_counter()
+
+    def finish(self, phase: str, count: int) -> None:
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        logger.debug(
+            "Publisher %r: %s of %s took %.4f s", self._publisher_alias, phase, counted(count, "message"), seconds
+        )
+        send(
+            phase_finished,
+            phase=phase,
+            using=self._using,
+            publisher=self._publisher_alias,
+            count=count,
+            seconds=seconds,
+        )

@@ -1,0 +1,92 @@
+"""The relay's circuit breakers, one for each publisher. State changes are logged and signalled."""
+
+import threading
+import time
+from collections.abc import Iterable
+
+from django_outbox.logs import logger
+from django_outbox.relay.breaker import Breaker, Permit, State
+from django_outbox.relay.limits import LIMITS, Limits
+from django_outbox.relay.tally import Tally
+from django_outbox.signals import breaker_changed, send
+
+
+class Breakers:
+    """The circuit breakers of a relay's publishers. All workers of the relay share them.
+
+    Args:
+        using: the database alias.
+        publisher_aliases: the publishers that are served.
+        limits: how long a breaker stays open, and how many messages it permits on trial.
+    """
+
+    def __init__(self, using: str, publisher_aliases: Iterable[str], limits: Limits = LIMITS) -> None:
+        self._using = using
+        self._breakers = {alias: Breaker(limits) for alias in publisher_aliases}
+        self._reasons: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def outage(self) -> str:
+        """The reason why the last batch of an unavailable publisher was not delivered; blank if all are available."""
+        return next(iter(self._reasons.copy().values()), "")
+
+    def reason(self, publisher_alias: str) -> str:
+        """Return why a publisher's last batch could not be delivered; blank if it is available."""
+        return self._reasons.get(publisher_alias, "")
+
+    def count_outages(self, publisher_alias: str) -> int:
+        """Return a publisher's number of outages in a row."""
+        return self._breakers[publisher_alias].outages
+
+    def seconds_until_trial(self, publisher_alias: str) -> float:
+        """Return the seconds until a batch for a publisher may be tried; 0 or less if it may be tried now."""
+        return self._breakers[publisher_alias].open_until - time.monotonic()
+
+    def admit(self, publisher_alias: str, batch_size: int) -> Permit | None:
+        """Permit a batch of at most `batch_size` messages to a publisher; None while it is unavailable."""
+        breaker = self._breakers[publisher_alias]
+        with self._lock:
+            before = breaker.state
+            permit = breaker.admit(time.monotonic(), batch_size)
+            after = breaker.state
+        if after is not before:
+            self._report(publisher_alias, after)
+        return permit
+
+    def note(self, publisher_alias: str, permit: Permit, tally: Tally) -> None:
+        """Process the result of a batch that was permitted."""
+        breaker, seconds = self._breakers[publisher_alias], 0.0
+        with self._lock:
+            before = breaker.state
+            if tally.unanswered:
+                now = time.monotonic()
+                breaker.outage(permit, now, delivered=tally.processed > 0)
+                seconds = breaker.open_until - now
+            elif tally.answered:
+                breaker.answered(permit)
+            else:
+                breaker.withdrawn(permit)
+            after = breaker.state
+            if after is State.CLOSED:
+                self._reasons.pop(publisher_alias, None)
+            elif tally.unanswered:
+                self._reasons[publisher_alias] = tally.outage
+        if after is not before:
+            self._report(publisher_alias, after, tally.outage, seconds)
+
+    def _report(self, publisher_alias: str, state: State, reason: str = "", seconds: float = 0.0) -> None:
+        if state is State.OPEN:
+            logger.warning(
+                "Publisher %r: %s. Circuit breaker open, next trial in %.1f s.", publisher_alias, reason, seconds
+            )
+        elif state is State.CLOSED:
+            logger.warning("Publisher %r is available again. Circuit breaker closed.", publisher_alias)
+        send(
+            breaker_changed,
+            using=self._using,
+            publisher=publisher_alias,
+            state=state.value,
+            reason=reason,
+            seconds=seconds,
+        )

@@ -1,0 +1,50 @@
+"""Counts the messages of all workers of a relay, and limits how many they may still claim."""
+
+import threading
+
+from django_outbox.relay.tally import Tally
+
+
+class Budget:
+    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
+
+    Args:
+        max_messages: maximum number of messages to settle; None for no limit.
+        max_bytes: maximum size of one batch.
+
+    Attributes:
+        tally: the messages so far.
+    """
+
+    def __init__(self, max_messages: int | None, max_bytes: int) -> None:
+        self.tally = Tally()
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._reserved = 0
+        self._average_size = 0
+        self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether `max_messages` are settled."""
+        return self._max_messages is not None and self.tally.settled >= self._max_messages
+
+    def reserve(self, wanted: int) -> int:
+        """Return how many messages to claim; 0 if other workers have reserved the rest of `max_messages`."""
+        with self._lock:
+            # Where messages are large, claiming no more rows than fit spares the database from reading a thousand
+            # payloads to return ten.
+            fitting = 2 * self._max_bytes // max(self._average_size, 1)
+            limit = max(min(wanted, fitting), 1)
+            if self._max_messages is not None:
+                limit = max(0, min(limit, self._max_messages - self.tally.settled - self._reserved))
+            self._reserved += limit
+            return limit
+
+    def release(self, limit: int, tally: Tally) -> None:
+        """Release what was reserved for a batch, and add its tally."""
+        with self._lock:
+            self._reserved -= limit
+            self.tally += tally
+            if tally.claimed:
+                self._average_size = tally.size // tally.claimed

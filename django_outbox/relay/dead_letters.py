@@ -1,0 +1,97 @@
+"""Announce failed messages: publish dead-letter copies and send signals."""
+
+import datetime
+from collections.abc import Sequence
+
+from django_outbox.error_text import describe, one_line
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.outcomes import call_publisher
+from django_outbox.signals import Failure, messages_failed, messages_recovered, send
+from django_outbox.stores import Settlement
+from django_outbox.wording import counted, some_ids
+
+MAX_ERROR_LENGTH = 1000
+"""Maximum number of characters of the error in a header of the copy: RabbitMQ takes all headers in one frame of 128
+KiB."""
+
+
+def copy_failed(
+    dead_letters: Publisher | None, failed: Sequence[tuple[Message, Outcome]], publisher_alias: str
+) -> set[int]:
+    """Publish a copy of each failed message, in the order given, and return the ids of those that were accepted.
+
+    The copy is the message itself, with additional headers that begin with `outbox-` and give the reason. This function
+    never raises, whatever the dead-letter publisher returns or raises: copies that are not accepted are logged. It
+    takes as long as `dead_letters` takes for a batch.
+
+    Args:
+        dead_letters: the dead-letter publisher. If it is None, or the publisher whose messages failed, nothing is
+            copied.
+        failed: the messages, each with the outcome of its last attempt.
+        publisher_alias: the publisher whose messages failed.
+    """
+    if dead_letters is None or not failed or dead_letters.alias == publisher_alias:
+        return set()
+    # For people only, so the relay's clock is good enough.
+    failed_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    copies = [_copy(message, outcome, publisher_alias, failed_at) for message, outcome in failed]
+    outcomes, error = call_publisher(dead_letters.publish, copies)
+    accepted = {copy.id for copy, outcome in zip(copies, outcomes, strict=True) if outcome is ACCEPTED}
+    missing = [copy for copy in copies if copy.id not in accepted]
+    if missing:
+        _log_missing(dead_letters, missing, outcomes, error)
+    return accepted
+
+
+def _copy(message: Message, outcome: Outcome, publisher_alias: str, failed_at: str) -> Message:
+    reason = {
+        "outbox-error": one_line(outcome.error, MAX_ERROR_LENGTH),
+        "outbox-error-class": one_line(outcome.error_class, MAX_ERROR_LENGTH),
+        "outbox-attempts": message.attempts + 1,
+        "outbox-publisher": publisher_alias,
+        "outbox-failed-at": failed_at,
+    }
+    return message._replace(headers={**message.headers, **reason})
+
+
+def _log_missing(
+    dead_letters: Publisher,
+    copies: Sequence[Message],
+    outcomes: Sequence[Outcome | None],
+    error: BaseException | None,
+) -> None:
+    reasons = (outcome.error for outcome in outcomes if outcome is not None and outcome is not ACCEPTED)
+    logger.error(
+        "The dead-letter publisher %r did not accept %s of failed messages (%s). First error: %s",
+        dead_letters.alias,
+        counted(len(copies), "copy", "copies"),
+        some_ids(copy.id for copy in copies),
+        next(reasons) if error is None else describe(error),
+        exc_info=error,
+    )
+
+
+def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message], settlement: Settlement) -> None:
+    """Send the signals for failed and recovered messages of a batch; call it when the settlement is committed.
+
+    Args:
+        publisher_alias: the publisher.
+        using: the database alias.
+        messages: the batch; messages that `settlement` does not name are ignored.
+        settlement: the new states.
+    """
+    if settlement.failed:
+        batch = {message.id: message for message in messages}
+        failures = [
+            Failure(batch[row.id], row.error, row.error_class, row.blocks_key, row.dead_lettered)
+            for row in settlement.failed
+        ]
+        send(messages_failed, using=using, publisher=publisher_alias, failures=failures)
+    recovered = [message for message in messages if message.attempts or message.error_class]
+    if recovered:
+        processed = set(settlement.processed)
+        recovered = [message for message in recovered if message.id in processed]
+    if recovered:
+        send(messages_recovered, using=using, publisher=publisher_alias, messages=recovered)

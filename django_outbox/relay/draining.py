@@ -1,0 +1,58 @@
+"""Work until nothing is due."""
+
+import time
+
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.delivery import unavailable
+from django_outbox.relay.shared import Shared
+from django_outbox.relay.worker import Worker
+
+
+class DrainingWorker(Worker):
+    """Works until nothing is due, or until the broker or the database has been unavailable several times in a row.
+
+    Args:
+        publisher: sends the messages.
+        shared: what the workers of the relay share.
+        deadline: when to begin no further batch, on the monotonic clock.
+    """
+
+    def __init__(self, publisher: Publisher, shared: Shared, deadline: float) -> None:
+        super().__init__(publisher, shared)
+        self._deadline = deadline
+        self._drained = False
+
+    def work(self) -> None:
+        """Deliver until nothing is due.
+
+        Raises:
+            RelayUnavailable: the broker or the database was unavailable too often, or nothing was delivered because of
+                an outage when the time ran out.
+        """
+        super().work()
+        outage = self._database_outage or self._shared.breakers.reason(self._alias)
+        if outage and not self._drained and not self._delivered and not self._shared.is_done():
+            # An outage must not look like success.
+            raise unavailable(self._alias, outage)
+
+    def _is_done(self) -> bool:
+        return self._drained or self._shared.is_done() or time.monotonic() >= self._deadline
+
+    def _wait_when_idle(self) -> float:
+        self._drained = self._source.exhausted
+        # A drain may end only after a sweep that finds nothing, and an idle worker has time for one.
+        self._source.sweep_next()
+        return self._limits.first_idle_wait if self._source.complete and not self._drained else 0.0
+
+    def _wait_for_broker(self) -> float:
+        if self._shared.breakers.count_outages(self._alias) >= self._limits.drain_patience:
+            raise unavailable(self._alias, self._shared.breakers.reason(self._alias))
+        return super()._wait_for_broker()
+
+    def _wait_for_database(self) -> float:
+        if self._database_outages >= self._limits.drain_patience:
+            raise unavailable(self._alias, self._database_outage)
+        return super()._wait_for_database()
+
+    def _pause(self, seconds: float) -> None:
+        super()._pause(min(seconds, self._deadline - time.monotonic()))

@@ -1,0 +1,204 @@
+"""Isolate poison messages: a batch whose publishing raises is split until the messages to blame are found."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from django_outbox.error_text import describe, one_line
+from django_outbox.logs import logger
+from django_outbox.messages import BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, class_path, unanswered
+from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.outcomes import CallResult, call_publisher, read_outcome
+from django_outbox.wording import counted
+
+PARTS_BEFORE_SINGLES = 15
+"""Number of parts that may raise, from the first on, before single messages are tried: a batch, its halves, quarters
+and eighths."""
+
+BROKER_RESPONDS = frozenset({Verdict.ACCEPTED, Verdict.REJECTED, Verdict.DEFERRED})
+"""The verdicts that rule out an outage."""
+
+
+def publish_isolated(
+    publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+    messages: Sequence[Message],
+    *,
+    publisher_alias: str,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Publish a batch. If that raises, publish its halves, then quarters, until each culprit stands alone.
+
+    A message that raises alone is a culprit if the publisher reported an outcome for another message of the batch. It
+    is then deferred, or rejected if `BatchRefused.permanent` is set. If there is no outcome for any message, it is an
+    outage, and no message uses up an attempt. An outage is established after the batch, its halves, quarters and
+    eighths, and one message of each sixteenth have raised. Up to 7 culprits among more than 8 messages are always
+    found, wherever they are; far more if they leave a part or one of those single messages free of culprits. Finding
+    p culprits among n messages takes about 2 p log2(n) calls.
+
+    A part that raised may have reached the broker nonetheless, so its messages are sent again. No message is published
+    before all earlier messages of the batch with the same key are accepted, except together with them.
+
+    Args:
+        publish: a publisher's method. An invalid return value counts as an exception.
+        messages: the batch, with the messages of each key in order; several per key only if the publisher keeps order.
+        publisher_alias: the publisher's name in the settings, for the log.
+        is_stopping: called before each call of `publish` but the first; once it returns True, the remaining messages
+            stay unanswered.
+
+    Returns:
+        One outcome per message, in the order of `messages`: unanswered from an outage on, blocked if an earlier message
+        of the key was not accepted.
+    """
+    outcomes, error = call_publisher(publish, messages)
+    if error is None:
+        return [outcome for outcome in outcomes if outcome is not None]
+    isolation = _Isolation(publish, messages, publisher_alias)
+    isolation.run((outcomes, error), is_stopping)
+    return isolation.result()
+
+
+class _Isolation:
+    """The search for the culprits of one batch. Messages are identified by their index in the batch."""
+
+    def __init__(
+        self,
+        publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+        messages: Sequence[Message],
+        publisher_alias: str,
+    ) -> None:
+        self._publish = publish
+        self._messages = messages
+        self._publisher_alias = publisher_alias
+        self._outcomes: list[Outcome | None] = [None] * len(messages)
+        self._predecessors = _find_predecessors(messages)
+        self._parts = deque([list(range(len(messages)))])
+        self._suspects: dict[int, BaseException] = {}  # raised alone, and the broker has not responded since
+        self._culprits: dict[int, BaseException] = {}
+        self._broker_responds = False
+        self._reason = ""
+        self._logged_classes: set[str] = set()
+
+    def run(self, first: CallResult, is_stopping: Callable[[], bool]) -> None:
+        """Publish until every message has an outcome, there is an outage, or the relay is stopping.
+
+        Args:
+            first: the result for the whole batch, which has already been published.
+            is_stopping: called before each further call.
+        """
+        max_calls, singled = PARTS_BEFORE_SINGLES, False
+        for calls in itertools.count():
+            part = self._next_part()
+            if not part or (calls and is_stopping()):
+                break
+            batch = [self._messages[index] for index in part]
+            outcomes, error = call_publisher(self._publish, batch) if calls else first
+            if self._record(part, outcomes, error):
+                return
+            if error is not None and not self._broker_responds and calls + 1 == max_calls:
+                if singled:
+                    break
+                singled = True
+                max_calls += len(self._parts)
+                self._parts = deque([part[:1] for part in self._parts] + [part[1:] for part in self._parts])
+        if self._broker_responds:
+            self._culprits |= self._suspects
+
+    def result(self) -> list[Outcome]:
+        """Return the outcome of each message; those without one are unanswered."""
+        for index, error in self._culprits.items():
+            self._outcomes[index] = _blame(error)
+        return [unanswered(self._reason) if outcome is None else outcome for outcome in self._outcomes]
+
+    def _next_part(self) -> list[int]:
+        """Take the next part, without the messages that must wait for, or are blocked by, an earlier one of their key.
+
+        Returns an empty list at the end: the lowest message without an outcome never waits for another one.
+        """
+        part: list[int] = []
+        while self._parts and not part:
+            waiting = []
+            chosen = set()
+            for index in self._parts.popleft():
+                predecessor = self._predecessors[index]
+                if predecessor is None or predecessor in chosen or self._is_accepted(predecessor):
+                    part.append(index)
+                    chosen.add(index)
+                elif self._outcomes[predecessor] is None and not self._has_raised_alone(predecessor):
+                    waiting.append(index)
+                else:
+                    self._outcomes[index] = BLOCKED
+            if waiting:
+                self._parts.append(waiting)
+        return part
+
+    def _has_raised_alone(self, index: int) -> bool:
+        return index in self._suspects or index in self._culprits
+
+    def _is_accepted(self, index: int) -> bool:
+        outcome = self._outcomes[index]
+        return outcome is not None and outcome.verdict is Verdict.ACCEPTED
+
+    def _record(self, part: list[int], outcomes: list[Outcome | None], error: BaseException | None) -> bool:
+        """Record the result of publishing a part. Return whether it shows an outage."""
+        outage = False
+        for index, outcome in zip(part, outcomes, strict=True):
+            self._outcomes[index] = outcome
+            if outcome is not None and outcome.verdict is Verdict.UNANSWERED:
+                outage, self._reason = True, outcome.error
+        if any(outcome is not None and outcome.verdict in BROKER_RESPONDS for outcome in outcomes):
+            self._broker_responds = True
+            self._culprits |= self._suspects
+            self._suspects.clear()
+        if error is not None:
+            self._log(error, part)
+            if not outage:
+                self._reason = self._reason or _describe(error)
+                self._split([index for index in part if self._outcomes[index] is None], error)
+        return outage
+
+    def _split(self, part: list[int], error: BaseException) -> None:
+        if len(part) == 1:
+            self._suspects[part[0]] = error
+        elif part:
+            half = len(part) // 2
+            self._parts += [part[:half], part[half:]]
+
+    def _log(self, error: BaseException, part: list[int]) -> None:
+        """Log each class of exceptions once per batch, because it recurs with each part."""
+        kind = class_path(error)
+        if kind not in self._logged_classes:
+            self._logged_classes.add(kind)
+            first, last = self._messages[part[0]].id, self._messages[part[-1]].id
+            logger.error(
+                "Publisher %r raised an exception for %s (ids %d to %d); publishing in parts to isolate the cause: %s",
+                self._publisher_alias,
+                counted(len(part), "message"),
+                first,
+                last,
+                _describe(error),
+                exc_info=None if isinstance(error, BatchRefused) else error,
+            )
+
+
+def _find_predecessors(messages: Sequence[Message]) -> list[int | None]:
+    """Return for each message the index of the previous one with the same key."""
+    last: dict[str, int] = {}
+    predecessors = []
+    for index, message in enumerate(messages):
+        predecessors.append(last.get(message.key))
+        if message.key:
+            last[message.key] = index
+    return predecessors
+
+
+def _blame(error: BaseException) -> Outcome:
+    """Return the outcome of a message that raised alone."""
+    if not isinstance(error, BatchRefused):
+        return read_outcome(Outcome(Verdict.DEFERRED, _describe(error), cause=error))
+    verdict = Verdict.REJECTED if error.permanent else Verdict.DEFERRED
+    return read_outcome(Outcome(verdict, _describe(error), error.error_class, error))
+
+
+def _describe(error: BaseException) -> str:
+    text = one_line(error, MAX_ERROR_LENGTH) if isinstance(error, BatchRefused) else ""
+    return text or describe(error, MAX_ERROR_LENGTH)

@@ -1,0 +1,249 @@
+"""The relay: publishers and threads. The loops are in the workers."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from django.db import connections, router
+
+from django_outbox.conf import get_settings
+from django_outbox.db.transactions import refuse_transaction
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.registry import make_publisher
+from django_outbox.relay.breakers import Breakers
+from django_outbox.relay.budget import Budget
+from django_outbox.relay.delivery import Delivery, unavailable
+from django_outbox.relay.draining import DrainingWorker
+from django_outbox.relay.limits import LIMITS, Limits
+from django_outbox.relay.listener import listening
+from django_outbox.relay.running import keep_running
+from django_outbox.relay.shared import Shared
+from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.tally import Tally
+from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.retention.purge import purging
+from django_outbox.threads import Threads, own_connection
+
+MAX_WORKERS = 32
+"""Maximum number of workers of a publisher: each holds a database connection, and PostgreSQL allows 100 in all by
+default."""
+
+
+class Relay:
+    """Delivers the messages of one database.
+
+    Use it as a context manager, or call `close` at the end: it owns the publishers' connections.
+
+    Args:
+        using: the database alias; by default the one that the router chooses for writing.
+        publishers: the aliases of the publishers to serve; all of them by default.
+        batch_size: maximum number of messages in one claim; `OUTBOX["BATCH_SIZE"]` by default.
+        workers: number of threads for each publisher, from 1 to 32, each with its own database connection: while one
+            waits for the database, another's batch is at the broker.
+        poll_interval: longest idle wait in seconds; `OUTBOX["POLL_INTERVAL"]` by default.
+        max_messages: stop when this many messages are settled; no limit by default.
+        stop_timeout: seconds that the current batches may take after an exception in the calling thread (Ctrl-C,
+            Celery's soft time limit), and seconds that closing the publishers may take.
+        limits: waits and limits that are not settings; tests pass shorter ones.
+
+    Raises:
+        ImproperlyConfigured: the settings or a publisher's options are wrong.
+        ValueError: `workers` is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        using: str | None = None,
+        publishers: Sequence[str] | None = None,
+        batch_size: int | None = None,
+        workers: int = 1,
+        poll_interval: float | None = None,
+        max_messages: int | None = None,
+        stop_timeout: float = 20.0,
+        limits: Limits = LIMITS,
+    ) -> None:
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ValueError(
+                f"workers is {workers}; it must be from 1 to {MAX_WORKERS}: each worker of each publisher holds a "
+                "database connection. For more, start the relay on another machine."
+            )
+        settings = get_settings()
+        self.using = using or router.db_for_write(OutboxMessage)
+        self.publishers = [make_publisher(alias) for alias in publishers or settings.publishers]
+        self.workers = workers
+        self._aliases = [publisher.alias for publisher in self.publishers]
+        self._stop_timeout = stop_timeout
+        self._abandoned = False
+        self._shared = Shared(
+            using=self.using,
+            settings=settings,
+            limits=limits,
+            batch_size=batch_size or settings.batch_size,
+            poll_interval=poll_interval or settings.poll_interval,
+            budget=Budget(max_messages, settings.batch_bytes),
+            breakers=Breakers(self.using, self._aliases, limits),
+            wake_ups=WakeUps(),
+            dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
+        )
+
+    def __enter__(self) -> "Relay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of messages so far, by result."""
+        return self._shared.budget.tally
+
+    @property
+    def outage(self) -> str:
+        """The reason why a publisher's last batch could not be delivered; blank if all publishers are available."""
+        return self._shared.breakers.outage
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._shared.stopping
+
+    def run(self) -> Tally:
+        """Deliver until `stop` is called or `max_messages` are settled, and purge old messages at intervals.
+
+        It works in its own threads. An exception in the calling thread, such as KeyboardInterrupt, stops them and is
+        raised again when the current batches are finished; a second one is raised at once.
+
+        Raises:
+            TransactionForbidden: the caller has a transaction open.
+            NotMigrated: the outbox's table, or a column of it, is missing.
+        """
+        refuse_transaction(connections[self.using], "Relay.run()")
+        shared = self._shared
+        with (
+            purging(
+                self.using,
+                interval=shared.limits.purge_interval,
+                patience=shared.limits.purge_patience,
+                is_stopping=shared.is_done,
+            ),
+            listening(self.using, shared.wake_ups, self._aliases, shared.limits),
+        ):
+            return self._in_threads(self._for_each_worker(partial(keep_running, shared=shared)))
+
+    def drain(self, *, max_seconds: float | None = None) -> Tally:
+        """Deliver until nothing is due.
+
+        It works in its own threads, as `run` does. Only inside a `TestCase` does it work in the calling thread, one
+        publisher after the other, so that the test's own transaction is seen.
+
+        Args:
+            max_seconds: begin no further batch after this time; no limit by default.
+
+        Raises:
+            RelayUnavailable: the broker or the database remained unavailable, or was unavailable when the time ran out
+                and nothing had been delivered.
+            TransactionForbidden: the caller has a transaction open: a rollback would lose the record of
+                published messages.
+            NotMigrated: the outbox's table, or a column of it, is missing.
+        """
+        refuse_transaction(connections[self.using], "Relay.drain()")
+        deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+        drain = partial(self._drain, deadline=deadline)
+        if self._needs_calling_thread():
+            return self._one_after_the_other(drain)
+        return self._in_threads(self._for_each_worker(drain))
+
+    def deliver_once(self) -> Tally:
+        """Deliver one batch for each publisher, one publisher after the other, in the same thread as `drain`.
+
+        Raises:
+            RelayUnavailable: the broker or the database was unavailable.
+            TransactionForbidden: the caller has a transaction open: a rollback would lose the record of
+                published messages.
+            NotMigrated: the outbox's table, or a column of it, is missing.
+        """
+        refuse_transaction(connections[self.using], "Relay.deliver_once()")
+        deliver = partial(self._one_after_the_other, self._deliver_batch)
+        return deliver() if self._needs_calling_thread() else self._in_threads([deliver])
+
+    def stop(self) -> None:
+        """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
+        self._shared.stopping = True
+
+    def close(self) -> None:
+        """Close the publishers in parallel, and wait for that at most `stop_timeout` seconds."""
+        threads = Threads()
+        for publisher in {*self.publishers, *filter(None, [self._shared.dead_letters])}:
+            threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
+        if not threads.wait(0 if self._abandoned else self._stop_timeout):
+            logger.warning("Not every publisher could be closed in time. Its connection ends with the process.")
+        for error in threads.errors:
+            logger.error("A publisher could not be closed: %s", type(error).__name__, exc_info=error)
+
+    def _drain(self, publisher: Publisher, deadline: float) -> None:
+        DrainingWorker(publisher, self._shared, deadline).work()
+
+    def _deliver_batch(self, publisher: Publisher) -> None:
+        if self._shared.is_done():
+            return
+        source = PollingSource(self.using, publisher.alias, self._shared.settings)
+        attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_size)
+        if attempt.met_outage:
+            raise unavailable(publisher.alias, attempt.outage)
+
+    def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:
+        return [partial(work, publisher) for publisher in self.publishers for _ in range(self.workers)]
+
+    def _needs_calling_thread(self) -> bool:
+        """Whether no other thread can see the messages: in a test's own transaction, or in SQLite's memory."""
+        connection = connections[self.using]
+        in_memory = getattr(connection, "is_in_memory_db", lambda: False)
+        return connection.in_atomic_block or in_memory()
+
+    def _one_after_the_other(self, work: Callable[[Publisher], None]) -> Tally:
+        """Do the work for each publisher, and then raise the last outage, if there was one."""
+        outage = None
+        for publisher in self.publishers:
+            try:
+                work(publisher)
+            except RelayUnavailable as error:
+                outage = error
+        if outage is not None:
+            raise outage
+        return self.tally
+
+    def _in_threads(self, works: Sequence[Callable[[], object]]) -> Tally:
+        """Do the work in threads, while this thread waits.
+
+        An exception that interrupts this thread (Ctrl-C, Celery's soft time limit) does not reach the current batches.
+        They are finished first, unless they take too long or the wait for them is interrupted, too.
+        """
+        threads = Threads()
+        try:
+            for work in works:
+                threads.start(partial(self._in_thread, work), name="outbox-worker")
+            threads.wait()
+        except BaseException:
+            self.stop()
+            self._abandoned = True
+            self._abandoned = not threads.wait(self._stop_timeout)
+            if self._abandoned:
+                logger.warning("The current batches were not finished within %g s.", self._stop_timeout)
+            raise
+        if threads.errors:
+            # Any other error is more important than an unavailable publisher.
+            raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
+        return self.tally
+
+    def _in_thread(self, work: Callable[[], object]) -> None:
+        with own_connection(self.using):
+            work()
+
+    def _find_dead_letters(self, alias: str | None) -> Publisher | None:
+        served = [publisher for publisher in self.publishers if publisher.alias == alias]
+        return served[0] if served else make_publisher(alias) if alias else None

@@ -1,0 +1,56 @@
+"""The new state of each message of a batch: the publisher's outcomes and the retry policy decide."""
+
+from collections.abc import Sequence
+
+from django_outbox.conf import OutboxSettings
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.retry import LONGEST_RETRY_AFTER, retry_delay
+from django_outbox.stores import Failed, Retried, Settlement
+from django_outbox.wording import counted
+
+
+def decide(
+    publisher_alias: str, messages: Sequence[Message], outcomes: Sequence[Outcome], settings: OutboxSettings
+) -> tuple[Settlement, list[tuple[Message, Outcome]]]:
+    """Return the new states of a batch's messages, and those messages that fail, with their outcomes.
+
+    Args:
+        publisher_alias: the publisher that reported the outcomes.
+        messages: the batch.
+        outcomes: one for each message, in the same order. Unanswered and blocked messages are in no settlement.
+        settings: the retry policies, and whether a failed message blocks its key.
+    """
+    if outcomes.count(ACCEPTED) == len(outcomes):
+        return Settlement(processed=[message.id for message in messages]), []
+    settlement = Settlement()
+    failed: list[tuple[Message, Outcome]] = []
+    faults: list[BaseException] = []
+    for message, outcome in zip(messages, outcomes, strict=True):
+        if outcome.verdict is Verdict.ACCEPTED:
+            settlement.processed.append(message.id)
+            continue
+        # A filter by error class must find messages without an error class, too.
+        error_class = outcome.error_class or outcome.verdict.value
+        if outcome.verdict is Verdict.DEFERRED:
+            if not outcome.counted:
+                delay: float | None = min(outcome.retry_after or 0.0, LONGEST_RETRY_AFTER)
+            else:
+                policy = settings.retry_policy(publisher_alias, message.type)
+                delay = retry_delay(message, outcome, policy, on_fault=faults.append)
+            if delay is not None:
+                settlement.retried.append(Retried(message.id, outcome.error, delay, error_class, outcome.counted))
+                continue
+        elif outcome.verdict is not Verdict.REJECTED:
+            continue
+        blocks_key = settings.failed_blocks_key and bool(message.key)
+        settlement.failed.append(Failed(message.id, outcome.error, error_class, blocks_key))
+        failed.append((message, outcome))
+    if faults:
+        logger.error(
+            "Publisher %r: the function under RETRY failed for %s; the default policy decides when to retry",
+            publisher_alias,
+            counted(len(faults), "message"),
+            exc_info=faults[0],
+        )
+    return settlement, failed

@@ -1,0 +1,63 @@
+"""The part of a relay that its workers share."""
+
+import time
+from dataclasses import dataclass
+
+from django_outbox.conf import OutboxSettings
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.breakers import Breakers
+from django_outbox.relay.budget import Budget
+from django_outbox.relay.limits import Limits
+from django_outbox.relay.wake_ups import WakeUps
+
+
+@dataclass(slots=True)
+class Shared:
+    """The part of a relay that its workers share.
+
+    Args:
+        using: the database alias.
+        settings: the checked settings.
+        limits: the waits and limits.
+        batch_size: maximum number of messages in one claim.
+        poll_interval: longest idle wait in seconds.
+        budget: how many messages the workers may still claim together.
+        breakers: the publishers' circuit breakers.
+        wake_ups: ends the idle waits of workers.
+        dead_letters: the dead-letter publisher, if there is one.
+        stopping: whether the relay is stopping. It is a plain attribute because a signal handler may set it: an
+            `Event` has a lock, which the interrupted thread may hold.
+    """
+
+    using: str
+    settings: OutboxSettings
+    limits: Limits
+    batch_size: int
+    poll_interval: float
+    budget: Budget
+    breakers: Breakers
+    wake_ups: WakeUps
+    dead_letters: Publisher | None
+    stopping: bool = False
+
+    def is_stopping(self) -> bool:
+        """Return whether the relay is stopping."""
+        return self.stopping
+
+    def is_done(self) -> bool:
+        """Return whether no further batch may begin: the relay is stopping, or `max_messages` are settled."""
+        return self.stopping or self.budget.spent
+
+    def pause(self, seconds: float) -> None:
+        """Wait; return early if the relay is stopping."""
+        end = time.monotonic() + seconds
+        while not self.stopping and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, self.limits.stop_delay))
+
+    def wait_for_work(self, publisher_alias: str, seconds: float) -> bool:
+        """Wait until there is work for a publisher, or the relay is stopping; return whether there was a wake-up."""
+        end = time.monotonic() + seconds
+        while not self.stopping and (left := end - time.monotonic()) > 0:
+            if self.wake_ups.wait(publisher_alias, min(left, self.limits.stop_delay)):
+                return True
+        return False

@@ -1,0 +1,45 @@
+"""The contract of a source: it claims and settles the batches of one worker."""
+
+import abc
+from contextlib import AbstractContextManager
+
+from django_outbox.stores import Claim, Settlement
+
+
+class Source(abc.ABC):
+    """Claims and settles the batches of one worker, and remembers where its claims stand.
+
+    Attributes:
+        using: the alias of the database that it claims from.
+    """
+
+    using: str
+
+    @abc.abstractmethod
+    def claim(self, limit: int) -> AbstractContextManager[Claim]:
+        """Claim at most `limit` due messages for as long as the context is open.
+
+        Leaving the context without `settle` returns the whole batch as it was.
+        """
+
+    @abc.abstractmethod
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        """Write the new states of the claim's messages."""
+
+    @abc.abstractmethod
+    def rewind(self) -> None:
+        """Claim from the beginning again, because messages went back as they were."""
+
+    @property
+    @abc.abstractmethod
+    def exhausted(self) -> bool:
+        """Whether the last claim found nothing, and nothing was due anywhere."""
+
+    @property
+    @abc.abstractmethod
+    def complete(self) -> bool:
+        """Whether the last claim looked at every key; if not, the next one continues at once."""
+
+    @abc.abstractmethod
+    def sweep_next(self) -> None:
+        """Make the next claim look everywhere, regardless of the cost."""

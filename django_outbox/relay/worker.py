@@ -1,0 +1,98 @@
+"""A worker: one loop that delivers the messages of one publisher."""
+
+import abc
+
+from django_outbox.logs import logger
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.breaker import Permit
+from django_outbox.relay.delivery import Attempt, Delivery
+from django_outbox.relay.shared import Shared
+from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.tally import Tally
+
+
+class Worker(abc.ABC):
+    """Delivers the messages of one publisher in the calling thread, batch after batch.
+
+    Its subclasses decide when it is done, and how long it waits when nothing is due.
+
+    Args:
+        publisher: sends the messages.
+        shared: what the workers of the relay share.
+    """
+
+    def __init__(self, publisher: Publisher, shared: Shared) -> None:
+        self._alias = publisher.alias
+        self._shared = shared
+        self._limits = shared.limits
+        self._source = PollingSource(shared.using, publisher.alias, shared.settings)
+        self._delivery = Delivery(publisher, self._source, shared)
+        self._delivered = 0
+        self._empty_claims = 0
+        self._database_outages = 0
+        self._database_outage = ""
+
+    def work(self) -> None:
+        """Deliver batch after batch until done."""
+        while not self._is_done():
+            self._pause(self._deliver())
+
+    @abc.abstractmethod
+    def _is_done(self) -> bool:
+        """Return whether no further batch is to begin."""
+
+    @abc.abstractmethod
+    def _wait_when_idle(self) -> float:
+        """Return the seconds to wait after a claim that found nothing."""
+
+    def _deliver(self) -> float:
+        """Deliver a batch if the circuit breaker permits it, and return the seconds to wait then."""
+        permit = self._shared.breakers.admit(self._alias, self._shared.batch_size)
+        if permit is None:
+            return self._wait_for_broker()
+        attempt = self._attempt(permit)
+        self._note(attempt)
+        if attempt.tally.claimed == permit.size:
+            # There is more, and another worker may be asleep.
+            self._shared.wake_ups.wake([self._alias])
+        if attempt.database_outage:
+            return self._wait_for_database()
+        if not attempt.made:
+            return self._limits.stop_delay
+        return self._wait_when_idle() if self._empty_claims else 0.0
+
+    def _attempt(self, permit: Permit) -> Attempt:
+        """Deliver a batch and report to the circuit breaker."""
+        tally = Tally()
+        try:
+            attempt = self._delivery.attempt(permit.size)
+            tally = attempt.tally
+        finally:
+            self._shared.breakers.note(self._alias, permit, tally)
+        if attempt.met_outage:
+            self._source.rewind()
+        return attempt
+
+    def _note(self, attempt: Attempt) -> None:
+        self._delivered += attempt.tally.processed
+        self._empty_claims = self._empty_claims + 1 if attempt.found_nothing else 0
+        self._database_outages = self._database_outages + 1 if attempt.database_outage else 0
+        self._database_outage = attempt.database_outage
+
+    def _wait_for_broker(self) -> float:
+        return max(self._shared.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
+
+    def _wait_for_database(self) -> float:
+        seconds = self._limits.database_wait.after(self._database_outages)
+        logger.warning("Publisher %r: %s. Trying again in %.1f s.", self._alias, self._database_outage, seconds)
+        return seconds
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; after an empty claim, only until there is work."""
+        if not self._empty_claims:
+            self._shared.pause(seconds)
+        elif self._shared.wait_for_work(self._alias, seconds):
+            # Messages committed right after this wake-up may cause no other one, so look again soon.
+            self._empty_claims = 0
+        if seconds >= self._limits.check_connection_after:
+            self._delivery.check_connection()

@@ -1,0 +1,1 @@
+"""Retention: processed messages are kept for a while and then deleted."""

@@ -1,0 +1,108 @@
+"""Delete processed messages that are older than the retention period, in batches."""
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from django.db import connections, router
+
+from django_outbox.conf import get_settings
+from django_outbox.error_text import describe
+from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage
+from django_outbox.stores import get_store
+from django_outbox.stores.cursor import Position
+from django_outbox.threads import Threads, own_connection
+
+__all__ = ["purge"]
+
+PURGE_BATCH_SIZE = 1000
+"""Number of rows that one statement deletes: few enough to hold its locks for milliseconds only."""
+
+PURGE_SWEEP_INTERVAL = 3600.0
+"""Maximum seconds between two purges of a relay that begin at the start of the index. A message that was committed
+behind the point where the last purge ended is kept at most this much longer."""
+
+MAX_AGE = datetime.timedelta(days=365 * 100)
+"""Longer ages are shortened to this one: databases cannot count back without limit."""
+
+
+def purge(
+    *,
+    using: str | None = None,
+    older_than: datetime.timedelta | None = None,
+    max_seconds: float | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+    batch_size: int = PURGE_BATCH_SIZE,
+    position: Position | None = None,
+) -> int:
+    """Delete processed messages older than the retention period. Pending and failed messages are never touched.
+
+    Each batch has its own transaction, and begins where the previous one ended.
+
+    Args:
+        using: the database alias; by default the one that the router chooses for writing.
+        older_than: delete messages that were processed longer ago than this; `OUTBOX["RETENTION"]` by default. If that
+            is None, nothing is deleted.
+        max_seconds: begin no further batch after this time; no limit by default.
+        is_stopping: called between two batches; if it returns True, the purge ends.
+        batch_size: maximum number of messages that one statement deletes.
+        position: remembers the place to begin from one purge to the next; without it, a purge begins at the oldest
+            message.
+
+    Returns:
+        The number of deleted messages.
+    """
+    age = get_settings().retention if older_than is None else older_than
+    if age is None:
+        return 0
+    store = get_store(connections[using or router.db_for_write(OutboxMessage)])
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    seconds = min(age, MAX_AGE).total_seconds()
+    position = position or Position()
+    total = 0
+    # Only the first batch may be a sweep.
+    after = position.start()
+    while not is_stopping() and (deadline is None or time.monotonic() < deadline):
+        batch = store.purge(seconds, batch_size, after)
+        position.advance(batch.deleted, batch.at)
+        total += batch.deleted
+        if batch.deleted < batch_size:
+            break
+        after = batch.at
+    return total
+
+
+@contextmanager
+def purging(using: str, *, interval: float, patience: float, is_stopping: Callable[[], bool]) -> Iterator[None]:
+    """Purge at intervals in a thread, until the end of the block.
+
+    Args:
+        using: the database alias.
+        interval: seconds between two purges, and maximum duration of one.
+        patience: seconds to wait at the end of the block for a purge that has not ended.
+        is_stopping: if it returns True, no further batch begins.
+    """
+    left = threading.Event()
+    threads = Threads()
+    threads.start(
+        partial(_purge_at_intervals, using, interval, left, lambda: left.is_set() or is_stopping()), name="outbox-purge"
+    )
+    try:
+        yield
+    finally:
+        left.set()
+        threads.wait(patience)
+
+
+def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_stopping: Callable[[], bool]) -> None:
+    position = Position(max_interval=PURGE_SWEEP_INTERVAL)
+    while not left.wait(interval):
+        try:
+            with own_connection(using):
+                purge(using=using, max_seconds=interval, is_stopping=is_stopping, position=position)
+        except Exception as error:
+            logger.warning("Purging old messages failed and will be retried: %s", describe(error))

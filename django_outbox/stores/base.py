@@ -1,0 +1,224 @@
+"""The contract of a store: how a batch is claimed, and how its messages' new states are written."""
+
+import abc
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar
+
+from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.logs import logger
+from django_outbox.models import KeyLock, OutboxMessage
+from django_outbox.stores.cursor import Cursor
+from django_outbox.stores.heads import BatchReader, read_batch
+from django_outbox.stores.rows import error_rows, read_messages
+from django_outbox.stores.types import Claim, Purged, Settlement
+
+
+class Store(BatchReader):
+    """Claims and settles over one Django connection. An instance belongs to one thread, as its connection does."""
+
+    max_json_depth = 500
+    """Maximum depth of nested JSON that the database stores and Python's decoder reads back."""
+
+    max_json_key_bytes: ClassVar[int | None] = None
+    """Maximum length of a key of a JSON object in bytes of UTF-8; None for no limit."""
+
+    can_wake: ClassVar[bool] = False
+    """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+        self.table = connection.ops.quote_name(OutboxMessage._meta.db_table)
+        self.locks = connection.ops.quote_name(KeyLock._meta.db_table)
+
+    # Limits of the database.
+
+    @property
+    def json_integers(self) -> range | None:
+        """The integers in JSON that the database stores exactly; None for all of them."""
+        return None
+
+    @property
+    def encoding(self) -> str:
+        """The name of the encoding in which the database stores text."""
+        return "UTF8"
+
+    @property
+    def codec(self) -> str:
+        """Python's codec for the characters that the database can store."""
+        return "utf-8"
+
+    def can_store(self, text: str) -> bool:
+        """Return whether the database can store all characters of a text, NUL aside."""
+        return text.isascii() or self.storable(text) == text
+
+    def storable(self, text: str) -> str:
+        """Return a text with a replacement for each character that the database cannot store."""
+        text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+        return text if text.isascii() else text.encode(codec := self.codec, "replace").decode(codec)
+
+    # For the system checks.
+
+    @property
+    def missing_feature(self) -> str:
+        """The SQL feature that the outbox needs and this version of the database lacks; blank if there is none."""
+        return "" if self.connection.features.has_select_for_update_skip_locked else "SKIP LOCKED"
+
+    @property
+    def missing_timeouts(self) -> list[str]:
+        """The options of the connection without which a server that vanishes would go unnoticed for minutes."""
+        return []
+
+    @property
+    def stores_local_times(self) -> bool:
+        """Whether Django stores times in another zone than UTC there."""
+        return self.connection.timezone_name != "UTC"
+
+    def find_narrow_character_sets(self) -> set[str]:
+        """Return the character sets of the outbox's columns that lack characters of Unicode."""
+        return set()
+
+    # For relays.
+
+    @abc.abstractmethod
+    def claim(
+        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+    ) -> AbstractContextManager[Claim]:
+        """Lock a batch of due messages while the context is open; other relays skip it.
+
+        A message that has a key is claimed together with all earlier ones of its key, or not at all. Leaving the
+        context without `settle`, because of an exception or a crash, gives the whole batch back.
+
+        Args:
+            publisher: the alias of the publisher whose messages to claim.
+            limit: maximum number of messages.
+            max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
+            max_seconds: seconds after which the database gives the batch back by itself if it can.
+            cursor: the position to begin at; it is advanced.
+        """
+
+    @abc.abstractmethod
+    def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
+        """Write the new states of a claim's messages, with one statement for each state that occurs.
+
+        Args:
+            claim: the open claim.
+            settlement: the new states.
+            delete_processed: delete processed messages instead of keeping their rows.
+        """
+
+    @abc.abstractmethod
+    def purge(self, older_than: float, limit: int, after: Any) -> Purged:
+        """Delete a batch of processed messages, the oldest first.
+
+        Args:
+            older_than: minimum age of the messages in seconds.
+            limit: maximum number of messages.
+            after: `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
+        """
+
+    def listen(self, seconds: float) -> Iterator[set[str] | None]:
+        """Yield the aliases of publishers that were woken, forever, and at least once in the given number of seconds.
+
+        The first item is None, as soon as it listens: messages committed before that may be for any publisher.
+
+        Raises:
+            DatabaseError: the connection is lost.
+        """
+        return iter(())
+
+    # For callers of `enqueue`.
+
+    @abc.abstractmethod
+    def lock_keys(self, keys: Collection[str]) -> None:
+        """Wait until no other transaction has locked any of these keys, and lock them until this one ends."""
+
+    def add_key_locks(self) -> None:
+        """Insert the rows that `lock_keys` locks, if it locks rows and some are missing."""
+        return
+
+    @property
+    def looks_before_insert(self) -> bool:
+        """Whether to read known messages before an INSERT of messages that may be known."""
+        return False
+
+    def insert_missing(self, messages: Sequence[OutboxMessage]) -> None:
+        """Insert messages, except those whose `message_id` and `publisher` are in the table already."""
+        OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
+
+    def wake(self, publishers: Collection[str]) -> None:
+        """Notify the relays that listen that there is work for these publishers."""
+
+    # Statements.
+
+    def execute(self, sql: str, params: Sequence[Any] = ()) -> int:
+        """Run a statement on `{table}`, the messages, and `{locks}`, and return how many rows it touched."""
+        with self.connection.cursor() as session:
+            session.execute(self._named(sql), params)
+            return int(session.rowcount)
+
+    def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement on `{table}`, the messages, and `{locks}`, and return its rows."""
+        with self.connection.cursor() as session:
+            session.execute(self._named(sql), params)
+            return list(session.fetchall())
+
+    def _named(self, sql: str) -> str:
+        return sql.replace("{table}", self.table).replace("{locks}", self.locks)
+
+
+class LockingStore(Store):
+    """A store whose claim is a transaction: rows are locked with SKIP LOCKED until they are settled."""
+
+    DELETED: ClassVar[str]
+    """Deletes the messages of a list of ids."""
+    PROCESSED: ClassVar[str]
+    """Marks the messages of a list of ids as processed. Like the other statements, it changes only pending rows."""
+    FAILED: ClassVar[str]
+    """Marks messages as failed, given a JSON array of the fields of `Failed`."""
+    RETRIED: ClassVar[str]
+    """Makes messages due again later, given a JSON array of the fields of `Retried`."""
+
+    @contextmanager
+    def claim(
+        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+    ) -> Iterator[Claim]:
+        nested = self.connection.in_atomic_block
+        with transaction.atomic(using=self.connection.alias):
+            if not nested:
+                self.begin(max_seconds)
+            yield Claim(read_messages(read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)))
+
+    @abc.abstractmethod
+    def begin(self, max_seconds: float) -> None:
+        """Make the transaction READ COMMITTED, whatever the project's default, and bound its time."""
+
+    @abc.abstractmethod
+    def execute_for(self, sql: str, ids: Sequence[int]) -> int:
+        """Run DELETED or PROCESSED for these messages, and return how many rows it touched."""
+
+    def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
+        settled = 0
+        if settlement.processed:
+            settled += self.execute_for(self.DELETED if delete_processed else self.PROCESSED, settlement.processed)
+        if settlement.failed:
+            settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable)])
+        if settlement.retried:
+            settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable)])
+        report_lost(claim, settlement.count - settled, "another program changed or deleted them in the meantime")
+
+
+def report_lost(claim: Claim, count: int, reason: str) -> None:
+    """Log that some messages no longer belonged to the claim when they were settled, if there are any."""
+    if count:
+        ids = [message.id for message in claim.messages]
+        logger.error(
+            "%d of %d claimed messages (ids %d to %d) were not settled: %s. Their rows were left as they are.",
+            count,
+            len(ids),
+            min(ids),
+            max(ids),
+            reason,
+        )

@@ -1,0 +1,280 @@
+"""PostgreSQL: a claim is a transaction with row locks."""
+
+import datetime
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from django.db import OperationalError
+
+from django_outbox.stores.base import LockingStore
+from django_outbox.stores.cursor import SPARED, Span
+from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads
+from django_outbox.stores.locks import key_lock_numbers
+from django_outbox.stores.types import Purged, Row
+
+# The batch is cut twice: generously by the stored sizes, so that no row beyond the limit is read from the TOAST table,
+# and then by the sizes of the text. OFFSET keeps the planner from producing each text twice. Sums are taken over rows
+# that are already locked, because one SELECT cannot have both a window function and FOR UPDATE.
+BATCH = """
+SELECT id, message_id::text, type, topic, key, payload, headers, occurred_at AT TIME ZONE 'UTC', attempts, error_class,
+    size{extra}
+FROM (
+    SELECT *, sum(size) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM (
+        SELECT *, octet_length(payload) + octet_length(headers) AS size
+        FROM (
+            SELECT id, message_id, type, topic, key, payload::text AS payload, headers::text AS headers, occurred_at,
+                attempts, error_class, {carried}
+            FROM (
+                SELECT *, sum(stored) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+                FROM (SELECT *, pg_column_size(payload) AS stored FROM {source}) due
+            ) stored
+            WHERE before IS NULL OR before < %s
+            OFFSET 0
+        ) fitting
+    ) sized
+) batch
+WHERE before IS NULL OR before < %s
+ORDER BY {order}
+"""
+
+# In the order of the index, so that a row that is not yet due is never scanned.
+UNKEYED = BATCH.format(
+    order="available_at, id",
+    carried="available_at",
+    extra=", available_at AT TIME ZONE 'UTC'",
+    source="""{table}
+                    WHERE publisher = %s AND partition = 0 AND available_at <= statement_timestamp()
+                        AND available_at >= %s::timestamp AT TIME ZONE 'UTC'
+                    ORDER BY available_at, id
+                    LIMIT %s
+                    FOR UPDATE SKIP LOCKED""",
+)
+
+# A slot is locked at its first due head; if another relay holds the slot, the next probe begins after the whole slot.
+# The result is a hint: another relay may have settled the heads before the locks were taken, so READ_PARTITIONS reads
+# them again.
+OWN_HEADS = f"""
+WITH RECURSIVE probe AS (
+    SELECT %s::integer AS partition, NULL::boolean AS due, NULL::boolean AS mine, %s::integer AS slots, 0 AS found,
+        0 AS step
+    UNION ALL
+    SELECT head.partition, head.due, slot.mine,
+        probe.slots + (known IS NULL AND head.due AND (slot.mine OR probe.slots %% {SPARED} = {SPARED} - 1))::integer,
+        probe.found + (head.due AND slot.mine)::integer, probe.step + 1
+    FROM probe
+    CROSS JOIN LATERAL (
+        SELECT partition, coalesce(available_at <= statement_timestamp(), false) AS due,
+            CASE WHEN partition >> {SLOT_BITS} = probe.partition >> {SLOT_BITS} THEN probe.mine END AS known
+        FROM {{table}}
+        WHERE publisher = %s AND blocks_key AND partition <= %s
+            AND partition > CASE
+                WHEN probe.mine IS FALSE THEN probe.partition | {SLOT_SIZE - 1} ELSE probe.partition
+            END
+        ORDER BY partition, id LIMIT 1
+    ) head
+    CROSS JOIN LATERAL (
+        SELECT CASE
+            WHEN known IS NOT NULL THEN known
+            WHEN NOT head.due THEN NULL
+            WHEN probe.slots %% {SPARED} = {SPARED} - 1 THEN false
+            ELSE pg_try_advisory_xact_lock(
+                hashtext('{{table}}'::regclass::oid || ' ' || %s), head.partition >> {SLOT_BITS}
+            )
+        END AS mine
+    ) slot
+    WHERE probe.found < %s AND probe.step < %s
+)
+SELECT partition, coalesce(due AND mine, false), slots, step FROM probe
+WHERE (due AND mine) OR step = (SELECT max(step) FROM probe)
+ORDER BY step
+"""
+
+# Reads no more of each partition than its share of the stored bytes; the window has the queue's order. A range of one
+# partition, not an equality, because only one index has that order. If it were ordered by id alone, the planner might
+# scan the primary key when the statistics are old.
+READ_PARTITIONS = BATCH.format(
+    order="place, id",
+    carried="partition, place",
+    extra=", partition",
+    source="""(
+                    SELECT message.*, place
+                    FROM unnest(%s::integer[]) WITH ORDINALITY AS owned(own_partition, place)
+                    CROSS JOIN LATERAL (
+                        SELECT *,
+                            bool_and(coalesce(available_at <= statement_timestamp(), false)) OVER up_to_it AS ready,
+                            sum(pg_column_size(payload)) OVER up_to_it - pg_column_size(payload) AS earlier
+                        FROM (
+                            SELECT * FROM {table}
+                            WHERE publisher = %s AND blocks_key
+                                AND partition >= own_partition AND partition <= own_partition
+                            ORDER BY partition, id LIMIT %s
+                        ) queue
+                        WINDOW up_to_it AS (ROWS UNBOUNDED PRECEDING)
+                    ) message
+                    WHERE ready AND earlier < %s
+                ) queues""",
+)
+
+LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) slot"
+
+LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
+"""The key space of these locks, which separates them from other advisory locks."""
+
+BEGIN = """
+SELECT current_setting('transaction_read_only') = 'on', set_config('synchronous_commit', 'off', true),
+    set_config('idle_in_transaction_session_timeout', %s, true)
+"""
+
+# Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
+# from the start of the index would step over all of them.
+PURGE = """
+WITH old AS (
+    SELECT id, processed_at FROM {table}
+    WHERE processed_at < statement_timestamp() - %s * interval '1 second'
+        AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
+    ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
+), deleted AS (
+    DELETE FROM {table} WHERE id = ANY(ARRAY(SELECT id FROM old))
+)
+SELECT count(*) OVER (), processed_at AT TIME ZONE 'UTC', id FROM old ORDER BY processed_at DESC, id DESC LIMIT 1
+"""
+
+WAKE = "SELECT pg_notify(%s, publisher) FROM unnest(%s::text[]) publisher"
+
+CODECS = {
+    "UTF8": "utf-8",
+    "EUC_CN": "gb2312",
+    "KOI8R": "koi8_r",
+    "KOI8U": "koi8_u",
+    "WIN866": "cp866",
+    "WIN874": "cp874",
+    **{f"WIN{number}": f"cp{number}" for number in range(1250, 1259)},
+    **{f"ISO_8859_{number}": f"iso8859_{number}" for number in range(5, 9)},
+    **{f"LATIN{number}": f"latin{number}" for number in range(1, 11)},
+}
+"""Python's codecs for those of PostgreSQL's encodings that have the same characters. All others have at least ASCII,
+and JSON in a SQL_ASCII database has nothing else."""
+
+CHANNEL = "django_outbox"
+"""The channel on which relays listen; the payload is the alias of a publisher."""
+
+MAX_TIMEOUT = 2**31 - 1
+"""Maximum timeout that PostgreSQL accepts, in milliseconds."""
+
+
+def array(numbers: Iterable[int]) -> str:
+    """Return numbers as the text of a PostgreSQL array; psycopg takes several times as long."""
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+class PostgreSQLStore(LockingStore):
+    """Claims with FOR UPDATE SKIP LOCKED over the partial indexes."""
+
+    can_wake = True
+
+    @property
+    def stores_local_times(self) -> bool:
+        # It stores the instant, whatever the zone of the session.
+        return False
+
+    @property
+    def missing_timeouts(self) -> list[str]:
+        settings = self.connection.settings_dict
+        host, options = settings["HOST"], settings["OPTIONS"]
+        local = not host or host.startswith("/") or host in {"localhost", "127.0.0.1", "::1"}
+        if local or "service" in options:
+            return []
+        return [name for name in ("connect_timeout", "tcp_user_timeout") if not options.get(name)]
+
+    @property
+    def encoding(self) -> str:
+        self.connection.ensure_connection()
+        # The server reports it when a connection is made, so no query is needed.
+        with self.connection.wrap_database_errors:
+            return str(self.connection.connection.info.parameter_status("server_encoding"))
+
+    @property
+    def codec(self) -> str:
+        return CODECS.get(self.encoding, "ascii")
+
+    DELETED = "DELETE FROM {table} WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL"
+    PROCESSED = """
+        UPDATE {table}
+        SET processed_at = statement_timestamp(), available_at = NULL, blocks_key = false,
+            attempts = least(attempts, 2147483646) + 1, error = '', error_class = ''
+        WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL
+    """
+    FAILED = """
+        UPDATE {table} message
+        SET failed_at = statement_timestamp(), available_at = NULL,
+            attempts = least(attempts, 2147483646) + 1, error = settled.error,
+            error_class = settled.error_class, last_error_at = statement_timestamp(),
+            first_error_at = coalesce(first_error_at, statement_timestamp()),
+            blocks_key = settled.blocks_key,
+            dead_lettered_at = CASE WHEN settled.dead_lettered THEN statement_timestamp() END
+        FROM jsonb_to_recordset(%s::jsonb)
+            AS settled(id bigint, error text, error_class text, blocks_key boolean, dead_lettered boolean)
+        WHERE message.id = settled.id AND message.available_at IS NOT NULL
+    """
+    RETRIED = """
+        UPDATE {table} message
+        SET available_at = statement_timestamp() + settled.delay * interval '1 second',
+            attempts = least(attempts, 2147483647 - settled.counted::integer) + settled.counted::integer,
+            error = settled.error, error_class = settled.error_class, last_error_at = statement_timestamp(),
+            first_error_at = coalesce(first_error_at, statement_timestamp())
+        FROM jsonb_to_recordset(%s::jsonb)
+            AS settled(id bigint, error text, error_class text, delay double precision, counted boolean)
+        WHERE message.id = settled.id AND message.available_at IS NOT NULL
+    """
+
+    def begin(self, max_seconds: float) -> None:
+        # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
+        # the disk. The timeout ends the transaction of a relay that hangs.
+        milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
+        self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # Not in one string: a prepared statement, which a project may configure in psycopg, cannot hold several.
+        ((read_only, *_),) = self.fetch(BEGIN, [str(milliseconds)])
+        if read_only:
+            # Claiming keys writes nothing, so messages would be published and never settled.
+            raise OperationalError("the session is read-only; a relay needs the primary server")
+
+    def execute_for(self, sql: str, ids: Sequence[int]) -> int:
+        return self.execute(sql, [array(ids)])
+
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: datetime.datetime | None) -> list[Row]:
+        return self.fetch(UNKEYED, [publisher, after or "-infinity", limit, 2 * max_bytes, max_bytes])
+
+    def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
+        rows = self.fetch(OWN_HEADS, [span.after, slots_met, publisher, span.until, publisher, wanted, max_steps])
+        owned = [partition for partition, own, *_ in rows if own]
+        last, _, slots_met, steps = rows[-1]
+        return OwnedHeads(owned, last, len(owned) < wanted and steps < max_steps, steps, slots_met)
+
+    def read_partitions(
+        self, publisher: str, partitions: Sequence[int], *, max_depth: int, max_bytes: int
+    ) -> list[Row]:
+        share = max(max_bytes // len(partitions), 1)
+        return self.fetch(READ_PARTITIONS, [array(partitions), publisher, max_depth, share, 2 * max_bytes, max_bytes])
+
+    def lock_keys(self, keys: Collection[str]) -> None:
+        if numbers := key_lock_numbers(keys):
+            self.fetch(LOCK_KEYS, [LOCK_SPACE, numbers])
+
+    def wake(self, publishers: Collection[str]) -> None:
+        self.fetch(WAKE, [CHANNEL, list(publishers)])
+
+    def listen(self, seconds: float) -> Iterator[set[str] | None]:
+        # A listening session is always idle.
+        self.execute(f"SET idle_session_timeout TO 0; LISTEN {CHANNEL}")
+        yield None
+        while True:
+            with self.connection.wrap_database_errors:
+                notifications = self.connection.connection.notifies(timeout=seconds, stop_after=1)
+                heard = {notification.payload for notification in notifications}
+            yield heard
+
+    def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
+        rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])
+        return Purged(rows[0][0], rows[0][1:]) if rows else Purged(0, after)

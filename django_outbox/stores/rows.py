@@ -1,0 +1,144 @@
+"""Conversion between rows and messages. A row that cannot be read never stops the delivery of another one."""
+
+import datetime
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.utils.dateparse import parse_datetime
+
+from django_outbox.error_text import describe, shorten
+from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
+from django_outbox.stores.types import SIZE, Failed, Retried, Row
+
+MAX_REASON_LENGTH = 300
+"""Maximum number of characters of the reason why one column cannot be read."""
+
+MAX_ERROR_CLASS_LENGTH = 255
+"""Maximum number of characters of an error class."""
+
+MAX_ERRORS_LENGTH = 1_000_000
+"""Maximum total number of characters of the errors in one statement: MariaDB refuses statements of more than 16 MiB."""
+
+UUID_LENGTH = 36
+
+
+def read_messages(rows: list[Row]) -> list[Message | Unreadable]:
+    """Convert rows to messages, and empty the list meanwhile so that no payload is in memory twice."""
+    messages: list[Message | Unreadable] = []
+    rows.reverse()
+    while rows:
+        row = rows.pop()
+        try:
+            messages.append(_read_quickly(row))
+        except Exception:
+            messages.append(read_message(row))
+    return messages
+
+
+def _read_quickly(row: Row) -> Message:
+    """Convert a row whose columns have the types that PostgreSQL and MySQL return; SQLite returns bytes."""
+    id, message_id, type, topic, key, text, headers, occurred_at, attempts, error_class = row[:SIZE]
+    payload = text.encode()
+    if len(message_id) != UUID_LENGTH:
+        message_id = read_uuid(message_id)
+    if isinstance(occurred_at, str):
+        occurred_at = datetime.datetime.fromisoformat(occurred_at)
+    occurred_at = occurred_at.replace(tzinfo=datetime.timezone.utc)
+    return Message(id, message_id, type, topic, key, payload, read_headers(headers), occurred_at, attempts, error_class)
+
+
+def read_message(row: Row) -> Message | Unreadable:
+    """Convert a row that another program may have written: text may be bytes, and any value may be invalid.
+
+    It never raises. A column that cannot be read is left blank, and the reason names it.
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for (name, read, blank), value in zip(_COLUMNS, row[:SIZE], strict=True):
+        try:
+            values[name] = read(value)
+        except Exception as error:
+            values[name] = blank
+            problems.append(f"{name} cannot be read: {describe(error, MAX_REASON_LENGTH)}")
+    message = Message(**values)
+    return Unreadable(message, "; ".join(problems)) if problems else message
+
+
+def read_text(value: object) -> str:
+    """Decode a column of text."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"its type is {type(value).__name__}, not text")
+
+
+def read_key(value: object) -> str:
+    """Decode a key, even one that is not UTF-8, because later messages of the key may have to wait for this one."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else read_text(value)
+
+
+def read_uuid(value: object) -> str:
+    """Return a UUID as text with hyphens, given with or without them."""
+    return str(uuid.UUID(read_text(value)))
+
+
+def read_headers(text: str) -> dict[str, Any]:
+    """Decode a message's headers."""
+    headers = {} if text == "{}" else json.loads(text)
+    if not isinstance(headers, dict):
+        raise TypeError(f"its JSON is of type {type(headers).__name__}, not an object")
+    return headers
+
+
+def read_time(value: object) -> datetime.datetime:
+    """Return an aware time in UTC; a time without a zone is in UTC already."""
+    time = value if isinstance(value, datetime.datetime) else value and parse_datetime(read_text(value))
+    if not isinstance(time, datetime.datetime):
+        raise ValueError("it is not a time in the years 1 to 9999")
+    return time.astimezone(datetime.timezone.utc) if time.tzinfo else time.replace(tzinfo=datetime.timezone.utc)
+
+
+def read_number(value: object) -> int:
+    """Return a whole number."""
+    if not isinstance(value, int):
+        raise TypeError(f"its type is {type(value).__name__}, not a whole number")
+    return value
+
+
+_COLUMNS: tuple[tuple[str, Callable[[object], object], object], ...] = (
+    ("id", read_number, 0),
+    ("message_id", read_uuid, ""),
+    ("type", read_text, ""),
+    ("topic", read_text, ""),
+    ("key", read_key, ""),
+    ("payload", lambda value: read_text(value).encode(), b""),
+    ("headers", lambda value: read_headers(read_text(value)), {}),
+    ("occurred_at", read_time, datetime.datetime.min.replace(tzinfo=datetime.timezone.utc)),
+    ("attempts", read_number, 0),
+    ("error_class", read_text, ""),
+)
+"""The reader of each column of a message, and the value to use if the column cannot be read."""
+
+
+def error_rows(rows: Sequence[Failed] | Sequence[Retried], storable: Callable[[str], str]) -> str:
+    """Return failed or retried messages as a JSON array of objects, with errors cut and made fit for the database.
+
+    Args:
+        rows: the messages; at least one.
+        storable: replaces characters that the database cannot store.
+    """
+    length = min(MAX_ERROR_LENGTH, MAX_ERRORS_LENGTH // len(rows))
+    return json.dumps(
+        [
+            {
+                **row._asdict(),
+                "error": storable(shorten(row.error, length)),
+                "error_class": storable(shorten(row.error_class, MAX_ERROR_CLASS_LENGTH)),
+            }
+            for row in rows
+        ],
+        ensure_ascii=False,
+    )

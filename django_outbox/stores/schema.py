@@ -1,0 +1,43 @@
+"""Distinguishes a database without the outbox's tables from one that is unavailable."""
+
+from contextlib import suppress
+
+from django.apps import apps
+from django.db import DatabaseError, InterfaceError, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.exceptions import NotMigrated
+
+
+def require_schema(connection: BaseDatabaseWrapper, error: Exception) -> None:
+    """Raise NotMigrated if an error of the database comes from a table or a column that is missing."""
+    missing = ""
+    with suppress(DatabaseError, InterfaceError):
+        if connection.connection is not None and connection.is_usable():
+            missing = missing_schema(connection)
+    if missing:
+        raise NotMigrated(
+            f'The database {connection.alias!r} lacks {missing}. Run "manage.py migrate --database={connection.alias}".'
+        ) from error
+
+
+def missing_schema(connection: BaseDatabaseWrapper) -> str:
+    """Return the first table or column of the outbox that this database lacks; blank if there is none.
+
+    Raises:
+        DatabaseError: the database is unavailable.
+    """
+    with connection.cursor() as cursor:
+        tables = set(connection.introspection.table_names(cursor, include_views=True))
+        for model in apps.get_app_config("django_outbox").get_models():
+            table = model._meta.db_table
+            if not router.allow_migrate_model(connection.alias, model):
+                continue
+            if table not in tables:
+                return f"the table {table!r}"
+            description = connection.introspection.get_table_description(cursor, table)
+            columns = {column.name for column in description}
+            for field in model._meta.concrete_fields:
+                if field.column not in columns:
+                    return f"the column {field.column!r} of the table {table!r}"
+    return ""

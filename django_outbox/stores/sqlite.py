@@ -1,0 +1,255 @@
+"""SQLite: one writer and no row locks, so a claim is a short lease."""
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from django.db import transaction
+
+from django_outbox.stores.base import Store, report_lost
+from django_outbox.stores.cursor import Cursor, Span
+from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
+from django_outbox.stores.locks import lock_number
+from django_outbox.stores.rows import error_rows, read_messages
+from django_outbox.stores.types import SIZE, Claim, Purged, Row, Settlement
+
+NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
+LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
+
+# Any column may hold any value. Text that is not UTF-8, or an invalid time, would make the driver fail for all rows, so
+# it returns bytes, which are decoded row by row.
+COLUMNS = """
+id, CAST(message_id AS BLOB), CAST(type AS BLOB), CAST(topic AS BLOB), CAST("key" AS BLOB), CAST(payload AS BLOB),
+    CAST(headers AS BLOB), CAST(occurred_at AS BLOB), CAST(attempts AS INTEGER), CAST(error_class AS BLOB)
+""".strip()
+
+# Only the sizes are sorted for the sum; the payloads of messages that fit are read afterwards.
+BATCH = f"""
+SELECT {COLUMNS}, size, CAST(available_at AS TEXT)
+FROM {{{{table}}}} JOIN (
+    SELECT id AS chosen, size,
+        sum(size) OVER (ORDER BY {{order}} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+    FROM (
+        SELECT id, available_at, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) AS size
+        FROM {{{{table}}}}
+        WHERE {{where}}
+    )
+) ON id = chosen
+WHERE before IS NULL OR before < %s
+ORDER BY {{order}}
+"""
+
+UNKEYED = BATCH.format(
+    order="available_at, id",
+    where=f"publisher = %s AND partition = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s",
+)
+
+READ = f"""
+SELECT {COLUMNS},
+    length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)), CAST(available_at AS TEXT), partition
+FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s))
+"""
+
+NEXT_PARTITION = """
+SELECT id FROM {table}
+WHERE publisher = %s AND blocks_key AND partition > {after} AND partition <= %s
+ORDER BY partition, id LIMIT 1
+"""
+
+# Leases that have run out were deleted before.
+FREE = "NOT EXISTS (SELECT 1 FROM {table} WHERE number = %s + next.partition)".replace("{table}", "{locks}")
+
+LIST_HEADS = f"""
+WITH RECURSIVE probe(partition, due, found, step) AS (
+    SELECT %s, 0, 0, 0
+    UNION ALL
+    SELECT next.partition, next.available_at <= {NOW} AND {FREE},
+        found + coalesce(next.available_at <= {NOW} AND {FREE}, 0), step + 1
+    FROM probe JOIN {{table}} next ON next.id = ({NEXT_PARTITION.replace("{after}", "probe.partition")})
+    WHERE found < %s AND step < %s
+)
+SELECT partition, due, step FROM probe WHERE due OR step = (SELECT max(step) FROM probe) ORDER BY step
+"""
+
+QUEUES = f"""
+WITH RECURSIVE queue(partition, id, due, size, step) AS (
+    SELECT value, 0, 1, 0, 0 FROM json_each(%s)
+    UNION ALL
+    SELECT next.partition, next.id, next.available_at <= {NOW},
+        length(CAST(next.payload AS BLOB)) + length(CAST(next.headers AS BLOB)), step + 1
+    FROM queue JOIN {{table}} next ON next.id = (
+        SELECT id FROM {{table}}
+        WHERE publisher = %s AND blocks_key AND partition = queue.partition AND id > queue.id
+        ORDER BY id LIMIT 1
+    )
+    WHERE step < %s
+)
+SELECT partition, id, due, size FROM queue WHERE step > 0 ORDER BY 1, 2
+"""
+
+PENDING = "SELECT EXISTS (SELECT 1 FROM {table} WHERE publisher = %s AND available_at IS NOT NULL)"
+
+FORGET_LEASES = f"DELETE FROM {{locks}} WHERE held_until <= {NOW}"
+
+LEASE = f"""
+UPDATE {{table}} SET available_at = {LATER} WHERE id IN (SELECT value FROM json_each(%s))
+RETURNING CAST(available_at AS TEXT)
+"""
+
+LEASE_PARTITIONS = "INSERT INTO {locks} (number, held_until) SELECT %s + value, %s FROM json_each(%s)"
+
+RELEASE_PARTITIONS = """
+DELETE FROM {locks} WHERE number IN (SELECT %s + value FROM json_each(%s)) AND held_until = %s
+"""
+
+RELEASED = """
+UPDATE {table} SET available_at = json_extract(found.value, '$[1]')
+FROM json_each(%s) found
+WHERE {table}.id = json_extract(found.value, '$[0]') AND {table}.available_at = %s
+"""
+
+# A different lease means that another relay has taken the row over; leave it alone.
+MINE = "AND {table}.available_at = %s"
+
+PROCESSED = f"""
+UPDATE {{table}} SET processed_at = {NOW}, available_at = NULL, blocks_key = 0,
+    attempts = min(attempts, 2147483646) + 1, error = '', error_class = ''
+WHERE id IN (SELECT value FROM json_each(%s)) {MINE}
+"""
+
+DELETED = f"DELETE FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s)) {MINE}"
+
+ERROR = f"""
+error = json_extract(settled.value, '$.error'), error_class = json_extract(settled.value, '$.error_class'),
+    first_error_at = coalesce(first_error_at, {NOW}), last_error_at = {NOW}
+"""
+
+FAILED = f"""
+UPDATE {{table}} SET failed_at = {NOW}, available_at = NULL, attempts = min(attempts, 2147483646) + 1, {ERROR.strip()},
+    blocks_key = json_extract(settled.value, '$.blocks_key'),
+    dead_lettered_at = iif(json_extract(settled.value, '$.dead_lettered'), {NOW}, NULL)
+FROM json_each(%s) settled
+WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
+"""
+
+RETRIED = f"""
+UPDATE {{table}} SET {ERROR.strip()},
+    attempts = min(attempts, 2147483647 - json_extract(settled.value, '$.counted'))
+        + json_extract(settled.value, '$.counted'),
+    available_at = {LATER.replace("%s", "json_extract(settled.value, '$.delay')")}
+FROM json_each(%s) settled
+WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
+"""
+
+PURGE = f"""
+DELETE FROM {{table}} WHERE id IN (
+    SELECT id FROM {{table}} WHERE processed_at < {LATER} ORDER BY processed_at, id LIMIT %s
+)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A claimed batch. Its mark is the end of its lease, stored in `available_at` and in `held_until`.
+
+    `due` has the original `available_at` of each message that is not settled yet, by id.
+    """
+
+    mark: str
+    due: dict[int, str]
+    publisher: str
+    partitions: list[int]
+
+
+class SQLiteStore(Store):
+    """Claims by moving `available_at` ahead, and never holds a transaction open while a batch is published."""
+
+    @property
+    def missing_feature(self) -> str:
+        return "" if self.connection.features.can_return_columns_from_insert else "RETURNING"
+
+    @contextmanager
+    def claim(
+        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+    ) -> Iterator[Claim]:
+        claim = self._lease(publisher, limit, max_bytes, max_seconds, cursor)
+        try:
+            yield claim
+        finally:
+            self._release(claim.lease, claim.lease.due)
+
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
+        # Always a sweep, because processed messages leave no entries in the index.
+        return self.fetch(UNKEYED, [publisher, limit, max_bytes])
+
+    def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
+        base = lock_number(publisher, 0)
+        rows = self.fetch(LIST_HEADS, [span.after, base, base, publisher, span.until, wanted, max_steps])
+        owned = [partition for partition, due, _ in rows if due]
+        last, _, steps = rows[-1]
+        return OwnedHeads(owned, last, len(owned) < wanted and steps < max_steps, steps, slots_met)
+
+    def read_partitions(
+        self, publisher: str, partitions: Sequence[int], *, max_depth: int, max_bytes: int
+    ) -> list[Row]:
+        queues = self.fetch(QUEUES, [json.dumps(partitions), publisher, max_depth])
+        ids = choose((Queued(*row) for row in queues), partitions, max_bytes)
+        return self.fetch(READ, [json.dumps(ids)])
+
+    def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
+        lease, settled, mark = claim.lease, 0, claim.lease.mark
+        with_state = set(settlement.ids)
+        left = {id: time for id, time in lease.due.items() if id not in with_state}
+        with transaction.atomic(using=self.connection.alias):
+            if settlement.processed:
+                statement = DELETED if delete_processed else PROCESSED
+                settled += self.execute(statement, [json.dumps(settlement.processed), mark])
+            if settlement.failed:
+                settled += self.execute(FAILED, [error_rows(settlement.failed, self.storable), mark])
+            if settlement.retried:
+                settled += self.execute(RETRIED, [error_rows(settlement.retried, self.storable), mark])
+            settled += self._release(lease, left)
+        # Not before the commit: if that fails, everything is given back at the end of the claim.
+        lease.due.clear()
+        lease.partitions.clear()
+        lost = settlement.count + len(left) - settled
+        report_lost(
+            claim, lost, "their lease had run out, so they may be published again; raise OUTBOX['CLAIM_TIMEOUT']"
+        )
+
+    def lock_keys(self, keys: Collection[str]) -> None:
+        """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
+
+    def purge(self, older_than: float, limit: int, after: None) -> Purged:
+        # Deleted messages leave no index entries behind, so there is no better place to begin than the start.
+        return Purged(self.execute(PURGE, [-older_than, limit]), None)
+
+    def _lease(self, publisher: str, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor) -> Claim:
+        ((pending,),) = self.fetch(PENDING, [publisher])
+        if not pending:
+            # Without a write transaction, which would wait for another one.
+            cursor.mark_exhausted()
+            return Claim([], Lease("", {}, publisher, []))
+        with transaction.atomic(using=self.connection.alias):
+            # It writes first and is then the only writer, so no other relay claims what it reads.
+            self.execute(FORGET_LEASES)
+            rows = read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)
+            if not rows:
+                return Claim([], Lease("", {}, publisher, []))
+            due = {row[0]: row[SIZE + 1] for row in rows}
+            mark = str(self.fetch(LEASE, [max_seconds, json.dumps([*due])])[0][0])
+            partitions = sorted({row[-1] for row in rows if len(row) > SIZE + 2})
+            if partitions:
+                self.execute(LEASE_PARTITIONS, [lock_number(publisher, 0), mark, json.dumps(partitions)])
+        return Claim(read_messages(rows), Lease(mark, due, publisher, partitions))
+
+    def _release(self, lease: Lease, due: dict[int, str]) -> int:
+        """Give back the messages that are still leased, and the partitions; return the number of messages."""
+        released = 0
+        if due:
+            released = self.execute(RELEASED, [json.dumps([*due.items()]), lease.mark])
+        if lease.partitions:
+            base = lock_number(lease.publisher, 0)
+            self.execute(RELEASE_PARTITIONS, [base, json.dumps(lease.partitions), lease.mark])
+        return released

@@ -1,0 +1,76 @@
+"""The threads of a relay."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+
+from django.db import DatabaseError, InterfaceError, connections
+
+INTERRUPT_DELAY = 0.2
+"""Seconds until a waiting thread notices Ctrl-C on a platform that does not interrupt the wait."""
+
+
+class Threads:
+    """Runs functions in parallel, each in a daemon thread, and keeps their exceptions.
+
+    Daemon threads cannot keep the process from exiting. `ThreadPoolExecutor` waits for its threads when the interpreter
+    exits, forever if one of them hangs.
+
+    Attributes:
+        errors: the exceptions that have ended threads.
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+        self._started: list[threading.Thread] = []
+        self._ended: list[threading.Thread] = []
+        # Only wakes `wait`. Before Python 3.13, `Thread.join` treats a thread as ended if Ctrl-C interrupts it.
+        self._end: SimpleQueue[None] = SimpleQueue()
+
+    def start(self, work: Callable[[], object], *, name: str) -> None:
+        """Call a function in a new thread."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.errors.append(error)
+            finally:
+                self._ended.append(thread)
+                self._end.put(None)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        self._started.append(thread)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all threads have ended, at most `seconds`, and return whether they have."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while len(self._ended) < len(self._started):
+            left = INTERRUPT_DELAY if deadline is None else min(INTERRUPT_DELAY, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            with suppress(Empty):
+                self._end.get(timeout=left)
+        return True
+
+
+@contextmanager
+def own_connection(using: str) -> Iterator[None]:
+    """Give the current thread its own database connection until the end of the block.
+
+    It does not come from a connection pool: a relay's thread keeps its connection as long as it lives, and would take
+    it away from the rest of the process. All connections that the thread has opened are closed at the end.
+    """
+    connection = connections[using]
+    if connection.settings_dict["OPTIONS"].get("pool"):
+        connection = connection.copy()
+        del connection.settings_dict["OPTIONS"]["pool"]
+        connections[using] = connection
+    try:
+        yield
+    finally:
+        with suppress(DatabaseError, InterfaceError):
+            connections.close_all()
