@@ -1,4 +1,4 @@
-"""The project of the shop. Celery's app is made with it, so that the tasks of all apps belong to it."""
+"""The shop's project. It creates the Celery app, so that the tasks of all apps belong to it."""
 
 from project.celery import app as celery_app
 

@@ -1,4 +1,4 @@
-"""Celery's app: `celery -A project worker` and `celery -A project beat` run the outbox in the place of `run_outbox`."""
+"""Celery's app: `celery -A project worker` and `celery -A project beat` run the outbox instead of `run_outbox`."""
 
 import os
 

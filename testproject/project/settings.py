@@ -1,17 +1,19 @@
-"""The shop's settings. Everything that differs from place to place comes from the environment, or from `.env`.
+"""The shop's settings. Everything that depends on the environment is read from it, or from `.env`.
 
-| variable       | means                                                        | default                     |
-| -------------- | ------------------------------------------------------------ | --------------------------- |
-| DEBUG          | development mode                                             | on                          |
-| SECRET_KEY     | must be set where DEBUG is off                               | a public one                |
-| ALLOWED_HOSTS  | the names the shop is served under, with commas              | this machine                |
-| DATABASE_URL   | `postgres://...`, `mysql://...` or `sqlite:///...`           | `db.sqlite3` by `manage.py` |
-| AMQP_URL       | RabbitMQ, for the outbox and for Celery                      | messages go to the console  |
-| SHOP_EXCHANGE  | the exchange that the outbox publishes to                    | `shop`                      |
-| SHOP_QUEUE     | the queue that `consume_orders` reads                        | `shop.orders`               |
-| CELERY_QUEUE   | the queue of Celery's tasks                                  | `shop.celery`               |
-| DRAIN_EVERY    | seconds between two drains by Celery beat                    | 1                           |
-| DEMO_FILE      | where the demo sends the console's lines                     | `demo.jsonl` by `manage.py` |
+| variable       | meaning                                                      | default                          |
+| -------------- | ------------------------------------------------------------ | -------------------------------- |
+| DEBUG          | development mode                                             | on                               |
+| SECRET_KEY     | required if DEBUG is off                                     | a public one                     |
+| ALLOWED_HOSTS  | host names that the shop is served under, comma-separated    | this machine                     |
+| DATABASE_URL   | `postgres://...`, `mysql://...` or `sqlite:///...`           | POSTGRES_URL, else `db.sqlite3`  |
+| POSTGRES_URL   | the same, if DATABASE_URL is not set                         | not set                          |
+| AMQP_URL       | RabbitMQ, for the outbox and for Celery                      | messages go to the console       |
+| SHOP_EXCHANGE  | exchange that the outbox publishes to                        | `shop`                           |
+| SHOP_QUEUE     | queue that `consume_orders` reads                            | `shop.orders`                    |
+| CELERY_QUEUE   | queue of Celery's tasks                                      | `shop.celery`                    |
+| DRAIN_EVERY    | seconds between two drains by Celery beat                    | 1                                |
+| CLAIM_TIMEOUT  | seconds for which a relay may hold a claim                   | 120                              |
+| DEMO_FILE      | file that receives the console publisher's lines in the demo | `demo.jsonl` next to `manage.py` |
 """
 
 from pathlib import Path
@@ -26,7 +28,7 @@ env = environ.Env()
 env.read_env(BASE_DIR / ".env")
 
 DEBUG = env.bool("DEBUG", default=True)
-SECRET_KEY = env.str("SECRET_KEY", default="public, and good for development only" if DEBUG else environ.Env.NOTSET)
+SECRET_KEY = env.str("SECRET_KEY", default="public, for development only" if DEBUG else environ.Env.NOTSET)
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=["localhost", "127.0.0.1", "[::1]"])
 
 INSTALLED_APPS = [
@@ -38,7 +40,6 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django_outbox",
     "shop",
-    "benchmarks",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -69,10 +70,11 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-DATABASES = {"default": env.db_url("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}")}
+DATABASE_URL = env.str("DATABASE_URL", default=env.str("POSTGRES_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))
+DATABASES = {"default": env.db_url_config(DATABASE_URL)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # SQLite has one writer at a time. Readers do not wait for it in WAL mode, and a transaction that asks for the
-    # lock when it begins waits for its turn, where one that asks in the middle fails at once.
+    # SQLite has one writer at a time. In WAL mode readers do not wait for it. A transaction that takes the write lock
+    # when it begins waits for its turn; one that asks for it later fails at once.
     DATABASES["default"]["OPTIONS"] = {
         "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
         "timeout": 20,
@@ -92,7 +94,7 @@ if AMQP_URL:
 else:
     PUBLISHER = {"BACKEND": "shop.publishers.RoutedConsolePublisher", "OPTIONS": {"types": ["order.*"]}}
 
-OUTBOX = {"PUBLISHERS": {"default": PUBLISHER}}
+OUTBOX = {"PUBLISHERS": {"default": PUBLISHER}, "CLAIM_TIMEOUT": env.float("CLAIM_TIMEOUT", default=120.0)}
 
 CELERY_BROKER_URL = AMQP_URL or None
 CELERY_TASK_DEFAULT_QUEUE = env.str("CELERY_QUEUE", default="shop.celery")
@@ -106,7 +108,7 @@ LOGGING = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "loggers": {
         "django_outbox": {"handlers": ["stderr"], "level": "INFO"},
-        # An order that is refused is an answer, not a warning.
+        # A refused order is a normal response, not a warning.
         "django.request": {"level": "ERROR"},
     },
 }

@@ -1,4 +1,4 @@
-"""Orders and received messages in the admin, to look at."""
+"""Orders and received messages in the admin, read-only."""
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -21,7 +21,7 @@ class ReadOnlyAdmin:
 
 @admin.register(Order)
 class OrderAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Orders, the newest first."""
+    """Orders, newest first."""
 
     list_display = ("id", "customer", "item", "quantity", "total", "created")
     ordering = ("-id",)
@@ -30,7 +30,7 @@ class OrderAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
 
 @admin.register(ReceivedMessage)
 class ReceivedMessageAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Received messages, the newest first."""
+    """Received messages, newest first."""
 
     list_display = ("message_id", "type", "key", "received_at", "deliveries")
     ordering = ("-id",)

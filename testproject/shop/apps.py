@@ -5,7 +5,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class ShopConfig(AppConfig):
-    """A small shop, which tells the world about its orders."""
+    """A small shop that publishes a message for each order."""
 
     name = "shop"
     verbose_name = _("Shop")

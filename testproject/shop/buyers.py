@@ -1,4 +1,4 @@
-"""Buyers who place orders through the shop's own view, some of which are rolled back."""
+"""Buyers who place orders through the shop's view. Some of the orders are rolled back."""
 
 import json
 import multiprocessing
@@ -13,12 +13,12 @@ from django.urls import reverse
 from shop.views import OUT_OF_STOCK
 
 CHUNK_SIZE = 50
-"""How many orders a buyer's process places before it reports."""
+"""Orders that a process places before it reports."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """How many orders were saved, and how many were rolled back."""
+    """Number of orders that were saved and that were rolled back."""
 
     saved: int = 0
     rolled_back: int = 0
@@ -28,24 +28,24 @@ class Placed:
 
     @property
     def count(self) -> int:
-        """How many orders were asked for."""
+        """Number of orders sent."""
         return self.saved + self.rolled_back
 
 
-class UnexpectedAnswer(Exception):
-    """The view answered with something else than 201, or 409 for what is out of stock."""
+class UnexpectedResponse(Exception):
+    """The status was neither 201, nor 409 for an item that is out of stock."""
 
 
 def place_orders(count: int, *, rollback_every: int = 0, processes: int = 1) -> Iterator[Placed]:
-    """Place orders and tell after each few what became of them.
+    """Place orders, and yield the result of each chunk.
 
     Args:
-        count: how many.
-        rollback_every: each so manieth is out of stock, and rolled back by the view; 0 for none.
-        processes: how many processes place them at once; 1 places them in this one.
+        count: number of orders.
+        rollback_every: every Nth order is out of stock, so the view rolls it back; 0 for none.
+        processes: number of processes that place orders in parallel; 1 uses the current process.
 
     Raises:
-        UnexpectedAnswer: the view refused an order.
+        UnexpectedResponse: the view refused an order.
     """
     chunks = [range(start, min(start + CHUNK_SIZE, count + 1)) for start in range(1, count + 1, CHUNK_SIZE)]
     if processes == 1:
@@ -73,6 +73,6 @@ def _place(numbers: range, rollback_every: int) -> Placed:
         }
         response = client.post(url, json.dumps(order), content_type="application/json")
         if response.status_code != (409 if out_of_stock else 201):
-            raise UnexpectedAnswer(f"POST {url} answered {response.status_code}: {response.text[:500]}")
+            raise UnexpectedResponse(f"POST {url} returned {response.status_code}: {response.text[:500]}")
         statuses.append(response.status_code)
     return Placed(saved=statuses.count(201), rolled_back=statuses.count(409))

@@ -1,4 +1,4 @@
-"""The shop's own settings, and their defaults where the shop is installed in another project."""
+"""The shop's settings, with defaults for other projects that install the shop."""
 
 from django.conf import settings
 

@@ -1,4 +1,4 @@
-"""A consumer as another service would have it: reads the shop's queue and keeps each message once."""
+"""A consumer, as another service would run it: reads the shop's queue and stores each message once."""
 
 import json
 import time
@@ -15,14 +15,14 @@ from pika.adapters.blocking_connection import BlockingChannel
 from shop.models import ReceivedMessage
 
 BATCH_SIZE = 500
-"""The most messages that are stored in one transaction."""
+"""Maximum number of messages stored in one transaction."""
 
 GATHERING_TIME = 0.2
-"""Seconds without a message after which a batch is stored, though it is not full."""
+"""Seconds without a message after which an incomplete batch is stored."""
 
 
 class Delivery(NamedTuple):
-    """One message as it was delivered; `tag` is what it is acknowledged by."""
+    """One delivery of a message. It is acknowledged by its tag."""
 
     tag: int
     message: ReceivedMessage
@@ -30,17 +30,17 @@ class Delivery(NamedTuple):
 
 @dataclass
 class Summary:
-    """How many deliveries there were, and how many of them repeated a message that is known already."""
+    """Number of deliveries, and how many of them were duplicates."""
 
     received: int = 0
     duplicates: int = 0
 
 
 class Consumer:
-    """Reads a durable quorum queue.
+    """Read a durable quorum queue.
 
     Args:
-        url: RabbitMQ, as `amqp://user:password@host:5672/vhost`.
+        url: URL of RabbitMQ, `amqp://user:password@host:5672/vhost`.
         exchange: the topic exchange that the outbox publishes to.
         queue: the queue.
     """
@@ -54,33 +54,33 @@ class Consumer:
         self._stopping = False
 
     def declare(self) -> None:
-        """Declare the exchange and the queue, where they are missing."""
+        """Declare the exchange and the queue unless they exist."""
         self._channel.exchange_declare(self.exchange, "topic", durable=True)
         self._channel.queue_declare(self.queue, durable=True, arguments={"x-queue-type": "quorum"})
 
     def bind(self, pattern: str) -> None:
-        """Have the messages whose routing key matches sent to the queue: `order.*` for example."""
+        """Bind the queue to the routing keys that match a pattern, for example `order.*`."""
         self._channel.queue_bind(self.queue, self.exchange, pattern)
 
     def unbind(self, pattern: str) -> None:
-        """Take a binding back."""
+        """Remove a binding."""
         self._channel.queue_unbind(self.queue, self.exchange, pattern)
 
     def stop(self) -> None:
-        """Let `consume` store what it has and return. Safe to call in a signal handler."""
+        """Make `consume` store the current batch and return. Safe to call in a signal handler."""
         self._stopping = True
 
     def close(self) -> None:
-        """Close the connection; what was not stored goes back to the queue."""
+        """Close the connection. Messages that were not stored go back to the queue."""
         if self._connection.is_open:
             self._connection.close()
 
     def consume(self, *, max_messages: int | None = None, idle_timeout: float | None = None) -> Summary:
-        """Receive and store messages until told to stop.
+        """Receive and store messages until `stop` is called.
 
         Args:
-            max_messages: stop after so many deliveries; no limit by default.
-            idle_timeout: stop when nothing arrived for so many seconds; never by default.
+            max_messages: stop after this number of deliveries; no limit by default.
+            idle_timeout: stop after this many seconds without a message; never by default.
         """
         self._channel.basic_qos(prefetch_count=2 * BATCH_SIZE)
         batch: list[Delivery] = []
@@ -99,12 +99,12 @@ class Consumer:
             if self._stopping or self.summary.received + len(batch) == max_messages:
                 break
         self._store(batch)
-        # What was sent ahead and not looked at goes back to the queue.
+        # Prefetched messages that were not read go back to the queue.
         self._channel.cancel()
         return self.summary
 
     def _store(self, batch: list[Delivery]) -> None:
-        """Write the batch, and acknowledge it only then: dying in between repeats it, and loses nothing."""
+        """Store the batch, then acknowledge it. A crash in between causes duplicates and loses nothing."""
         if not batch:
             return
         deliveries = Counter(delivery.message.message_id for delivery in batch)
@@ -114,7 +114,7 @@ class Consumer:
             for count, ids in _by_count(deliveries).items():
                 rows = ReceivedMessage.objects.filter(message_id__in=ids)
                 if rows.update(deliveries=F("deliveries") + count) != len(ids):
-                    raise RuntimeError("The database did not take every message.")
+                    raise RuntimeError("The database did not store every message.")
         self._channel.basic_ack(batch[-1].tag, multiple=True)
         self.summary.received += len(batch)
         self.summary.duplicates += len(batch) - len(deliveries) + known

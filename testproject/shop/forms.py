@@ -1,4 +1,4 @@
-"""What an order must look like."""
+"""Validation of orders."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from shop.models import Order
 
 
 class OrderForm(forms.ModelForm):  # type: ignore[type-arg]
-    """Checks the fields of an order."""
+    """Validate the fields of an order."""
 
     class Meta:
         model = Order
@@ -16,5 +16,5 @@ class OrderForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # A note is kept as it was written, white space and all.
+        # Keep a note as it was written, including white space.
         self.fields["note"].strip = False  # type: ignore[attr-defined]

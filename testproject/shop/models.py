@@ -1,4 +1,4 @@
-"""The orders of the shop, and what its consumer received."""
+"""The shop's orders, and the messages that its consumer received."""
 
 import uuid
 from typing import ClassVar
@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Order(models.Model):
-    """What a customer ordered."""
+    """An order of one item by a customer."""
 
     number = models.UUIDField(_("number"), default=uuid.uuid4, unique=True, editable=False)
     customer = models.CharField(_("customer"), max_length=200)
@@ -30,7 +30,7 @@ class Order(models.Model):
 
 
 class ReceivedMessage(models.Model):
-    """A message that `consume_orders` received: one row for each message id, however often it was delivered."""
+    """A message that `consume_orders` received: one row per message id, however often it was delivered."""
 
     message_id = models.UUIDField(_("message ID"), unique=True)
     type = models.CharField(_("type"), max_length=255)

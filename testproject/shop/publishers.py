@@ -1,4 +1,4 @@
-"""A console that routes as a broker does."""
+"""A console publisher that routes messages like a broker."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -9,10 +9,10 @@ from django_outbox.publishers.console import ConsolePublisher
 
 
 class RoutedConsolePublisher(ConsolePublisher):
-    """Prints the messages of some types and rejects all others, as RabbitMQ does where no queue is bound for them.
+    """Print messages of some types and reject all others, as RabbitMQ does if no queue is bound for them.
 
     Args:
-        types: patterns of the types that it takes, `order.*` for example.
+        types: patterns of the accepted types, for example `order.*`.
         stream: where to write; standard output by default.
     """
 
@@ -21,12 +21,12 @@ class RoutedConsolePublisher(ConsolePublisher):
         self._types = tuple(types)
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        routed = [message for message in messages if self._takes(message)]
+        routed = [message for message in messages if self._accepts(message)]
         outcomes = iter(super().publish(routed))
         return [
-            next(outcomes) if self._takes(message) else rejected(f"unroutable: nothing is bound for {message.type!r}")
+            next(outcomes) if self._accepts(message) else rejected(f"unroutable: nothing is bound for {message.type!r}")
             for message in messages
         ]
 
-    def _takes(self, message: Message) -> bool:
+    def _accepts(self, message: Message) -> bool:
         return any(fnmatchcase(message.type, pattern) for pattern in self._types)

@@ -1,4 +1,4 @@
-"""What the commands show on a terminal: how far a long run has come, and paths as they are best read."""
+"""Output helpers of the commands: a progress bar, plurals and short paths."""
 
 import sys
 import time
@@ -7,18 +7,18 @@ from types import TracebackType
 from typing import IO
 
 WIDTH = 30
-"""Characters of the bar."""
+"""Width of the bar in characters."""
 
 REFRESH = 0.1
-"""Seconds between two drawings of the line."""
+"""Seconds between two redraws."""
 
 
 class ProgressBar:
-    """Draws `label [####....] 120/300` over and over on one line, and nothing where there is no terminal.
+    """A line `label [####....] 120/300` that is redrawn in place. Without a terminal it draws nothing.
 
     Args:
-        label: what is being done.
-        total: how many there are to do.
+        label: name of the work.
+        total: number of items.
         stream: the terminal; standard error by default.
     """
 
@@ -39,7 +39,7 @@ class ProgressBar:
             self._stream.flush()
 
     def advance(self, count: int = 1) -> None:
-        """Note that so many more are done."""
+        """Add finished items."""
         self._done += count
         if time.monotonic() - self._drawn >= REFRESH:
             self._draw()
@@ -53,7 +53,12 @@ class ProgressBar:
             self._stream.flush()
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number and its noun: `1 order`, `1,200 orders`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def short_path(path: str | Path) -> str:
-    """Return the path as seen from the current directory, or in full where it is not below that."""
+    """Return the path relative to the current directory, or in full if it is not below it."""
     full = Path(path).resolve()
     return str(full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full)

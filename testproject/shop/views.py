@@ -1,4 +1,4 @@
-"""`POST /orders/` places an order and tells the world about it, in one transaction."""
+"""`POST /orders/` saves an order and enqueues a message about it, in one transaction."""
 
 import json
 from typing import Any
@@ -14,20 +14,20 @@ from shop.forms import OrderForm
 from shop.models import Order
 
 OUT_OF_STOCK = "out-of-stock"
-"""An item that the shop turns out not to have, once the order is saved and its message written."""
+"""An item that turns out to be missing after the order and its message were written."""
 
 
 class OutOfStock(Exception):
-    """There is not enough of an item; the order is rolled back, and its message with it."""
+    """The item is out of stock. The order and its message are rolled back."""
 
 
-@csrf_exempt  # Programs call it with JSON. No cookie is read, so there is none that a foreign page could abuse.
+@csrf_exempt  # Called by programs. It reads no cookies, so there are none that another site could abuse.
 @require_POST
 def place_order(request: HttpRequest) -> JsonResponse:
     """Save the order in the JSON body and enqueue `order.placed`: both, or neither.
 
-    Answers 201 with the id and number of the order, 400 with what is wrong in which field, or 409 when the item is out
-    of stock.
+    The response is 201 with the id and number of the order, 400 with the errors of each field, or 409 if the item is
+    out of stock.
     """
     try:
         form = OrderForm(_read_body(request.body))
@@ -54,7 +54,7 @@ def place_order(request: HttpRequest) -> JsonResponse:
             )
             _take_from_stock(order)
     except InvalidMessage as error:
-        return JsonResponse({"errors": {"body": [f"The order cannot be told of: {error}"]}}, status=400)
+        return JsonResponse({"errors": {"body": [f"The order cannot be announced: {error}"]}}, status=400)
     except OutOfStock as error:
         return JsonResponse({"errors": {"item": [str(error)]}}, status=409)
     return JsonResponse({"id": order.pk, "number": order.number}, status=201)
@@ -62,7 +62,7 @@ def place_order(request: HttpRequest) -> JsonResponse:
 
 @require_GET
 def overview(request: HttpRequest) -> HttpResponse:
-    """Show how many orders there are and how to place one."""
+    """Show the number of orders and messages, and how to place an order."""
     context = {
         "orders": Order.objects.count(),
         "pending": OutboxMessage.objects.pending().count(),
@@ -74,12 +74,12 @@ def overview(request: HttpRequest) -> HttpResponse:
 def _read_body(body: bytes) -> dict[str, Any]:
     try:
         data = json.loads(body)
-        # JSON can spell half of a surrogate pair, which is no text that a database could store.
+        # JSON can encode half of a surrogate pair, which no database can store.
         json.dumps(data, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The body is not JSON in UTF-8: {error}") from None
     if not isinstance(data, dict):
-        raise ValueError('The body must be a JSON object, as {"customer": "Ada", "item": "teapot", ...}.')
+        raise ValueError('The body must be a JSON object, for example {"customer": "Ada", "item": "teapot", ...}.')
     for name, value in data.items():
         if isinstance(value, dict | list):
             raise ValueError(f"{name} must be a string or a number.")
@@ -88,4 +88,4 @@ def _read_body(body: bytes) -> dict[str, Any]:
 
 def _take_from_stock(order: Order) -> None:
     if order.item == OUT_OF_STOCK:
-        raise OutOfStock(f"There are no {order.quantity} of {order.item}.")
+        raise OutOfStock(f"{order.item} is not available in quantity {order.quantity}.")

@@ -1,10 +1,9 @@
-"""The console, sent to a file: hundreds of lines would bury the rest of the demo."""
+"""The console, redirected to a file: hundreds of lines would bury the rest of the demo."""
 
 import json
 import uuid
-from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 from django.test import override_settings
@@ -17,20 +16,19 @@ from shop.terminal import short_path
 class ConsoleDestination(Destination):
     """The file of JSON lines that the setting `DEMO_FILE` names."""
 
-    repair_text = f"adding {INVOICES} to the types that the console takes"
+    repair_text = f"accept {INVOICES} on the console"
 
     def __init__(self) -> None:
         self._path = Path(conf.DEMO_FILE)
         self._repaired = override_settings(OUTBOX=_outbox([ORDERS, INVOICES]))
         self._enabled = False
-        self.name = f"the console, sent to {short_path(self._path)}"
+        self.name = f"the console, redirected to {short_path(self._path)}"
 
     def prepare(self) -> None:
         self._path.write_text("")
 
-    def drain(self) -> None:
-        with self._path.open("a", encoding="utf-8") as file, redirect_stdout(file):
-            super().drain()
+    def open_output(self) -> IO[str]:
+        return self._path.open("a", encoding="utf-8")
 
     def repair(self) -> None:
         self._repaired.enable()
@@ -40,7 +38,7 @@ class ConsoleDestination(Destination):
         if self._enabled:
             self._repaired.disable()
 
-    def arrived(self) -> list[tuple[uuid.UUID, Any]]:
+    def read_arrivals(self) -> list[tuple[uuid.UUID, Any]]:
         lines = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
         return [(uuid.UUID(line["message_id"]), line["payload"]) for line in lines]
 

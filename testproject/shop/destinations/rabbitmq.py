@@ -1,4 +1,4 @@
-"""A quorum queue of RabbitMQ, read back by the shop's consumer."""
+"""A quorum queue of RabbitMQ, read by the shop's consumer."""
 
 import uuid
 from typing import Any
@@ -11,13 +11,13 @@ from shop.destinations import INVOICES, ORDERS, Destination
 from shop.models import ReceivedMessage
 
 IDLE_TIMEOUT = 1.0
-"""Seconds without a message after which the queue counts as read."""
+"""Seconds without a message after which the queue counts as empty."""
 
 
 class RabbitMQDestination(Destination):
     """The shop's queue, bound to its exchange."""
 
-    repair_text = f"binding the queue to {INVOICES}"
+    repair_text = f"bind the queue to {INVOICES}"
 
     def __init__(self) -> None:
         self._consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.QUEUE)
@@ -31,7 +31,7 @@ class RabbitMQDestination(Destination):
     def repair(self) -> None:
         self._consumer.bind(INVOICES)
 
-    def arrived(self) -> list[tuple[uuid.UUID, Any]]:
+    def read_arrivals(self) -> list[tuple[uuid.UUID, Any]]:
         self._consumer.consume(idle_timeout=IDLE_TIMEOUT)
         rows = ReceivedMessage.objects.order_by("id").iterator()
         return [(row.message_id, row.payload) for row in rows for _ in range(row.deliveries)]

@@ -1,4 +1,4 @@
-"""`manage.py consume_orders`: receive the shop's messages from RabbitMQ and keep each one once."""
+"""`manage.py consume_orders`: receive the shop's messages from RabbitMQ and store each one once."""
 
 import signal
 from types import FrameType
@@ -8,31 +8,30 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from shop import conf
+from shop.terminal import plural
 
 
 class Command(BaseCommand):
-    """Arguments and signals; the work is done by `shop.consumer`."""
+    """Arguments and signals; `shop.consumer` does the work."""
 
     help = "Receive messages from RabbitMQ into ReceivedMessage until SIGTERM or SIGINT, each message once."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--queue", default=conf.QUEUE, help="The queue (default: %(default)s).")
         parser.add_argument(
-            "--bind", metavar="PATTERN", default="order.*", help="The types it is to get (default: %(default)s)."
+            "--bind", metavar="PATTERN", default="order.*", help="Types to receive (default: %(default)s)."
         )
-        parser.add_argument("--max-messages", metavar="N", type=int, help="Stop after so many messages.")
-        parser.add_argument(
-            "--idle-timeout", metavar="S", type=float, help="Stop when nothing arrived for so many seconds."
-        )
+        parser.add_argument("--max-messages", metavar="N", type=int, help="Stop after N messages.")
+        parser.add_argument("--idle-timeout", metavar="S", type=float, help="Stop after S seconds without a message.")
         parser.add_argument("--declare-only", action="store_true", help="Declare and bind the queue, and stop.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not settings.AMQP_URL:
             raise CommandError(
-                "AMQP_URL is not set, so that there is no queue to read. "
+                "AMQP_URL is not set, so there is no queue to read. "
                 "For example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F"
             )
-        import pika.exceptions  # noqa: PLC0415 - where it is missing, the checks have told so before this line
+        import pika.exceptions  # noqa: PLC0415 - if it is missing, the system checks have already reported it
 
         try:
             self._consume(options)
@@ -54,8 +53,8 @@ class Command(BaseCommand):
             consumer.bind(options["bind"])
             if options["declare_only"]:
                 return
-            self.stderr.write(f"Reading {options['queue']}. Ctrl-C stops.")
+            self.stderr.write(f"Reading {options['queue']}. Press Ctrl-C to stop.")
             summary = consumer.consume(max_messages=options["max_messages"], idle_timeout=options["idle_timeout"])
         finally:
             consumer.close()
-        self.stdout.write(f"{summary.received} received, {summary.duplicates} of them duplicates.")
+        self.stdout.write(f"{plural(summary.received, 'message')} received, {plural(summary.duplicates, 'duplicate')}.")

@@ -5,21 +5,21 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from shop.buyers import Placed, UnexpectedAnswer, place_orders
-from shop.terminal import ProgressBar
+from shop.buyers import Placed, UnexpectedResponse, place_orders
+from shop.terminal import ProgressBar, plural
 
 
 class Command(BaseCommand):
-    """Places orders and says how many were saved."""
+    """Place orders and report how many were saved."""
 
-    help = "Place orders through POST /orders/, some of which are rolled back."
+    help = "Place orders through POST /orders/. Some of them are rolled back."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--count", metavar="N", type=int, default=1000, help="How many (default: 1000).")
+        parser.add_argument("--count", metavar="N", type=int, default=1000, help="Number of orders (default: 1000).")
         parser.add_argument(
-            "--rollback-every", metavar="N", type=int, default=10, help="Roll back each Nth; 0 for none (default: 10)."
+            "--rollback-every", metavar="N", type=int, default=10, help="Roll back every Nth; 0 for none (default: 10)."
         )
-        parser.add_argument("--processes", metavar="N", type=int, default=1, help="Processes at once (default: 1).")
+        parser.add_argument("--processes", metavar="N", type=int, default=1, help="Number of processes (default: 1).")
 
     def handle(self, *args: Any, **options: Any) -> None:
         count, rollback_every, processes = options["count"], options["rollback_every"], options["processes"]
@@ -31,10 +31,10 @@ class Command(BaseCommand):
                 for part in place_orders(count, rollback_every=rollback_every, processes=processes):
                     placed += part
                     bar.advance(part.count)
-        except UnexpectedAnswer as error:
+        except UnexpectedResponse as error:
             raise CommandError(str(error)) from error
         seconds = time.monotonic() - start
         self.stdout.write(
-            f"{placed.saved} orders placed, {placed.rolled_back} rolled back, "
+            f"{plural(placed.saved, 'order')} placed, {placed.rolled_back:,} rolled back, "
             f"in {seconds:.1f} s ({placed.count / seconds:,.0f} a second)."
         )
