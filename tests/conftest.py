@@ -1,12 +1,46 @@
 """Fixtures that every test may use."""
 
+import signal
+from collections.abc import Iterator
+
 import pytest
+from django.test import override_settings
+from hypothesis import settings
 
-ALIASES = ["default", "postgresql", "mariadb"]
+from tests.settings import DATABASES
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets its jobs in the background ignore it, and so would the processes that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# An example may take long where other tests run on the same processors, or where coverage is measured.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+ALIASES = list(DATABASES)
+"""The databases that the tests run on: `mysql` is one of them if MYSQL_URL is set."""
+
+LOCKING = [alias for alias in ALIASES if alias != "default"]
+"""The databases where a claim is a transaction with row locks."""
+
+MYSQL_AND_MARIADB = [alias for alias in LOCKING if alias != "postgresql"]
+"""The databases that share one implementation."""
 
 
-@pytest.fixture(params=ALIASES, ids=["sqlite", "postgresql", "mariadb"])
+@pytest.fixture(params=ALIASES, ids=["sqlite", *LOCKING])
 def using(request: pytest.FixtureRequest) -> str:
     """Run the test once on each database; it must be marked with `django_db(databases=ALIASES)`."""
     alias: str = request.param
     return alias
+
+
+@pytest.fixture
+def scripted(request: pytest.FixtureRequest) -> Iterator[type[ScriptedPublisher]]:
+    """A fresh `ScriptedPublisher`, under the setting OUTBOX of the test's module; by default it is the only publisher.
+
+    A module uses it for all its tests with `pytest.mark.usefixtures("scripted")`.
+    """
+    ScriptedPublisher.reset()
+    with override_settings(OUTBOX=getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": SCRIPTED}})):
+        yield ScriptedPublisher

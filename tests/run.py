@@ -1,12 +1,10 @@
-"""Set up everything that the tests need and run them: `python tests/run.py [arguments of pytest]`.
+"""Set up everything that the tests need, and run them.
 
-Without arguments it checks style and types, runs all tests and builds the documentation. With arguments it goes
-straight to pytest: `python tests/run.py -k enqueue`.
-
-It needs Python 3.10 or newer and nothing else. Outside a virtualenv it makes and uses `.venv` beside `pyproject.toml`.
-Where the servers come from is told in `tests/servers.py`.
+The only requirement is Python 3.10 or newer. Outside a virtualenv, this script creates and uses `.venv` next to
+`pyproject.toml`. It finds or starts PostgreSQL, MariaDB and RabbitMQ; `tests/support/servers.py` states where it looks.
 """
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -20,99 +18,151 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-if sys.version_info < (3, 10):  # noqa: UP036 - whoever has an older one is told so
-    sys.exit(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}.")
+if sys.version_info < (3, 10):  # noqa: UP036 - an older Python needs a clear message
+    sys.exit(f"Python 3.10 or newer is required; this is Python {sys.version.split()[0]}.")
 
-from tests import servers, system_packages  # noqa: E402 - an older Python could not read them
+from tests.support import servers, system_packages  # noqa: E402 - an older Python cannot read them
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+EXAMPLES = """\
+examples:
+  python tests/run.py                  check style and types, build the docs, run all tests
+  python tests/run.py -k enqueue       run the tests whose names contain "enqueue"
+  python tests/run.py -m "not slow"    run the quick tests
+  python tests/run.py --yes            install missing system packages without asking
+
+environment:
+  POSTGRES_URL, MARIADB_URL, MYSQL_URL, AMQP_URL    the servers to use
+  OUTBOX_TEST_RUN                                   a suffix for the names of the test databases
+"""
+
+Steps = dict[str, list[str]]
+"""The arguments of `python -m` for each step, by the step's name."""
 
 
 def main(arguments: list[str]) -> int:
     """Set up, run, and return the exit code of the first step that failed, or 0."""
+    options, pytest_arguments = make_parser().parse_known_args(arguments)
     if sys.prefix == sys.base_prefix:
-        return run_in_virtualenv(arguments)
+        return run_in_virtualenv(arguments, yes=options.yes)
+    if options.yes:
+        system_packages.answer_yes()
     install()
-    if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome")):
-        announce("Installing a browser for the tests of the admin")
-        if not system_packages.install("chromium", "chromium-driver"):
-            print("No browser found and none could be installed: Selenium will try to fetch one.")
+    install_browser()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
     except servers.ServerMissing as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
+    if pytest_arguments:
+        return run_steps({"pytest": ["pytest", *pytest_arguments]})
     with tempfile.TemporaryDirectory() as scratch:
-        return run_steps(steps(arguments, Path(scratch)))
+        return run_steps(quick_checks(Path(scratch)), all_tests())
 
 
-def steps(arguments: list[str], scratch: Path) -> dict[str, list[str]]:
-    """Return what is to be run: the name of each step with the arguments of `python -m`."""
-    if arguments:
-        return {"pytest": ["pytest", *arguments]}
-    found = {
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of this script's own options; all others are pytest's."""
+    parser = argparse.ArgumentParser(
+        prog="python tests/run.py",
+        usage="%(prog)s [--yes] [pytest arguments]",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--yes",
+        action="store_true",
+        help="install missing system packages and start servers without asking; without a terminal it never asks",
+    )
+    return parser
+
+
+def quick_checks(scratch: Path) -> Steps:
+    """Return the steps that take seconds; `scratch` is a temporary folder."""
+    return {
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy"],
-        "pytest": ["pytest"],
+        "docs": ["sphinx", "-W", "-q", "--keep-going", "docs", str(scratch / "html")],
     }
-    if (ROOT / "docs" / "conf.py").exists():
-        found["docs"] = ["sphinx", "-W", "-q", "--keep-going", "docs", str(scratch / "html")]
-    return found
 
 
-def run_steps(found: dict[str, list[str]]) -> int:
-    """Run every step, tell how each one ended, and return the exit code of the first that failed."""
+def all_tests() -> Steps:
+    """Return the step that takes minutes."""
+    # Tests wait more than they compute.
+    processes = min(2 * (os.cpu_count() or 1), 8)
+    return {"pytest": ["pytest", "-n", str(processes), "--dist", "worksteal"]}
+
+
+def run_steps(*groups: Steps) -> int:
+    """Run groups of steps up to the first group with a failure, and report how each step ended.
+
+    Returns:
+        The exit code of the first step that failed, or 0.
+    """
     results, code = [], 0
-    for name, module in found.items():
-        announce(name)
-        start = time.monotonic()
-        ended = subprocess.call([sys.executable, "-m", *module], cwd=ROOT)
-        results.append(f"{name} {f'FAILED ({ended})' if ended else 'ok'} in {time.monotonic() - start:.0f} s")
-        code = code or ended
-    announce(f"Ran with {PYTHON}: {', '.join(results)}")
+    for steps in groups:
+        if code:
+            results += [f"{name} not run" for name in steps]
+            continue
+        for name, module in steps.items():
+            announce(name)
+            start = time.monotonic()
+            failed = subprocess.call([sys.executable, "-m", *module], cwd=ROOT)
+            results.append(f"{name} {f'FAILED ({failed})' if failed else 'passed'} in {time.monotonic() - start:.0f} s")
+            code = code or failed
+    announce(f"{PYTHON}: {', '.join(results)}")
     return code
 
 
-def run_in_virtualenv(arguments: list[str]) -> int:
-    """Make `.venv` if there is none, and run this file again in it."""
+def run_in_virtualenv(arguments: list[str], *, yes: bool) -> int:
+    """Create `.venv` if it is missing, and run this file in it."""
+    if yes:
+        system_packages.answer_yes()
     scripts = ROOT / ".venv" / ("Scripts" if os.name == "nt" else "bin")
     python = shutil.which("python", path=str(scripts))
     if python is None:
-        announce("Making the virtualenv .venv")
-        make = [sys.executable, "-m", "venv", "--clear", str(ROOT / ".venv")]
-        # Debian keeps a part of `venv` in a package of its own.
-        if subprocess.call(make) and not (system_packages.install(f"{PYTHON}-venv") and not subprocess.call(make)):
-            sys.exit(f"The virtualenv could not be made. On Debian and Ubuntu: apt-get install {PYTHON}-venv.")
+        announce("Creating the virtualenv .venv")
+        create = [sys.executable, "-m", "venv", "--clear", str(ROOT / ".venv")]
+        # Debian ships a part of `venv` as a separate package.
+        package, purpose = f"{PYTHON}-venv", "install what creates a virtualenv"
+        if subprocess.call(create) and not (
+            system_packages.install(package, purpose=purpose) and not subprocess.call(create)
+        ):
+            sys.exit(f"Cannot create the virtualenv .venv. On Debian and Ubuntu: apt-get install {package}")
         python = str(scripts / "python")
     return subprocess.call([python, __file__, *arguments])
 
 
 def install() -> None:
-    """Install the app with its drivers and all tools, unless that was done with the same `pyproject.toml`."""
+    """Install the app with its drivers and all tools, unless the same `pyproject.toml` is already installed."""
     wanted = hashlib.sha256(str(ROOT).encode() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
     stamp = Path(sys.prefix) / "outbox-installed"
     if stamp.exists() and stamp.read_text() == wanted:
         return
     announce("Installing the app, its drivers and the tools")
-    install_build_needs()
+    install_build_tools()
     pip = [sys.executable, "-m", "pip", "install"]
-    # 25.1 is the first pip that knows dependency groups.
+    # pip 25.1 is the first version with dependency groups.
     failed = subprocess.call([*pip, "--upgrade", "pip>=25.1"], cwd=ROOT) or subprocess.call(
         [*pip, "--editable", ".[all]", "--group", "dev"], cwd=ROOT
     )
     if failed:
         sys.exit(
-            "pip failed, see above. mysqlclient is compiled: it needs a C compiler, pkg-config, the headers of Python "
-            "and those of the MariaDB or MySQL client.\n"
-            f"On Debian and Ubuntu: apt-get install gcc pkg-config default-libmysqlclient-dev {PYTHON}-dev."
+            "pip failed; its output is above. mysqlclient is compiled, and needs a C compiler, pkg-config, and the "
+            "headers of Python and of the MariaDB or MySQL client.\n"
+            f"On Debian and Ubuntu: apt-get install gcc pkg-config default-libmysqlclient-dev {PYTHON}-dev"
         )
     stamp.write_text(wanted)
 
 
-def install_build_needs() -> None:
-    """Install what compiling mysqlclient takes, as far as it is missing and the system's package manager may."""
+def install_build_tools() -> None:
+    """Install the system packages that compile mysqlclient, as far as they are missing and this user may."""
     missing = [command for command in ("gcc", "pkg-config") if not shutil.which(command)]
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         missing.append(f"{PYTHON}-dev")
@@ -120,7 +170,16 @@ def install_build_needs() -> None:
     if "pkg-config" in missing or all(subprocess.call(["pkg-config", "--exists", client]) for client in clients):
         missing.append("default-libmysqlclient-dev")
     if missing:
-        system_packages.install(*missing)
+        system_packages.install(*missing, purpose="compile mysqlclient")
+
+
+def install_browser() -> None:
+    """Install a browser for the tests of the admin, if there is none and this user may."""
+    if any(shutil.which(name) for name in BROWSERS):
+        return
+    announce("Installing a browser for the tests of the admin")
+    if not system_packages.install("chromium", "chromium-driver", purpose="install a browser"):
+        print("There is no browser, and none could be installed: Selenium will try to download one.")
 
 
 def announce(text: str) -> None:
@@ -130,4 +189,7 @@ def announce(text: str) -> None:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -14,7 +14,7 @@ RUN = os.environ.get("OUTBOX_TEST_RUN", "")
 SECRET_KEY = "only for tests"
 USE_TZ = True
 TIME_ZONE = "Europe/Zurich"
-ROOT_URLCONF = "tests.urls"
+ROOT_URLCONF = "tests.support.urls"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {
@@ -22,10 +22,13 @@ DATABASES = {
     "postgresql": env.db_url("POSTGRES_URL", default="postgres://postgres@127.0.0.1:5432/postgres"),
     "mariadb": env.db_url("MARIADB_URL", default="mysql://root@127.0.0.1:3306/test"),
 }
+# An optional fourth database, which runs the tests of MariaDB too.
+if env.str("MYSQL_URL", default=""):
+    DATABASES["mysql"] = env.db_url("MYSQL_URL")
 DATABASES["default"]["TEST"] = {"NAME": str(Path(tempfile.gettempdir()) / f"outbox_tests{RUN}.sqlite3")}
 DATABASES["default"]["OPTIONS"] = {"timeout": 20}
-DATABASES["postgresql"]["TEST"] = {"NAME": f"test_outbox{RUN}"}
-DATABASES["mariadb"]["TEST"] = {"NAME": f"test_outbox{RUN}"}
+for alias in DATABASES.keys() - {"default"}:
+    DATABASES[alias]["TEST"] = {"NAME": f"test_outbox{RUN}"}
 
 AMQP_URL = env.str("AMQP_URL", default="amqp://guest:guest@127.0.0.1:5672/%2F")
 

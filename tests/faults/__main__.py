@@ -3,12 +3,14 @@
 import argparse
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from tests.faults.errors import SuiteError
 from tests.faults.kinds import faults_for
-from tests.faults.plan import Plan
+from tests.faults.overlap import SECONDS, overlap, text
+from tests.faults.plan import LOCKED, Plan
 from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import SERVERS
@@ -21,7 +23,30 @@ def main(arguments: list[str]) -> int:
         for fault in faults_for(options.database):
             sys.stdout.write(f"{fault.name:<34}{fault.inflict.__doc__}\n")
         return 0
-    plan = Plan(
+    if options.scenario:
+        plan = overlap(options.database, options.seconds, options.seed, options.locked or "none")
+        plan = replace(plan, keep_logs=options.keep_logs and options.keep_logs.resolve())
+    else:
+        plan = planned(options)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        result = Run(plan).execute()
+    except SuiteError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing is left behind\n")
+        return 130
+    sys.stdout.write(f"{table(result)}\n")
+    if options.scenario:
+        sys.stdout.write(f"\n{text(result)}\n")
+    return 0 if result.good else 1
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """Return the plan that the options describe."""
+    return Plan(
         database=options.database,
         messages=options.messages,
         keys=options.keys,
@@ -35,45 +60,59 @@ def main(arguments: list[str]) -> int:
         kinds=tuple(options.kind),
         poison=not options.no_poison,
         retention=options.retention,
-        wake_up=options.wake_up,
+        notify=options.notify,
+        unroutable=options.unroutable,
+        locked=options.locked or "even",
+        operator=not options.no_operator,
+        failed_blocks_key=options.failed_blocks_key,
+        dead_letters=not options.no_dead_letters,
         keep_logs=options.keep_logs.resolve() if options.keep_logs else None,
     )
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    try:
-        result = Run(plan).execute()
-    except SuiteError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing is left behind\n")
-        return 130
-    sys.stdout.write(f"{table(result)}\n")
-    return 0 if result.good else 1
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     plan = Plan()
     found = argparse.ArgumentParser(
-        prog="python -m tests.faults", description="Break everything around the outbox, and check that nothing is lost."
+        prog="python -m tests.faults",
+        description="Break everything around the outbox, and check that no message is lost.",
     )
     found.add_argument("--database", choices=sorted(SERVERS), default=plan.database)
     found.add_argument("--messages", type=_whole, default=plan.messages, help="committed messages (%(default)s)")
     found.add_argument("--keys", type=_whole, default=plan.keys, help="different keys (%(default)s)")
-    found.add_argument("--faults", type=_whole, default=plan.faults, help="how many things to break (%(default)s)")
-    found.add_argument("--seed", type=int, default=plan.seed, help="the same seed, the same run (%(default)s)")
+    found.add_argument("--faults", type=_whole, default=plan.faults, help="number of faults (%(default)s)")
+    found.add_argument("--seed", type=int, default=plan.seed, help="the same seed makes the same run (%(default)s)")
     found.add_argument("--relays", type=_whole, default=plan.relays, help="relay processes (%(default)s)")
     found.add_argument("--workers", type=_whole, default=plan.workers, help="workers of each relay (%(default)s)")
     found.add_argument("--writers", type=_whole, default=plan.writers, help="processes that enqueue (%(default)s)")
-    found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="of a claim (%(default)s)")
-    found.add_argument("--retention", type=float, metavar="S", help="seconds; 0 deletes what is published (keep all)")
-    found.add_argument("--wake-up", action="store_true", help="the writers wake the relays, on PostgreSQL")
-    found.add_argument("--minutes", type=float, default=plan.minutes, help="the longest run (%(default)s)")
-    found.add_argument("--kind", action="append", default=[], metavar="KIND", help="only such; repeatable")
-    found.add_argument("--no-poison", action="store_true", help="no messages that deserve to fail")
-    found.add_argument("--keep-logs", type=Path, metavar="DIR", help="keep logs and journals there")
-    found.add_argument("--list", action="store_true", help="list the kinds of faults of the database, and stop")
+    found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
+    found.add_argument(
+        "--retention",
+        type=float,
+        metavar="S",
+        help="seconds for which published messages are kept; 0 deletes them (default: forever)",
+    )
+    found.add_argument("--notify", action="store_true", help="the writers wake the relays, on PostgreSQL")
+    found.add_argument("--minutes", type=float, default=plan.minutes, help="maximum duration of the run (%(default)s)")
+    found.add_argument(
+        "--kind", action="append", default=[], metavar="KIND", help="only this kind of fault; repeatable"
+    )
+    found.add_argument("--locked", choices=LOCKED, help="keys that writers lock (default: even; none in the scenario)")
+    found.add_argument(
+        "--unroutable", type=_share, default=0.0, metavar="X", help="share of unroutable messages (%(default)s)"
+    )
+    found.add_argument("--failed-blocks-key", action="store_true", help="a failed message blocks its key")
+    found.add_argument("--no-dead-letters", action="store_true", help="no copies of failed messages")
+    found.add_argument(
+        "--no-operator", action="store_true", help="failed messages are not requeued or discarded during the run"
+    )
+    found.add_argument("--no-poison", action="store_true", help="no messages that must fail")
+    found.add_argument("--keep-logs", type=Path, metavar="DIR", help="keep logs and journals in this folder")
+    found.add_argument("--scenario", choices=("overlap",), help="ordinary traffic instead of faults")
+    found.add_argument(
+        "--seconds", type=float, default=SECONDS, help="duration of the traffic in a scenario (%(default)s)"
+    )
+    found.add_argument("--list", action="store_true", help="list the database's kinds of faults, and exit")
     return found
 
 
@@ -81,6 +120,16 @@ def _whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
+    return share
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""A RabbitMQ node of the suite's own: another name, other ports, an epmd and a cookie of its own."""
+"""A RabbitMQ node for the suite alone: with its own name, ports, epmd and cookie."""
 
 import os
 import socket
@@ -8,9 +8,13 @@ import pika
 from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
 from tests.faults.errors import SuiteError
 from tests.faults.plan import MAX_MESSAGE
+from tests.support.rabbitmq_node import make_home, node_environment
 
 START_PATIENCE = 90
 """Seconds that the node may take until it lets a client in."""
+
+CTL_TIMEOUT = 180
+"""Seconds that `rabbitmqctl` may take: it starts an Erlang machine, which took over 60 on a busy machine."""
 
 EXCHANGE = "faults"
 
@@ -20,6 +24,11 @@ there without its bindings, when a message would be unroutable that deserves to 
 
 QUEUES = {"quorum": "faults-quorum", "classic": "faults-classic"}
 """By the first word of the routing key: all messages of a key go through one queue."""
+
+DEAD = "dead"
+"""The exchange and the queue of dead letters; no fault makes that queue full."""
+
+ALL_QUEUES = (*QUEUES.values(), DEAD)
 
 # Where Debian keeps what its wrappers in PATH run as another user.
 SCRIPTS = ("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", "usr/lib/rabbitmq/bin")
@@ -31,38 +40,17 @@ class Broker:
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         home = nursery.directory / "rabbitmq"
-        home.mkdir(mode=0o700)
-        self.port, self._distribution, self._epmd = free_port(), free_port(), free_port()
+        self.port, self._epmd = free_port(), free_port()
         self.node = f"outbox_faults_{os.getpid()}@localhost"
-        (home / "enabled_plugins").write_text("[].\n")
-        (home / "env.conf").touch()
-        (home / "rabbitmq.conf").write_text(
-            f"listeners.tcp.default = 127.0.0.1:{self.port}\n"
-            f"log.console = false\nlog.file.level = info\ndisk_free_limit.absolute = 1MB\n"
-            f"max_message_size = {MAX_MESSAGE}\n"
+        make_home(home, port=self.port, settings=f"max_message_size = {MAX_MESSAGE}\n")
+        self.environment = node_environment(
+            home,
+            name=self.node,
+            port=self.port,
+            distribution=free_port(),
+            epmd=self._epmd,
+            logs=nursery.logs / "rabbitmq",
         )
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ_")},
-            "HOME": str(home),
-            "ERL_EPMD_PORT": str(self._epmd),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_FLAGS": "-kernel inet_dist_use_interface {127,0,0,1}",
-            # The node shares the machine with all that it is tested with.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
-            "RABBITMQ_NODENAME": self.node,
-            "RABBITMQ_NODE_PORT": str(self.port),
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_DIST_PORT": str(self._distribution),
-            "RABBITMQ_MNESIA_BASE": str(home / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(nursery.logs / "rabbitmq"),
-            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
-            "RABBITMQ_CONF_ENV_FILE": str(home / "env.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
-            "RABBITMQ_PID_FILE": str(home / "pid"),
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
-            "LANG": "C.UTF-8",
-        }
         self._server = find_program("rabbitmq-server", *SCRIPTS)
         self._ctl = find_program("rabbitmqctl", *SCRIPTS)
         # Started here, so that the node does not start one as a daemon that outlives it.
@@ -76,7 +64,7 @@ class Broker:
         def answers() -> bool:
             if process.code is not None:
                 raise SuiteError(f"RabbitMQ ended with {process.code}:\n{process.tail()}")
-            # pika has a lot to say of a port where nobody listens.
+            # pika logs a lot about a port where nothing listens.
             socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
             self.connect().close()
             return True
@@ -89,7 +77,7 @@ class Broker:
         self._process.kill()
         self.start()
 
-    def ctl(self, *arguments: str, timeout: float = 60) -> str:
+    def ctl(self, *arguments: str, timeout: float = CTL_TIMEOUT) -> str:
         """Run `rabbitmqctl` on the node and return what it printed."""
         command = [self._ctl, "-q", "-n", self.node, *arguments]
         return self._nursery.run(command, environment=self.environment, timeout=timeout)
@@ -129,13 +117,22 @@ class Broker:
                 arguments = {"x-queue-type": kind, "x-overflow": "reject-publish", "x-max-length": 100_000_000}
                 channel.queue_declare(queue, durable=True, arguments=arguments)
                 channel.queue_bind(queue, ROUTES, f"{kind}.#")
+            channel.exchange_declare(DEAD, "fanout", durable=True)
+            channel.queue_declare(DEAD, durable=True, arguments={"x-queue-type": "quorum"})
+            channel.queue_bind(DEAD, DEAD)
         self.declare_exchange()
+
+    def consumers(self) -> int:
+        """Return how many consumers the queues have."""
+        with self.connect() as connection:
+            channel = connection.channel()
+            return sum(channel.queue_declare(queue, passive=True).method.consumer_count for queue in ALL_QUEUES)
 
     def depth(self) -> int:
         """Return how many messages the queues hold that no consumer has."""
         with self.connect() as connection:
             channel = connection.channel()
-            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in QUEUES.values())
+            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in ALL_QUEUES)
 
     def version(self) -> str:
         """Return its name and version."""

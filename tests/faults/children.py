@@ -1,4 +1,4 @@
-"""Processes that the suite starts: each in a group of its own, with its output in a file, and none left behind."""
+"""Processes that the suite starts: each in its own process group, with its output in a file, and none left behind."""
 
 import os
 import shutil
@@ -121,7 +121,7 @@ class Nursery:
 
 
 class Child:
-    """A running process, which leads a group of its own."""
+    """A running process, which leads its own process group."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Child:
         self._process.send_signal(number)
 
     def catches(self, number: signal.Signals) -> bool:
-        """Whether it has a handler of its own for a signal; taken for granted where the system does not tell."""
+        """Whether it handles a signal; True if the system does not report it."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
@@ -222,7 +222,7 @@ def find_program(name: str, *places: str) -> str:
     program = next((each for each in candidates if os.access(each, os.X_OK)), found)
     if not program:
         raise SuiteError(
-            f"The fault suite starts servers of its own and needs the program {name}, which is not in PATH. "
+            f"The fault suite starts its own servers and needs the program {name}, which is not in PATH. "
             f"`python tests/run.py` installs the servers on Debian and Ubuntu."
         )
     return program
@@ -239,7 +239,7 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pa
     """Wait until a condition holds; what it raises counts as no.
 
     Raises:
-        SuiteError: it did not hold in time; `what` tells what was waited for.
+        SuiteError: it did not hold in time; the text names `what`.
     """
     deadline = time.monotonic() + seconds
     reason = ""

@@ -1,5 +1,5 @@
-"""What can go wrong with the suite itself; a broken promise of the outbox is no error, but a line of the ledger."""
+"""Errors of the suite itself; a broken promise of the outbox is not an error, but a line of the ledger."""
 
 
 class SuiteError(Exception):
-    """The run cannot begin or go on; the text says why and what to do."""
+    """The run cannot begin or continue; the text states the reason and the remedy."""

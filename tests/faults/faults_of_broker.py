@@ -3,13 +3,14 @@
 import random
 import signal
 
+from tests.faults.children import wait_until
 from tests.faults.kinds import everyone, fault
 from tests.faults.stage import Stage
 
 
 @fault("broker")
 def broker_stopped(stage: Stage, rand: random.Random) -> int:
-    """`rabbitmqctl stop_app`, and `start_app` some time later."""
+    """`rabbitmqctl stop_app`, and `start_app` some seconds later."""
     stage.broker.ctl("stop_app")
     stage.pause(rand.uniform(0, 3))
     stage.broker.ctl("start_app")
@@ -18,14 +19,14 @@ def broker_stopped(stage: Stage, rand: random.Random) -> int:
 
 @fault("broker")
 def broker_killed(stage: Stage, rand: random.Random) -> int:
-    """The node is killed, and started again."""
+    """The node is killed and restarted."""
     stage.broker.crash()
     return everyone(stage)
 
 
 @fault("broker")
 def connections_closed(stage: Stage, rand: random.Random) -> int:
-    """`rabbitmqctl close_all_connections`: the broker says why, and closes."""
+    """`rabbitmqctl close_all_connections`: the broker states the reason, and closes."""
     stage.broker.ctl("close_all_connections", "closed by the fault suite")
     return everyone(stage)
 
@@ -43,7 +44,7 @@ def memory_alarm(stage: Stage, rand: random.Random) -> int:
 
 @fault("broker")
 def queues_full(stage: Stage, rand: random.Random) -> int:
-    """The consumer hardly reads and the queues refuse what is above a hundred messages: `basic.nack`."""
+    """The consumer is slow, and the queues refuse messages beyond 100: `basic.nack`."""
     with stage.refusals.expected():
         stage.consumer.send(signal.SIGUSR1)
         try:
@@ -61,8 +62,20 @@ def queues_full(stage: Stage, rand: random.Random) -> int:
 
 
 @fault("broker")
+def consumer_killed(stage: Stage, rand: random.Random) -> int:
+    """The consumer is killed before it acknowledges its messages, and another one starts."""
+    with stage.consumer_lock:
+        stage.consumer.kill()
+        # Otherwise the other one would get later messages before those come again.
+        wait_until(lambda: stage.broker.consumers() == 0, 60, "a broker that has noticed the end of the consumer")
+        stage.consumer = consumer = stage.start_consumer()
+        wait_until(lambda: consumer.catches(signal.SIGUSR2), 30, "a consumer")
+    return 0
+
+
+@fault("broker")
 def exchange_missing(stage: Stage, rand: random.Random) -> int:
-    """The exchange is deleted, and declared again some time later."""
+    """The exchange is deleted, and declared again some seconds later."""
     stage.broker.delete_exchange()
     try:
         stage.pause(rand.uniform(0.5, 3))

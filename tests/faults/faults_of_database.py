@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from tests.faults.kinds import SERVERS, everyone, fault
-from tests.faults.plan import LEASE
+from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.relays import django_environment
 from tests.faults.servers import TABLE, NetworkServer
 from tests.faults.stage import Stage
@@ -26,14 +26,14 @@ def backends_ended(stage: Stage, rand: random.Random) -> int:
 
 @fault("database", SERVERS)
 def writers_ended(stage: Stage, rand: random.Random) -> int:
-    """The same for the connections of the writers, who repeat their transactions."""
+    """The same for the writers' connections; the writers repeat their transactions."""
     server(stage).end_backends("writer")
     return 0
 
 
 @fault("database", SERVERS)
 def database_restarted(stage: Stage, rand: random.Random) -> int:
-    """The server is stopped as an administrator does, and started again."""
+    """The server is stopped as an administrator does, and restarted."""
     server(stage).restart()
     return everyone(stage)
 
@@ -47,14 +47,14 @@ def database_killed(stage: Stage, rand: random.Random) -> int:
 
 @fault("database", SERVERS)
 def rows_locked(stage: Stage, rand: random.Random) -> int:
-    """A transaction holds locks on pending rows for some seconds, heads of keys and others."""
+    """A transaction locks pending rows for some seconds, heads of keys among them."""
     order = rand.choice(("id", "id DESC"))
     with session(stage) as cursor:
         cursor.execute(
             f"SELECT id FROM {TABLE} WHERE available_at IS NOT NULL ORDER BY {order} LIMIT 100 FOR UPDATE SKIP LOCKED"
         )
         cursor.fetchall()
-        stage.pause(rand.uniform(1, LEASE + 1))
+        stage.pause(rand.uniform(1, CLAIM_TIMEOUT + 1))
     return everyone(stage)
 
 
@@ -64,7 +64,7 @@ def table_locked(stage: Stage, rand: random.Random) -> int:
     postgresql = stage.database.vendor == "postgresql"
     with session(stage) as cursor:
         cursor.execute(f"LOCK TABLE {TABLE}" if postgresql else f"LOCK TABLES {TABLE} WRITE")
-        stage.pause(rand.uniform(0.5, LEASE + 1))
+        stage.pause(rand.uniform(0.5, CLAIM_TIMEOUT + 1))
         if not postgresql:
             cursor.execute("UNLOCK TABLES")
     return everyone(stage)
@@ -83,7 +83,7 @@ def snapshot_held(stage: Stage, rand: random.Random) -> int:
 
 @fault("database", SERVERS)
 def deadlocks(stage: Stage, rand: random.Random) -> int:
-    """Two sessions update pending rows in orders of their own, under SERIALIZABLE, and get in everyone's way."""
+    """Two sessions update pending rows in different orders, under SERIALIZABLE, and block everyone."""
     threads = [threading.Thread(target=meddle, args=(stage, random.Random(rand.random()), 3.0)) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -120,7 +120,7 @@ def file_locked(stage: Stage, rand: random.Random) -> int:
 
 @fault("database")
 def purge(stage: Stage, rand: random.Random) -> int:
-    """`outbox_purge` deletes what was processed more than a few seconds ago."""
+    """`outbox_purge` deletes messages that were processed more than a few seconds ago."""
     stage.refusals.look(stage.database)
     environment = django_environment(stage.plan, stage.database.url("admin"))
     days = str(rand.uniform(3, 10) / 86_400)

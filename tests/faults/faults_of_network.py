@@ -3,7 +3,7 @@
 import random
 
 from tests.faults.kinds import SERVERS, fault
-from tests.faults.plan import LEASE
+from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.proxies import Proxy
 from tests.faults.relays import Relay
 from tests.faults.stage import Stage
@@ -11,17 +11,17 @@ from tests.faults.stage import Stage
 
 @fault("network")
 def broker_half_open(stage: Stage, rand: random.Random) -> int:
-    """All bytes between a relay and the broker vanish, while both ends think that they are connected."""
+    """All bytes between a relay and the broker vanish, but both ends remain connected."""
     relay = stage.some_relay(rand)
     relay.broker.go_silent()
-    stage.pause(rand.uniform(1, LEASE + 2))
+    stage.pause(rand.uniform(1, CLAIM_TIMEOUT + 2))
     relay.broker.speak()
     return 1
 
 
 @fault("network")
 def broker_slow(stage: Stage, rand: random.Random) -> int:
-    """Every piece of data between a relay and the broker is late."""
+    """All data between a relay and the broker is delayed."""
     relay = stage.some_relay(rand)
     relay.broker.delay(rand.uniform(0.05, 0.5))
     stage.pause(rand.uniform(2, 4))
@@ -30,8 +30,8 @@ def broker_slow(stage: Stage, rand: random.Random) -> int:
 
 
 @fault("network")
-def broker_cut_amid_a_batch(stage: Stage, rand: random.Random) -> int:
-    """The connection to the broker is reset after some thousand bytes: in the middle of a message."""
+def broker_cut_during_a_batch(stage: Stage, rand: random.Random) -> int:
+    """The connection to the broker is reset after a few thousand bytes, in the middle of a message."""
     stage.some_relay(rand).broker.cut(after=rand.randrange(2_000, 60_000))
     stage.pause(1)
     return 1
@@ -47,17 +47,17 @@ def database_cut(stage: Stage, rand: random.Random) -> int:
 
 @fault("network", SERVERS)
 def database_half_open(stage: Stage, rand: random.Random) -> int:
-    """All bytes between a relay and the database vanish, for longer than its claim may stay open."""
+    """All bytes between a relay and the database vanish, for longer than the claim timeout."""
     proxy = database_proxy(stage.some_relay(rand))
     proxy.go_silent()
-    stage.pause(rand.uniform(1, LEASE + 2))
+    stage.pause(rand.uniform(1, CLAIM_TIMEOUT + 2))
     proxy.speak()
     return 1
 
 
 @fault("network", SERVERS)
 def database_slow(stage: Stage, rand: random.Random) -> int:
-    """Every piece of data between a relay and the database is late."""
+    """All data between a relay and the database is delayed."""
     proxy = database_proxy(stage.some_relay(rand))
     proxy.delay(rand.uniform(0.05, 0.2))
     stage.pause(rand.uniform(2, 4))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.faults.kinds import fault
-from tests.faults.plan import LEASE
+from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.relays import Relay
 from tests.faults.stage import Stage
 
@@ -20,7 +20,7 @@ def relay_killed(stage: Stage, rand: random.Random) -> int:
 
 @fault("relay")
 def all_relays_killed(stage: Stage, rand: random.Random) -> int:
-    """SIGKILL of all, as when a machine dies."""
+    """SIGKILL of all relays, as when a machine dies."""
     for relay in stage.relays.all:
         stage.relays.kill(relay)
     return len(stage.relays.all)
@@ -28,30 +28,30 @@ def all_relays_killed(stage: Stage, rand: random.Random) -> int:
 
 @fault("relay")
 def relay_stopped(stage: Stage, rand: random.Random) -> int:
-    """SIGTERM: it has to exit with 0 in time."""
+    """SIGTERM: the relay must exit with 0 in time."""
     stage.relays.stop(stage.some_relay(rand))
     return 1
 
 
 @fault("relay")
 def relay_paused(stage: Stage, rand: random.Random) -> int:
-    """SIGSTOP for less than the lease."""
+    """SIGSTOP for less than the claim timeout."""
     with paused(stage.some_relay(rand)):
-        stage.pause(rand.uniform(0.3, LEASE / 2))
+        stage.pause(rand.uniform(0.3, CLAIM_TIMEOUT / 2))
     return 1
 
 
 @fault("relay")
-def relay_paused_beyond_its_lease(stage: Stage, rand: random.Random) -> int:
-    """SIGSTOP until others have taken over what it had claimed; then it goes on as if nothing had happened."""
+def relay_paused_too_long(stage: Stage, rand: random.Random) -> int:
+    """SIGSTOP until other relays have taken over its claims; then it continues."""
     with paused(stage.some_relay(rand)):
-        stage.pause(LEASE + rand.uniform(0.5, 2))
+        stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
     return 1
 
 
 @fault("relay")
 def clocks_differ(stage: Stage, rand: random.Random) -> int:
-    """A relay is started again with a clock that is hours wrong."""
+    """A relay restarts with a clock that is hours off."""
     relay = stage.some_relay(rand)
     relay.clock_shift = rand.choice((-1, 1)) * rand.uniform(60, 86_400)
     stage.relays.stop(relay)

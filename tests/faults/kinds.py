@@ -9,7 +9,7 @@ from tests.faults.stage import Stage
 
 Inflict = Callable[[Stage, random.Random], int]
 
-SERVERS = ("postgresql", "mariadb")
+SERVERS = ("postgresql", "mariadb", "mysql")
 ALL = (*SERVERS, "sqlite")
 
 

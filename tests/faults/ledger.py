@@ -1,7 +1,8 @@
-"""What was written against what arrived: the figures that show whether every promise was kept."""
+"""Compares written with delivered messages: the figures show whether every promise was kept."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.faults.refusals import Refusals, hexadecimal
 from tests.faults.servers import TABLE, DatabaseServer
 
 SAMPLES = 5
-"""How many cases of a broken promise are shown."""
+"""Cases of a broken promise that are shown."""
 
 
 @dataclass(slots=True)
@@ -21,27 +22,65 @@ class Written:
     key: str
     n: int
     kind: Kind
+    writer: int
+    low: float
+    high: float
     arrivals: int = 0
+    requeued: int = 0
+    mended: bool = False
+    discarded: bool = False
+    resolved: float = math.inf
+    """When an operator began to mend or discard it."""
+
+    @property
+    def deliverable(self) -> bool:
+        """Whether it must arrive: it is good, or an operator mended it."""
+        return self.kind is Kind.GOOD or self.mended
+
+
+@dataclass(frozen=True)
+class Journals:
+    """The journals of a run: one for each writer, two of the consumer, and the operator's."""
+
+    writers: Sequence[Path]
+    arrivals: Path
+    dead: Path
+    operations: Path
 
 
 @dataclass
 class Ledger:
-    """The figures of a run. What has to be 0 is in `promises`; the rest is told."""
+    """The figures of a run. Those in `promises` must be 0; the rest is information."""
 
     committed: int = 0
     rolled_back: int = 0
+    overlapping: int = 0
+    """Messages whose transaction overlapped with another writer's that wrote the same key, without its lock."""
+    one_fate: int = 0
+    """Committed messages that arrived, or failed, or are pending, and only one of these."""
+    two_fates: int = 0
     closing: int = 0
     """Messages for which the broker closed a channel."""
     arrived: int = 0
     lost: int = 0
     never_committed: int = 0
     out_of_order: int = 0
+    odd_ids: int = 0
     sent_again: int = 0
     sent_again_bound: int = 0
     redelivered: int = 0
     failed_deserved: int = 0
     failed_others: int = 0
     unfailed: int = 0
+    requeued: int = 0
+    mended: int = 0
+    discarded: int = 0
+    passed_failed: int = 0
+    dead_letters: int = 0
+    missing_copies: int = 0
+    odd_copies: int = 0
+    unmarked: int = 0
+    """Dead letters whose row is not marked, and failed messages that could have been copied but were not."""
     stuck: int = 0
     odd_attempts: int = 0
     relays: list[str] = field(default_factory=list)
@@ -49,14 +88,20 @@ class Ledger:
 
     @property
     def promises(self) -> dict[str, int]:
-        """What has to be 0, in words, with its figure."""
+        """Figures that must be 0, by name."""
         return {
             "lost": self.lost,
             "arrived, but never committed": self.never_committed,
             "out of order within a key": self.out_of_order,
+            "ids not in the order of commits": self.odd_ids,
+            "have two fates": self.two_fates,
             "sent again beyond the bound": max(0, self.sent_again - self.sent_again_bound),
             "failed without deserving it": self.failed_others,
             "deserved to fail, and did not": self.unfailed,
+            "passed a failed one that blocks its key": self.passed_failed,
+            "dead-lettered without a copy": self.missing_copies,
+            "copied, but never failed": self.odd_copies,
+            "copies not noted, beyond the bound": max(0, self.unmarked - self.sent_again_bound),
             "stuck (pending after the drain)": self.stuck,
             "counted an attempt in an outage": self.odd_attempts,
             "relays that ended badly": len(self.relays),
@@ -68,73 +113,159 @@ class Ledger:
         return not any(self.promises.values())
 
     def sample(self, promise: str, case: str, more: Callable[[], str] = lambda: "") -> None:
-        """Keep a case of a broken promise, to show it; `more` is asked only for a case that is kept."""
+        """Keep a case of a broken promise for the report; `more` is called only for a case that is kept."""
         cases = self.samples.setdefault(promise, [])
         if len(cases) < SAMPLES:
             cases.append(case + more())
 
 
-def check(journals: Iterable[Path], arrivals: Path, database: DatabaseServer, refusals: Refusals) -> Ledger:
-    """Hold the writers' journals against the consumer's and against what is left in the table.
+def check(
+    journals: Journals,
+    database: DatabaseServer,
+    refusals: Refusals,
+    *,
+    blocks_key: bool = False,
+    dead_letters: bool = False,
+) -> Ledger:
+    """Compare the journals of writers and operators with the consumer's and with the rows that are left in the table.
 
     Args:
-        journals: of the writers.
-        arrivals: the journal of the consumer.
+        journals: of the run.
         database: where the outbox is.
-        refusals: when queues were full: only then may an attempt be counted that did not settle the message.
+        refusals: the times when queues were full; only then may an attempt be counted without settling the message.
+        blocks_key: whether failed messages blocked their keys.
+        dead_letters: whether failed messages were to be copied.
     """
     ledger = Ledger()
-    written = dict(read_written(journals))
+    written = dict(read_written(journals.writers))
     kinds = Counter(each.kind for each in written.values())
     ledger.rolled_back = kinds[Kind.ROLLED_BACK]
     ledger.committed = len(written) - ledger.rolled_back
     ledger.closing = kinds[Kind.TOO_LARGE]
-    check_arrivals(ledger, written, arrivals)
+    read_operations(ledger, written, journals.operations)
+    ledger.overlapping = count_overlapping(written.values())
+    check_arrivals(ledger, written, journals.arrivals, blocks_key)
     for id, each in written.items():
-        if each.kind is Kind.GOOD and not each.arrivals:
+        if each.deliverable and not each.arrivals:
             ledger.lost += 1
             ledger.sample("lost", f"{id} {each.key} {each.n}", partial(row, id, database))
     check_rows(ledger, written, database, refusals)
+    check_dead_letters(ledger, written, journals.dead, database, dead_letters)
     return ledger
 
 
 def read_written(journals: Iterable[Path]) -> Iterator[tuple[str, Written]]:
     """Yield each message with its id, as the writers noted it."""
-    for journal in journals:
+    for writer, journal in enumerate(journals):
         with journal.open() as lines:
             for line in lines:
-                id, key, n, kind = line.split()
-                yield id, Written(key, int(n), Kind(kind))
+                id, key, n, kind, low, high = line.split()
+                yield id, Written(key, int(n), Kind(kind), writer, float(low), float(high))
 
 
-def check_arrivals(ledger: Ledger, written: dict[str, Written], arrivals: Path) -> None:
-    """Count what arrived, and see to its order: that of the first arrivals of each key."""
-    last: dict[str, int] = {}
+def read_operations(ledger: Ledger, written: dict[str, Written], operations: Path) -> None:
+    """Note each message that an operator requeued, repaired or discarded."""
+    with operations.open() as lines:
+        for line in lines:
+            id, action, begin, _end = line.split()
+            each = written[id]
+            if each.kind not in POISON:
+                ledger.failed_others += 1
+                ledger.sample("failed without deserving it", f"{id} {each}: {line.strip()}")
+            if action == "discard":
+                ledger.discarded += 1
+                each.discarded = True
+            else:
+                ledger.requeued += 1
+                each.requeued += 1
+                each.mended |= action == "mend"
+                ledger.mended += action == "mend"
+                ledger.closing += each.kind is Kind.TOO_LARGE
+            if action != "requeue":
+                each.resolved = float(begin)
+
+
+def count_overlapping(written: Iterable[Written]) -> int:
+    """Return how many messages may come before or after another writer's of their key, because they overlap."""
+    latest: dict[str, Written] = {}
+    count = 0
+    for each in sorted(written, key=lambda each: each.low):
+        if each.key == "-":
+            continue
+        last = latest.get(each.key)
+        count += last is not None and last.writer != each.writer and each.low < last.high
+        if last is None or each.high > last.high:
+            latest[each.key] = each
+    return count
+
+
+class Order:
+    """The order of a key, which messages pass in turn.
+
+    One message has to come before another if its transaction had committed when that of the other began, or if the same
+    writer wrote it earlier. If the key is locked, no two transactions overlap, and this is one strict order.
+    """
+
+    def __init__(self) -> None:
+        self._last: Written | None = None
+        self._numbers: dict[int, int] = {}
+
+    def late(self, each: Written) -> bool:
+        """Let a message pass; return whether one has passed before it that had to come after it."""
+        late = each.n < self._numbers.get(each.writer, 0) or (self._last is not None and each.high < self._last.low)
+        self._numbers[each.writer] = max(each.n, self._numbers.get(each.writer, 0))
+        if self._last is None or each.low > self._last.low:
+            self._last = each
+        return late
+
+
+def check_arrivals(ledger: Ledger, written: dict[str, Written], arrivals: Path, blocks_key: bool) -> None:
+    """Count arrivals, and check the order of the first arrivals of each key.
+
+    Where failed messages do not block their key, those that an operator mended may come at any time.
+    """
+    poison: defaultdict[str, list[Written]] = defaultdict(list)
+    if blocks_key:
+        for each in written.values():
+            if each.kind in POISON and each.key != "-":
+                poison[each.key].append(each)
+    orders: defaultdict[str, Order] = defaultdict(Order)
     with arrivals.open() as lines:
         for number, line in enumerate(lines, 1):
-            id, key, n, redelivered, _size = line.split()
-            each = written.get(id)
-            if each is None or each.kind is not Kind.GOOD or (each.key, each.n) != (key, int(n)):
+            id, key, n, redelivered, _size, moment = line.split()
+            found = written.get(id)
+            if found is None or not found.deliverable or (found.key, found.n) != (key, int(n)):
                 ledger.never_committed += 1
-                ledger.sample("arrived, but never committed", f"line {number}: {line.strip()}, written: {each}")
+                ledger.sample("arrived, but never committed", f"line {number}: {line.strip()}, written: {found}")
                 continue
+            each = found
             each.arrivals += 1
             if each.arrivals == 1:
                 ledger.arrived += 1
-                if key != "-":
-                    if each.n < last.get(key, 0):
-                        ledger.out_of_order += 1
-                        ledger.sample("out of order within a key", f"line {number}: {id} {key} {n} after {last[key]}")
-                    last[key] = max(each.n, last.get(key, 0))
+                if key == "-" or (each.mended and not blocks_key):
+                    continue
+                if orders[key].late(each):
+                    ledger.out_of_order += 1
+                    ledger.sample("out of order within a key", f"line {number}: {id} {each}")
+                if passed := [other for other in poison[key] if blocks(other, each, float(moment))]:
+                    ledger.passed_failed += 1
+                    case = f"line {number}: {id} {each} passed {passed[0]}"
+                    ledger.sample("passed a failed one that blocks its key", case)
             elif redelivered == "1":
                 ledger.redelivered += 1
             else:
                 ledger.sent_again += 1
 
 
+def blocks(failed: Written, each: Written, moment: float) -> bool:
+    """Return whether a failed message blocked another one of its key at the time when that arrived."""
+    earlier = failed.n < each.n if failed.writer == each.writer else failed.high < each.low
+    return earlier and moment < failed.resolved
+
+
 def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseServer, refusals: Refusals) -> None:
-    """See what is left in the table: what failed, what is pending, and what had an attempt counted."""
-    failed = set()
+    """Check the rows that are left: failed ones, pending ones, and ones with a counted attempt."""
+    failed, pending = set(), set()
     for id, error, attempts in database.rows(
         f"SELECT message_id, error, attempts FROM {TABLE} WHERE failed_at IS NOT NULL"
     ):
@@ -147,17 +278,26 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
             ledger.failed_others += 1
             ledger.sample("failed without deserving it", f"{name} {each} after {attempts} attempts: {error[:200]}")
     for name, each in written.items():
-        if each.kind in POISON and name not in failed:
+        if each.kind in POISON and not each.deliverable and not each.discarded and name not in failed:
             ledger.unfailed += 1
             ledger.sample("deserved to fail, and did not", f"{name} {each}")
     for id, attempts, error in database.rows(
         f"SELECT message_id, attempts, error FROM {TABLE} WHERE available_at IS NOT NULL"
     ):
         name = hexadecimal(id)
+        pending.add(name)
         ledger.stuck += 1
         ledger.sample(
             "stuck (pending after the drain)", f"{name} {written.get(name)} attempts {attempts}: {error[:200]}"
         )
+    for name, each in written.items():
+        if each.kind is not Kind.ROLLED_BACK:
+            fates = (each.arrivals > 0) + (name in failed) + (name in pending) + each.discarded
+            ledger.one_fate += fates == 1
+            if fates > 1:
+                ledger.two_fates += 1
+                ledger.sample("have two fates", f"{name} {each}", partial(row, name, database))
+    check_ids(ledger, written, database)
     refusals.look(database)
     for name, (attempts, error) in refusals.odd.items():
         ledger.odd_attempts += 1
@@ -166,8 +306,51 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
         )
 
 
+def check_dead_letters(
+    ledger: Ledger, written: dict[str, Written], dead: Path, database: DatabaseServer, expected: bool
+) -> None:
+    """Compare the dead letters with the marks in the rows of failed messages."""
+    copies: Counter[str] = Counter()
+    with dead.open() as lines:
+        for line in lines:
+            id, redelivered = line.split()
+            copies[id] += redelivered == "0" or id not in copies
+    ledger.dead_letters = copies.total()
+    for id in copies:
+        if id not in written or written[id].kind not in POISON:
+            ledger.odd_copies += 1
+            ledger.sample("copied, but never failed", f"{id} {written.get(id)}")
+    for message_id, marked in database.rows(
+        f"SELECT message_id, dead_lettered_at IS NOT NULL FROM {TABLE} WHERE failed_at IS NOT NULL"
+    ):
+        name = hexadecimal(message_id)
+        each = written.get(name)
+        if marked:
+            if not copies[name]:
+                ledger.missing_copies += 1
+                ledger.sample("dead-lettered without a copy", f"{name} {each}")
+        elif each is not None:
+            # Those of earlier failures were noted, until it was requeued.
+            unnoted = copies[name] > each.requeued
+            uncopied = expected and each.kind is Kind.UNROUTABLE
+            ledger.unmarked += unnoted or uncopied
+            if unnoted or uncopied:
+                ledger.sample("copies not noted, beyond the bound", f"{name} {each} copies {copies[name]}")
+
+
+def check_ids(ledger: Ledger, written: dict[str, Written], database: DatabaseServer) -> None:
+    """Check that the ids left in the table follow the commits of each key."""
+    orders: defaultdict[str, Order] = defaultdict(Order)
+    for id, message_id in database.rows(f"SELECT id, message_id FROM {TABLE} ORDER BY id"):
+        name = hexadecimal(message_id)
+        each = written.get(name)
+        if each is not None and each.key != "-" and orders[each.key].late(each):
+            ledger.odd_ids += 1
+            ledger.sample("ids not in the order of commits", f"{id} {name} {each}")
+
+
 def row(id: str, database: DatabaseServer) -> str:
-    """Return what the table has of a message."""
+    """Return the row of a message as text."""
     columns = "id, available_at, processed_at, failed_at, attempts, error"
     rows = database.rows(f"SELECT {columns} FROM {TABLE} WHERE message_id = '{id}'")
     return f", row: {rows}"

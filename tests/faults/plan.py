@@ -1,22 +1,22 @@
-"""What a run is to do: the options, and the kinds of messages."""
+"""The plan of a run: its options, and the kinds of messages."""
 
 import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LEASE = 4.0
-"""Seconds that a claim may stay open: short, so that a relay that stands still loses it within a fault."""
+CLAIM_TIMEOUT = 4.0
+"""Seconds that a claim may stay open: short, so that a frozen relay loses it during a fault."""
 
 MAX_MESSAGE = 1_000_000
-"""Bytes of a message above which the broker closes the channel: a little less than what `enqueue` takes."""
+"""Bytes of a message above which the broker closes the channel: a little less than the limit of `enqueue`."""
 
 BATCH_SIZE = 200
-"""Small, so that a batch is always on its way when something breaks."""
+"""Small, so that a batch is always in flight when something breaks."""
 
 
 class Kind(str, enum.Enum):
-    """What is to become of a message; the writers note it and the ledger holds it against what happened."""
+    """The expected fate of a message; the writers note it, and the ledger compares it with the actual one."""
 
     GOOD = "good"
     """Committed: must arrive."""
@@ -30,8 +30,18 @@ class Kind(str, enum.Enum):
     """Never committed: must never be seen."""
 
 
+LOCKED = ("none", "even", "all")
+"""Keys that the writers lock: none, those with even numbers, or all."""
+
+
+def is_locked(key: str, locked: str) -> bool:
+    """Return whether writers lock a key, if `locked` of them are; it is `-` or blank for none."""
+    number = key.partition("-")[2]
+    return bool(number) and (locked == "all" or (locked == "even" and int(number) % 2 == 0))
+
+
 POISON = (Kind.UNROUTABLE, Kind.REFUSED, Kind.TOO_LARGE)
-"""What deserves to fail."""
+"""Kinds that must fail."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +55,48 @@ class Plan:
     seed: int = 7
     relays: int = 3
     workers: int = 2
-    writers: int = 2
+    writers: int = 4
     batch_size: int = BATCH_SIZE
     minutes: float = 30.0
     kinds: tuple[str, ...] = ()
     """Only these kinds of faults; all that the database has by default."""
     poison: bool = True
+    unroutable: float = 0.0
+    """Share of the messages that are unroutable, apart from `poison`."""
+    unkeyed: float = 0.2
+    """Share of the messages that have no key."""
+    locked: str = "even"
+    """Keys that the writers lock: one of `LOCKED`."""
+    sizes: tuple[int, ...] = (1, 1, 2, 3, 5, 10, 40)
+    """Number of messages in a transaction; one of these is drawn."""
+    seconds: float | None = None
+    """Seconds for which the writers write as fast as they can; by default they write `messages`."""
+    defaults: bool = False
+    """Whether the relays have the default settings, instead of those for faults."""
     keep_logs: Path | None = None
     retention: float | None = None
-    """Seconds for which processed messages are kept; None for ever."""
-    wake_up: bool = False
+    """Seconds for which processed messages are kept; None: forever."""
+    operator: bool = True
+    """Whether failed messages are requeued, mended and discarded during the run."""
+    failed_blocks_key: bool = False
+    dead_letters: bool = True
+    """Whether failed messages are copied to a dead-letter queue."""
+    notify: bool = False
     """Whether the writers wake the relays, where the database can."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """The setting `OUTBOX` of the relays; the retention is in seconds."""
+        if self.defaults:
+            return {}
         return {
             "BATCH_SIZE": self.batch_size,
             "POLL_INTERVAL": 0.2,
-            "LEASE": LEASE,
+            "CLAIM_TIMEOUT": CLAIM_TIMEOUT,
             "RETENTION": self.retention,
-            "WAKE_UP": self.wake_up,
-            # A queue that is full for a long time must not make a message fail that deserves to arrive.
+            "NOTIFY": self.notify,
+            "FAILED_BLOCKS_KEY": self.failed_blocks_key,
+            "DEAD_LETTER_PUBLISHER": "dead" if self.dead_letters else None,
+            # A queue that is full for a long time must not make a good message fail.
             "RETRY": {"DELAY": 0.2, "FACTOR": 1.5, "MAX_DELAY": 3.0, "MAX_ATTEMPTS": 100},
         }

@@ -94,7 +94,7 @@ class Proxy:
         self.cut()
 
     def cut(self, *, after: int | None = None) -> None:
-        """End all connections with a reset: at once, or as soon as so many bytes more have gone to the server."""
+        """End all connections with a reset: at once, or once that many more bytes have gone to the server."""
         if after is None:
             self._proxies.call(self._abort)
         else:
@@ -139,7 +139,7 @@ class Proxy:
                     return
             writer.write(data)
             await writer.drain()
-        # One end is gone: the other one is told by the end of the connection, after what was sent to it.
+        # One end is gone: end the connection to the other one, after everything that was sent to it.
         if self._silent:
             await asyncio.Event().wait()
         raise ConnectionResetError

@@ -10,16 +10,19 @@ from tests.faults.servers import TABLE, DatabaseServer
 SLACK = 5.0
 """Seconds by which a refusal may be noted after the queue was full."""
 
+MYSQL_SECONDS = "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())"
+
 SECONDS = {
     "postgresql": "extract(epoch FROM {})",
-    "mariadb": "unix_timestamp({}) + timestampdiff(SECOND, utc_timestamp(), now())",
+    "mariadb": MYSQL_SECONDS,
+    "mysql": MYSQL_SECONDS,
     "sqlite": "(julianday({}) - 2440587.5) * 86400.0",
 }
 """A time of the table in seconds since 1970, for each vendor."""
 
 
 class Refusals:
-    """When queues were full, by this machine's clock, and which messages had an attempt counted at another time.
+    """The times when queues were full, and the messages with an attempt counted at any other time.
 
     Attributes:
         windows: when queues were full, in seconds since 1970.

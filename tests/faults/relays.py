@@ -1,4 +1,4 @@
-"""The relays: real `run_outbox` processes, each behind proxies of its own, started again whenever they have ended."""
+"""The relays: real `run_outbox` processes, each behind its own proxies, restarted whenever they end."""
 
 import json
 import os
@@ -32,14 +32,14 @@ class Relay:
     process: Child | None = None
     clock_shift: float = 0.0
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever ends the process on purpose."""
+    """Held while the suite ends the process on purpose."""
 
 
 class Relays:
     """Starts the relays and keeps them running until its context ends.
 
     Attributes:
-        broken_promises: what a relay did that none may do: end by itself, or not end when told to.
+        broken_promises: relays that ended by themselves, or did not stop when asked to.
         starts: how many processes there have been.
     """
 
@@ -59,7 +59,9 @@ class Relays:
     def start(self, relay: Relay) -> None:
         """Start the process of a place."""
         environment = {**relay.environment, "FAULTS_CLOCK_SHIFT": str(relay.clock_shift)}
-        command = [sys.executable, "-m", "django", "run_outbox", "--workers", str(self._plan.workers)]
+        command = [sys.executable, "-m", "django", "run_outbox"]
+        if not self._plan.defaults:
+            command += ["--workers", str(self._plan.workers)]
         relay.process = self._nursery.start(f"relay-{relay.number}", command, environment=environment)
         self.starts += 1
 

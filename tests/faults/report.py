@@ -16,12 +16,12 @@ class Inflicted:
     name: str
     seconds: float
     struck: int
-    """How many relays it could have struck."""
+    """Number of relays that it could have struck."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """The result of a run."""
 
     plan: Plan
     ledger: Ledger
@@ -32,39 +32,46 @@ class Result:
     slowest_stop: float
     versions: tuple[str, ...]
     problem: str = ""
-    """Why the run did not come to its end; blank if it did."""
+    """The reason why the run did not finish; blank if it did."""
 
     @property
     def good(self) -> bool:
-        """Whether the run came to its end and every promise was kept."""
+        """Whether the run finished and every promise was kept."""
         return not self.problem and self.ledger.kept
 
 
 def table(result: Result) -> str:
-    """Return the result as text: the ledger, then the faults, then what was broken."""
+    """Return the result as text: the ledger, the faults, and each broken promise."""
     plan, ledger = result.plan, result.ledger
     lines = [
         f"{plan.database}: {', '.join((*result.versions, *own_versions()))}",
-        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {plan.workers} workers, "
-        f"batches of {plan.batch_size}, {plan.writers} writers{', who wake the relays' if plan.wake_up else ''}",
+        f"seed {plan.seed}, {plan.keys:,} keys, {plan.relays} relays with {relay_options(plan)}, "
+        f"{plan.writers} writers{' that wake the relays' if plan.notify else ''}",
+        f"locked keys: {plan.locked}, failed messages {'block' if plan.failed_blocks_key else 'never block'} their key",
         "",
     ]
-    told = {
+    figures = {
         "committed": ledger.committed,
         "rolled back": ledger.rolled_back,
+        "overlap with others of their key": ledger.overlapping,
         "arrived": ledger.arrived,
-        "failed, and deserved it": ledger.failed_deserved,
+        "failed, as expected": ledger.failed_deserved,
+        "requeued by the operator": ledger.requeued,
+        "repaired by the operator": ledger.mended,
+        "discarded by the operator": ledger.discarded,
+        "dead letters": ledger.dead_letters,
+        "copies not noted (same bound)": ledger.unmarked,
         f"sent again (bound {ledger.sent_again_bound:,})": ledger.sent_again,
         "delivered again by RabbitMQ": ledger.redelivered,
         "faults": len(result.faults),
         "kinds of faults": len({each.name for each in result.faults}),
         "relay processes started": result.relay_starts,
     }
-    lines += [f"{name:<40}{figure:>12,}" for name, figure in told.items()]
+    lines += [f"{name:<40}{figure:>12,}" for name, figure in figures.items()]
     lines += [
         f"{'slowest exit after SIGTERM, seconds':<40}{result.slowest_stop:>12.1f}",
         f"{'seconds under load':<40}{result.load_seconds:>12.1f}",
-        f"{'seconds in all':<40}{result.seconds:>12.1f}",
+        f"{'seconds in total':<40}{result.seconds:>12.1f}",
         f"{'messages a second, faults included':<40}{ledger.arrived / max(result.seconds, 0.001):>12,.0f}",
         "",
         f"{'promise':<40}{'broken':>12}",
@@ -81,11 +88,16 @@ def table(result: Result) -> str:
         lines += ["", f"{promise}:", *(f"  {case}" for case in cases)]
     for text in ledger.relays:
         lines += ["", text]
-    lines += ["", f"The run did not come to its end: {result.problem}"] if result.problem else []
+    lines += ["", f"The run did not finish: {result.problem}"] if result.problem else []
     lines += ["", "Every promise was kept." if result.good else "A PROMISE WAS BROKEN."]
     return "\n".join(lines)
 
 
+def relay_options(plan: Plan) -> str:
+    """Return the relays' options."""
+    return "all defaults" if plan.defaults else f"{plan.workers} workers, batches of {plan.batch_size}"
+
+
 def own_versions() -> tuple[str, ...]:
-    """Return what it ran with on this side."""
+    """Return the versions of this side."""
     return (f"Python {platform.python_version()}", f"Django {version('django')}", f"pika {version('pika')}")

@@ -1,4 +1,4 @@
-"""A run: build the stage, let the writers write, break things on the way, heal, drain, and check the ledger."""
+"""A run: build the stage, let the writers write, break things meanwhile, heal, drain, and check the ledger."""
 
 import contextlib
 import json
@@ -22,11 +22,26 @@ from tests.faults.report import Inflicted, Result
 from tests.faults.servers import SERVERS, TABLE
 from tests.faults.stage import Stage
 
+ENDLESS = 10**9
+"""More messages than writers can write."""
+
 BURST = 1.0
 """Seconds between two bursts of messages."""
 
+WRITER_PATIENCE = 30.0
+"""Seconds that a writer may take to end its transaction."""
+
+HOLD = 0.03
+"""Longest time in seconds for which a writer's transaction stays open."""
+
+SQLITE_HOLD = 0.004
+"""The same on SQLite, where all other transactions wait."""
+
 DRAIN_PATIENCE = 60.0
-"""Seconds without any progress after which a drain is given up."""
+"""Seconds without progress after which a drain gives up."""
+
+QUIET = 15.0
+"""The same if nothing was broken."""
 
 
 class Run:
@@ -41,7 +56,7 @@ class Run:
         self._lock = threading.Lock()
 
     def execute(self) -> Result:
-        """Do what the plan says.
+        """Execute the plan.
 
         Raises:
             SuiteError: a server could not be made or started, or a process of the suite itself failed.
@@ -50,7 +65,9 @@ class Run:
         with Nursery(plan.keep_logs) as nursery:
             self._arrivals = nursery.logs / "arrivals.journal"
             self._journals = [nursery.logs / f"writer-{number}.journal" for number in range(plan.writers)]
-            for journal in (self._arrivals, *self._journals):
+            self._dead = nursery.logs / "dead.journal"
+            self._operations = nursery.logs / "operator.journal"
+            for journal in (self._arrivals, self._dead, self._operations, *self._journals):
                 journal.unlink(missing_ok=True)
                 journal.touch()
             with Proxies() as proxies:
@@ -77,24 +94,37 @@ class Run:
         if self._failures:
             raise SuiteError(self._failures[0])
         broker.declare()
-        consumer = nursery.start(
-            "consumer",
-            [sys.executable, "-m", "tests.faults.consumer", broker.url(), self._arrivals],
-            environment=django_environment(plan, database.url("writer")),
-        )
+
+        def start_consumer() -> Child:
+            return nursery.start(
+                "consumer",
+                [sys.executable, "-m", "tests.faults.consumer", broker.url(), self._arrivals, self._dead],
+                environment=django_environment(plan, database.url("writer")),
+            )
+
         relays = Relays(plan, nursery, database, broker, proxies)
-        return Stage(plan, nursery, database, broker, relays, consumer, self._began)
+        return Stage(plan, nursery, database, broker, relays, start_consumer(), start_consumer, self._began)
 
     def _on_stage(self, stage: Stage) -> Result:
+        plan = self._plan
         versions = (stage.database.version(), stage.broker.version())
         stage.say(f"{', '.join(versions)} are up")
         problem = ""
         load_began = time.monotonic()
         with stage.relays:
             try:
-                with self._writers(stage) as writers:
-                    self._load(stage, writers)
-                load_seconds = time.monotonic() - load_began
+                with self._operator(stage) as operator:
+                    with self._writers(stage) as writers:
+                        if plan.seconds is None:
+                            self._load(stage, writers)
+                        else:
+                            self._write_for(plan.seconds, writers)
+                    load_seconds = time.monotonic() - load_began
+                    if operator is not None and plan.failed_blocks_key:
+                        # Blocked messages are delivered once all failed ones are repaired or discarded.
+                        operator.input.write(b"finish\n")
+                        operator.input.flush()
+                        self._drain(stage)
                 self._drain(stage)
             except TimeoutError as error:
                 problem = str(error)
@@ -104,7 +134,13 @@ class Run:
             stage.relays.stop_all()
         self._finish_consumer(stage)
         stage.say("checking the ledger")
-        ledger = ledgers.check(self._journals, self._arrivals, stage.database, stage.refusals)
+        ledger = ledgers.check(
+            ledgers.Journals(self._journals, self._arrivals, self._dead, self._operations),
+            stage.database,
+            stage.refusals,
+            blocks_key=plan.failed_blocks_key,
+            dead_letters=plan.dead_letters,
+        )
         struck = sum(fault.struck for fault in self._inflicted) + ledger.closing
         ledger.sent_again_bound = self._plan.batch_size * self._plan.workers * struck
         ledger.relays = stage.relays.broken_promises
@@ -121,22 +157,47 @@ class Run:
         )
 
     @contextlib.contextmanager
+    def _operator(self, stage: Stage) -> Iterator[Child | None]:
+        """Let an operator work until the context ends, if the plan has one."""
+        if not self._plan.operator:
+            yield None
+            return
+        options = json.dumps({"seed": self._plan.seed, "journal": str(self._operations)})
+        operator = stage.nursery.start(
+            "operator",
+            [sys.executable, "-m", "tests.faults.operations", options],
+            environment=django_environment(self._plan, stage.database.url("writer")),
+            talks=True,
+        )
+        yield operator
+        if operator.code is None:
+            operator.input.close()
+        if operator.wait(WRITER_PATIENCE) != 0:
+            raise SuiteError(f"the operator ended with {operator.code}:\n{operator.tail()}")
+
+    @contextlib.contextmanager
     def _writers(self, stage: Stage) -> Iterator[list[Child]]:
         plan = self._plan
         environment = django_environment(plan, stage.database.url("writer"))
-        shares = [plan.messages // plan.writers] * plan.writers
-        shares[0] += plan.messages % plan.writers
+        messages = plan.messages if plan.seconds is None else ENDLESS
+        shares = [messages // plan.writers] * plan.writers
+        shares[0] += messages % plan.writers
         writers = []
         for number, share in enumerate(shares):
             options = {
                 "number": number,
-                "writers": plan.writers,
                 "keys": plan.keys,
                 "seed": plan.seed,
                 "poison": plan.poison,
-                "giants": 10,
+                "unroutable": plan.unroutable,
+                "unkeyed": plan.unkeyed,
+                "locked": plan.locked,
+                "sizes": plan.sizes,
+                "hold": SQLITE_HOLD if plan.database == "sqlite" else HOLD,
+                "giants": 10 if plan.poison else 0,
                 "messages": share,
                 "journal": str(self._journals[number]),
+                "restless": plan.seconds is None,
             }
             command = [sys.executable, "-m", "tests.faults.workload", json.dumps(options)]
             writers.append(stage.nursery.start(f"writer-{number}", command, environment=environment, talks=True))
@@ -168,6 +229,18 @@ class Run:
                 thread.join()
             stage.over.clear()
 
+    def _write_for(self, seconds: float, writers: list[Child]) -> None:
+        """Let the writers write for a time as fast as they can, and break nothing."""
+        for writer in writers:
+            writer.input.write(b"%d\n" % ENDLESS)
+            writer.input.flush()
+        time.sleep(seconds)
+        for writer in writers:
+            writer.input.close()
+        for writer in writers:
+            if code := writer.wait(WRITER_PATIENCE):
+                raise SuiteError(f"{writer.name} ended with {code}:\n{writer.tail()}")
+
     def _pace(self, stage: Stage, writers: list[Child], threads: list[threading.Thread], todo: int) -> None:
         plan = self._plan
         allowed, began, told, burst = 0.0, time.monotonic(), 0.0, 0.0
@@ -190,7 +263,7 @@ class Run:
                 if code:
                     raise SuiteError(f"{writer.name} ended with {code}:\n{writer.tail()}")
                 finished += code == 0
-                # In bursts, so that there is always more than one batch on its way.
+                # In bursts, so that there is always more than one batch in flight.
                 with contextlib.suppress(OSError):
                     if time.monotonic() > burst:
                         writer.input.write(b"%d\n" % (-(-allowed // len(writers))))
@@ -199,8 +272,9 @@ class Run:
                 return
             if time.monotonic() > burst:
                 burst = time.monotonic() + BURST
-            if stage.consumer.code is not None:
-                raise SuiteError(f"the consumer ended with {stage.consumer.code}:\n{stage.consumer.tail()}")
+            with stage.consumer_lock:
+                if stage.consumer.code is not None:
+                    raise SuiteError(f"the consumer ended with {stage.consumer.code}:\n{stage.consumer.tail()}")
             if time.monotonic() - told > 5:
                 told = time.monotonic()
                 stage.say(
@@ -249,13 +323,14 @@ class Run:
         """Wait until nothing is pending, for as long as there is progress."""
         stage.say("all faults are healed; draining")
         pending = f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL"
-        best, since, told = self._plan.messages + 1, time.monotonic(), 0.0
+        patience = DRAIN_PATIENCE if self._plan.seconds is None else QUIET
+        best, since, told = ENDLESS + 1, time.monotonic(), 0.0
         while left := stage.database.rows(pending)[0][0]:
             now = time.monotonic()
             if left < best:
                 best, since = left, now
-            if now - since > DRAIN_PATIENCE or now > self._deadline:
-                stage.say(f"{left:,} are pending, and no longer get fewer")
+            if now - since > patience or now > self._deadline:
+                stage.say(f"{left:,} are still pending, and their number no longer falls")
                 return
             if now - told > 5:
                 told = now
@@ -280,7 +355,7 @@ class Progress:
         self.arrived = 0
 
     def update(self) -> None:
-        """Read on."""
+        """Read the lines added since the last call."""
         for path, offset in self._offsets.items():
             with path.open("rb") as file:
                 file.seek(offset)
@@ -289,4 +364,4 @@ class Progress:
             if path == self._arrivals:
                 self.arrived += data.count(b"\n")
             else:
-                self.written += data.count(b"\n") - data.count(b" rolled-back\n")
+                self.written += data.count(b"\n") - data.count(b" rolled-back ")

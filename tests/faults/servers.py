@@ -27,7 +27,7 @@ class DatabaseServer(abc.ABC):
 
     vendor: str
     port = 0
-    """Where it listens; 0 for none."""
+    """Port on which it listens; 0 for none."""
 
     @abc.abstractmethod
     def start(self) -> None:
@@ -53,7 +53,7 @@ class DatabaseServer(abc.ABC):
 
 
 class NetworkServer(DatabaseServer):
-    """A database server in a process of its own; `stop_signal` is how an administrator ends it."""
+    """A database server in its own process; `stop_signal` is how an administrator stops it."""
 
     stop_signal: signal.Signals
     _process: Child | None = None
@@ -155,7 +155,10 @@ class MariaDB(NetworkServer):
     """A server that writes its log at each commit and lets the system flush it: it survives a kill, as above."""
 
     vendor = "mariadb"
+    product = "MariaDB"
     stop_signal = signal.SIGTERM
+    options: tuple[str, ...] = ()
+    """Additional options of the product."""
 
     INIT = "".join(
         f"CREATE USER IF NOT EXISTS {user}@{host};\nGRANT ALL ON *.* TO {user}@{host} WITH GRANT OPTION;\n"
@@ -166,17 +169,11 @@ class MariaDB(NetworkServer):
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._user = unprivileged("mysql", "nobody")
-        self._home = owned_directory(nursery.directory / "mariadb", self._user)
-        self._program = find_program("mariadbd", "usr/sbin", "usr/libexec")
+        self._home = owned_directory(nursery.directory / self.vendor, self._user)
+        self._program = self.find_server()
         self.port = free_port()
         data = self._home / "data"
-        nursery.run(
-            [
-                find_program("mariadb-install-db"),
-                *("--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"),
-                *("--skip-test-db", f"--user={self._user or own_name()}"),
-            ]
-        )
+        nursery.run(self.installation(data))
         init = self._home / "init.sql"
         init.write_text(f"{self.INIT}CREATE DATABASE IF NOT EXISTS outbox CHARACTER SET utf8mb4;\n")
         init.chmod(0o644)
@@ -192,19 +189,32 @@ class MariaDB(NetworkServer):
             "--innodb-buffer-pool-size=256M",
             "--innodb-flush-log-at-trx-commit=2",
             "--character-set-server=utf8mb4",
+            *self.options,
             *([f"--user={self._user}"] if self._user else []),
         ]
 
+    def find_server(self) -> str:
+        """Return the path of the server's program."""
+        return find_program("mariadbd", "usr/sbin", "usr/libexec")
+
+    def installation(self, data: Path) -> list[str]:
+        """Return the command that makes the directory of the data."""
+        return [
+            find_program("mariadb-install-db"),
+            *("--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"),
+            *("--skip-test-db", f"--user={self._user or own_name()}"),
+        ]
+
     def start(self) -> None:
-        self._process = process = self._nursery.start("mariadb", self._command)
+        self._process = process = self._nursery.start(self.vendor, self._command)
 
         def answers() -> bool:
             if process.code is not None:
-                raise SuiteError(f"MariaDB ended with {process.code}:\n{process.tail()}")
+                raise SuiteError(f"{self.product} ended with {process.code}:\n{process.tail()}")
             self.connect().close()
             return True
 
-        wait_until(answers, START_PATIENCE, f"an answer of MariaDB at port {self.port}")
+        wait_until(answers, START_PATIENCE, f"an answer of {self.product} at port {self.port}")
 
     def prepare(self) -> None:
         """Nothing: the init file makes the users and the database."""
@@ -226,7 +236,7 @@ class MariaDB(NetworkServer):
         )
 
     def version(self) -> str:
-        return f"MariaDB {self.rows('SELECT version()')[0][0].split('-')[0]}"
+        return f"{self.product} {self.rows('SELECT version()')[0][0].split('-')[0]}"
 
     def end_backends(self, user: str, limit: int | None = None) -> int:
         import MySQLdb  # noqa: PLC0415
@@ -240,6 +250,27 @@ class MariaDB(NetworkServer):
             except MySQLdb.OperationalError:
                 pass  # it had gone by itself
         return ended
+
+
+class MySQL(MariaDB):
+    """The same with the programs of MySQL; the environment variable MYSQLD names another `mysqld` than that in PATH."""
+
+    vendor = "mysql"
+    product = "MySQL"
+    options = ("--skip-log-bin", "--mysqlx=OFF", "--secure-file-priv=NULL")
+
+    def find_server(self) -> str:
+        program = find_program(os.environ.get("MYSQLD") or "mysqld", "usr/sbin")
+        if "MariaDB" in (version := self._nursery.run([program, "--no-defaults", "--version"])):
+            raise SuiteError(f"{program} is MariaDB's, {version.strip()}: set MYSQLD to the mysqld of MySQL")
+        return program
+
+    def installation(self, data: Path) -> list[str]:
+        return [
+            self._program,
+            *("--no-defaults", "--initialize-insecure", f"--datadir={data}"),
+            *([f"--user={self._user}"] if self._user else []),
+        ]
 
 
 class SQLite(DatabaseServer):
@@ -267,7 +298,7 @@ class SQLite(DatabaseServer):
 
 
 SERVERS: dict[str, type[PostgreSQL] | type[MariaDB] | type[SQLite]] = {
-    kind.vendor: kind for kind in (PostgreSQL, MariaDB, SQLite)
+    kind.vendor: kind for kind in (PostgreSQL, MariaDB, MySQL, SQLite)
 }
 
 

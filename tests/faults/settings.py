@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import time
+from typing import Any
 
 import environ
 from django.utils import timezone
@@ -25,7 +26,7 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
 else:
     DATABASES["default"]["OPTIONS"] = {"connect_timeout": 5}
 
-PUBLISHER = {
+PUBLISHER: dict[str, Any] = {
     "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
     "OPTIONS": {
         "url": env.str("FAULTS_AMQP_URL", default="amqp://guest:guest@127.0.0.1/%2F"),
@@ -35,7 +36,10 @@ PUBLISHER = {
         "heartbeat": 5,
     },
 }
-OUTBOX = {"PUBLISHERS": {"default": PUBLISHER}, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
+PUBLISHERS = {"default": PUBLISHER}
+OUTBOX = {"PUBLISHERS": PUBLISHERS, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
+if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
+    PUBLISHERS[dead] = {**PUBLISHER, "OPTIONS": {**PUBLISHER["OPTIONS"], "exchange": "dead"}}
 if OUTBOX.get("RETENTION") is not None:
     OUTBOX["RETENTION"] = datetime.timedelta(seconds=OUTBOX["RETENTION"])
 
@@ -54,7 +58,7 @@ if SHIFT:
     real_time = time.time
 
     def shifted_now() -> datetime.datetime:
-        """Return a wrong time, in the place of `django.utils.timezone.now`."""
+        """Return a wrong time, instead of `django.utils.timezone.now`."""
         return datetime.datetime.now(tz=datetime.timezone.utc) + datetime.timedelta(seconds=SHIFT)
 
     time.time = lambda: real_time() + SHIFT

@@ -4,6 +4,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.faults.broker import Broker
@@ -19,6 +20,7 @@ class Stage:
     """The servers, the relays and the consumer of a run.
 
     Attributes:
+        start_consumer: starts another consumer.
         refusals: when queues were full, and what had an attempt counted at another time.
     """
 
@@ -28,10 +30,14 @@ class Stage:
     broker: Broker
     relays: Relays
     consumer: Child
+    start_consumer: Callable[[], Child]
     began: float = field(default_factory=time.monotonic)
     refusals: Refusals = field(default_factory=Refusals)
     over: threading.Event = field(default_factory=threading.Event)
     """Set when the run is to end early: faults heal what they broke and return."""
+
+    consumer_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the fault that kills the consumer."""
 
     def say(self, text: str) -> None:
         """Write a line of progress."""

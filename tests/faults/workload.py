@@ -1,9 +1,16 @@
 """A writer: a process that enqueues in real transactions for as long as it is allowed to, whatever breaks meanwhile.
 
-It is told by lines on standard input how many committed messages it may have written by now, and it ends when they are
-all written or when the input ends. What it committed and what it rolled back stands in its journal, one line a message:
-`<message id> <key> <number within the key> <kind>`. An outcome that is unknown, for the connection was lost during the
-commit, does not occur: the messages have ids of the writer's own, and the transaction is repeated until it is known.
+It reads from standard input, line by line, how many committed messages it may have written by now, and it ends when
+they are all written or when the input ends. All writers share the keys, and their transactions overlap. What it
+committed and what it rolled back stands in its journal, one line a message:
+`<message id> <key> <number within the writer and key> <kind> <from> <to>`. The last two are times of the monotonic
+clock, which all processes share. The message got its place in the order of its key between them:
+
+- Without the key's lock they are taken before BEGIN and after COMMIT.
+- With the lock they are the same time, taken while the lock was held, and so are strictly in the order of the commits.
+
+A commit whose outcome is unknown, because the connection was lost, does not occur: the writer chooses the ids of the
+messages, and repeats the transaction until its outcome is known. Such messages have the times of all attempts together.
 """
 
 import datetime
@@ -15,18 +22,20 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.plan import MAX_MESSAGE, POISON, Kind
+from tests.faults.plan import MAX_MESSAGE, POISON, Kind, is_locked
 
 PATIENCE = 180
 """Seconds for which a transaction is repeated, before the writer gives up."""
 
-MAX_TRANSACTION = 40
-"""How many messages one transaction has at the most."""
+HOT_KEYS = 5
+"""Number of keys that get half of the messages, so that transactions of one key overlap often."""
+
+Interval = tuple[float, float]
 
 
 class RolledBack(Exception):
@@ -46,34 +55,97 @@ class Planned:
     headers: dict[str, Any]
     payload: dict[str, Any]
     delay: float
+    locked: bool
+
+
+@dataclass(frozen=True)
+class Transaction:
+    """Messages that are written together.
+
+    Attributes:
+        many: whether they are written by one call of `enqueue_many`, instead of one by one.
+        hold: seconds for which the transaction stays open between two messages, and after the last one.
+    """
+
+    messages: list[Planned]
+    rolled_back: bool
+    many: bool
+    hold: float
 
 
 class Writer:
-    """Makes up messages, from its own part of the keys, and writes them."""
+    """Makes up transactions.
 
-    def __init__(self, *, number: int, writers: int, keys: int, seed: int, poison: bool, giants: int) -> None:
+    Args:
+        number: which writer this is, from 0.
+        keys: how many keys there are; all writers share them.
+        seed: the same seed makes the same messages.
+        poison: whether a thousandth of the messages deserve to fail.
+        unroutable: share of the messages that are unroutable, apart from those.
+        unkeyed: share of the messages that have no key.
+        locked: which keys are locked: one of `LOCKED`.
+        sizes: numbers of messages, one of which is drawn for each transaction.
+        hold: longest time in seconds for which a transaction stays open.
+        giants: how many messages nearly as large as the broker allows to write.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        keys: int,
+        seed: int,
+        poison: bool,
+        unroutable: float,
+        unkeyed: float,
+        locked: str,
+        sizes: Sequence[int],
+        hold: float,
+        giants: int,
+    ) -> None:
         self._rand = random.Random(f"{seed}/{number}")
-        self._keys = [f"key-{key}" for key in range(keys) if key % writers == number]
+        self._keys = [f"key-{key}" for key in range(keys)]
         self._numbers = dict.fromkeys(self._keys, 0)
         self._poison = poison
+        self._unroutable = unroutable
+        self._unkeyed = unkeyed
+        self._locked = locked
+        self._sizes = tuple(sizes)
+        self._hold = hold
         self._giants = giants
         self._count = 0
         self._prefix = (seed % 2**31 << 32 | number) << 64
 
-    def transaction(self, room: int) -> tuple[list[Planned], bool]:
-        """Return the messages of a transaction, of at most so many messages, and whether it is to be rolled back."""
+    def transaction(self, room: int) -> Transaction:
+        """Return a transaction of at most `room` messages."""
         rolled_back = self._rand.random() < 0.1
         numbers = dict(self._numbers)
-        size = min(self._rand.choice((1, 1, 2, 3, 5, 10, MAX_TRANSACTION)), room)
-        messages = [self._message(numbers, rolled_back) for _ in range(size)]
+        size = min(self._rand.choice(self._sizes), room)
+        many = self._rand.random() < size / 5
+        messages: list[Planned] = []
+        owned = ""
+        for _ in range(size):
+            key = self._key()
+            if is_locked(key, self._locked) and not many:
+                # One by one, keys would be locked in an order by chance, and transactions would deadlock.
+                key = owned = owned or key
+            messages.append(self._message(key, numbers, rolled_back))
         if not rolled_back:
             self._numbers = numbers
-        return messages, rolled_back
+        return Transaction(messages, rolled_back, many, self.pause() / size)
 
-    def _message(self, numbers: dict[str, int], rolled_back: bool) -> Planned:
+    def pause(self) -> float:
+        """Return a time in seconds to wait, by chance."""
+        return self._rand.uniform(0, self._hold) if self._rand.random() < 0.7 else 0.0
+
+    def _key(self) -> str:
+        if self._rand.random() < self._unkeyed:
+            return ""
+        return self._rand.choice(self._keys[:HOT_KEYS] if self._rand.random() < 0.5 else self._keys)
+
+    def _message(self, key: str, numbers: dict[str, int], rolled_back: bool) -> Planned:
         rand = self._rand
         self._count += 1
-        key = "" if rand.random() < 0.2 else rand.choice(self._keys)
         n = 0
         if key:
             n = numbers[key] = numbers[key] + 1
@@ -85,12 +157,13 @@ class Writer:
         payload = {"key": key, "n": n, "filling": self._filling(kind)}
         delay = rand.uniform(0.1, 3) if rand.random() < 0.005 else 0.0
         id = uuid.UUID(int=self._prefix | self._count)
-        return Planned(id, key, n, kind, f"{queue}.written", topic, headers, payload, delay)
+        locked = is_locked(key, self._locked)
+        return Planned(id, key, n, kind, f"{queue}.written", topic, headers, payload, delay, locked)
 
     def _kind(self) -> Kind:
         if self._poison and self._rand.random() < 0.001:
             return self._rand.choice(POISON)
-        return Kind.GOOD
+        return Kind.UNROUTABLE if self._rand.random() < self._unroutable else Kind.GOOD
 
     def _filling(self, kind: Kind) -> str:
         size = self._rand.randrange(20, 400)
@@ -105,37 +178,44 @@ class Writer:
         return self._rand.randbytes(min(size, 1000) // 2).hex().ljust(size, "x")
 
 
-def write(messages: list[Planned], rolled_back: bool, many: bool) -> None:
-    """Write messages in one transaction, and repeat that until its outcome is known."""
+def write(work: Transaction) -> list[Interval]:
+    """Run a transaction until its outcome is known; return when each of its messages got its place in its key."""
     from django.db import DatabaseError, InterfaceError, connection, transaction  # noqa: PLC0415 - after django.setup()
 
-    deadline = time.monotonic() + PATIENCE
+    begin = time.monotonic()
+    repeated = False
     while True:
+        moments: list[float] = []
         try:
             with transaction.atomic():
-                enqueue_all(messages, many)
-                if rolled_back:
+                enqueue_all(work, moments)
+                if work.rolled_back:
                     raise RolledBack
+            end = time.monotonic()
         except RolledBack:
-            return
+            end = time.monotonic()
         except (DatabaseError, InterfaceError) as error:
             connection.close()
-            if time.monotonic() > deadline:
+            if time.monotonic() > begin + PATIENCE:
                 raise
             sys.stderr.write(f"again: {type(error).__name__}: {str(error).strip()}\n")
             time.sleep(0.1)
-        else:
-            return
+            repeated = True
+            continue
+        return [
+            (moment, moment) if each.locked and not repeated else (begin, end)
+            for each, moment in zip(work.messages, moments, strict=True)
+        ]
 
 
-def enqueue_all(messages: list[Planned], many: bool) -> None:
-    """Enqueue the messages of one transaction, one by one or all at once."""
+def enqueue_all(work: Transaction, moments: list[float]) -> None:
+    """Enqueue the messages of a transaction; `moments` gets for each a time after that and before the commit."""
     from django.utils import timezone  # noqa: PLC0415
 
     from django_outbox import OutboxMessage, enqueue, enqueue_many  # noqa: PLC0415
 
-    if not many:
-        for each in messages:
+    if not work.many:
+        for each in work.messages:
             enqueue(
                 each.type,
                 each.payload,
@@ -144,24 +224,32 @@ def enqueue_all(messages: list[Planned], many: bool) -> None:
                 headers=each.headers,
                 message_id=each.id,
                 delay=each.delay or None,
+                lock_key=each.locked,
             )
+            moments.append(time.monotonic())
+            time.sleep(work.hold)
     else:
         enqueue_many(
-            OutboxMessage(
-                message_id=each.id,
-                type=each.type,
-                payload=each.payload,
-                key=each.key,
-                topic=each.topic,
-                headers=each.headers,
-                **({"available_at": timezone.now() + datetime.timedelta(seconds=each.delay)} if each.delay else {}),
-            )
-            for each in messages
+            (
+                OutboxMessage(
+                    message_id=each.id,
+                    type=each.type,
+                    payload=each.payload,
+                    key=each.key,
+                    topic=each.topic,
+                    headers=each.headers,
+                    **({"available_at": timezone.now() + datetime.timedelta(seconds=each.delay)} if each.delay else {}),
+                )
+                for each in work.messages
+            ),
+            lock_key=any(each.locked for each in work.messages),
         )
+        moments.extend([time.monotonic()] * len(work.messages))
+        time.sleep(work.hold * len(work.messages))
 
 
 def allowances() -> Generator[int, bool, None]:
-    """Yield how many messages may be written by now; it blocks where `send(True)` says that this is awaited."""
+    """Yield the number of messages that may be written by now; `send(True)` blocks until it grows."""
     lines: deque[int] = deque([0])
     rest = b""
     while True:
@@ -176,15 +264,15 @@ def allowances() -> Generator[int, bool, None]:
 
 
 def main() -> None:
-    """Write what `sys.argv[1]`, an object of JSON, tells."""
+    """Write messages by the options in `sys.argv[1]`, an object of JSON."""
     import django  # noqa: PLC0415
 
     django.setup()
     options = json.loads(sys.argv[1])
     total = options.pop("messages")
     journal = Path(options.pop("journal"))
+    restless = options.pop("restless")
     writer = Writer(**options)
-    many = random.Random(options["seed"])
     committed = 0
     allowed = allowances()
     limit = next(allowed)
@@ -196,12 +284,17 @@ def main() -> None:
                 return
             if committed >= limit:
                 continue
-            messages, rolled_back = writer.transaction(total - committed)
-            write(messages, rolled_back, many=many.random() < len(messages) / 5)
-            if not rolled_back:
-                committed += len(messages)
-            lines.writelines(f"{each.id.hex} {each.key or '-'} {each.n} {each.kind.value}\n" for each in messages)
+            work = writer.transaction(total - committed)
+            intervals = write(work)
+            if not work.rolled_back:
+                committed += len(work.messages)
+            lines.writelines(
+                f"{each.id.hex} {each.key or '-'} {each.n} {each.kind.value} {low:.7f} {high:.7f}\n"
+                for each, (low, high) in zip(work.messages, intervals, strict=True)
+            )
             lines.flush()
+            if not restless:
+                time.sleep(writer.pause())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""The admin in a browser: an operator finds failed messages, reads the reason, and requeues them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from pytest_django.live_server_helper import LiveServer
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.expected_conditions import staleness_of
+from selenium.webdriver.support.wait import WebDriverWait
+
+from django_outbox.models import OutboxMessage, Status
+from tests.support.admin_tools import CHANGELIST, put, statuses, url
+from tests.support.messages import ago
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+SWITCHES = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--window-size=1400,1000",
+)
+SECONDS = 60
+
+
+@pytest.fixture(scope="session", autouse=True)
+def database_before_server(django_db_setup: None) -> None:
+    """Create the test database first: until then, all threads of the server would share a database in memory."""
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    for switch in (*SWITCHES, f"--user-data-dir={tmp_path}"):
+        options.add_argument(switch)
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    options.binary_location = next(filter(None, map(shutil.which, names)), "")
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+class Operator:
+    """Uses the open page as a person would."""
+
+    def __init__(self, browser: webdriver.Chrome, server: str) -> None:
+        self.browser = browser
+        self.server = server
+
+    def open(self, path: str) -> None:
+        self.browser.get(self.server + path)
+
+    def log_in(self, name: str, password: str) -> None:
+        self.find("#id_username").send_keys(name)
+        self.find("#id_password").send_keys(password)
+        self.follow(self.find("input[type=submit]"))
+
+    def find(self, selector: str) -> WebElement:
+        return self.browser.find_element(By.CSS_SELECTOR, selector)
+
+    def find_all(self, selector: str) -> list[WebElement]:
+        return self.browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def follow(self, element: WebElement) -> None:
+        """Click an element that opens another page, and wait for that page."""
+        page = self.find("html")
+        element.click()
+        WebDriverWait(self.browser, SECONDS).until(staleness_of(page))
+        self.find("#content")
+
+    def column(self, name: str) -> list[str]:
+        return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
+
+    def picture(self, name: str) -> None:
+        """Save screenshots of the page, light and dark, in the folder OUTBOX_PICTURES, if it is set."""
+        if folder := os.environ.get("OUTBOX_PICTURES"):
+            for scheme in ("dark", "light"):
+                wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+                self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+                self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")
+
+
+@pytest.fixture
+def operator(browser: webdriver.Chrome, live_server: LiveServer, admin_user: User) -> Operator:
+    """An operator who is logged in and sees the list."""
+    browser.implicitly_wait(SECONDS)
+    operator = Operator(browser, live_server.url)
+    operator.open(CHANGELIST)
+    operator.log_in("admin", "password")
+    return operator
+
+
+@pytest.fixture
+def messages() -> list[int]:
+    """Three failed messages, the newest failure last, and two others."""
+    put(Status.PROCESSED)
+    put(Status.PENDING, attempts=3, age=-90, error="the broker refused the message (basic.nack)")
+    ids = [
+        *put(Status.FAILED, age=90, key="order-17", error="unroutable: 312 NO_ROUTE", attempts=1),
+        *put(Status.FAILED, age=60, key="order-18", type="order.paid", error="a long story: " + "and then " * 40),
+        *put(Status.FAILED, age=30, key="<b>order-19</b>", payload={"id": 19, "items": ["tea", "cake"]}, attempts=10),
+    ]
+    failed = OutboxMessage.objects.filter(pk__in=ids)
+    failed.filter(pk__in=ids[1:]).update(blocks_key=True)
+    errors = {"first_error_at": ago(days=1), "last_error_at": ago(hours=1), "dead_lettered_at": ago(hours=1)}
+    failed.filter(pk=ids[2]).update(error_class="shop.errors.Timeout", error="the shop is closed", **errors)
+    return ids
+
+
+def test_an_operator_requeues_the_selected_messages(messages: list[int], operator: Operator):
+    assert operator.find("#content h1").text == "Failed messages"
+    assert operator.column("key") == ["<b>order-19</b>", "order-18", "order-17"]
+    operator.picture("failed")
+
+    operator.find("#action-toggle").click()
+    operator.find_all("#result_list .action-select")[1].click()
+    operator.find("select[name=action] option[value=requeue]").click()
+    operator.picture("selected")
+    operator.follow(operator.find(".actions button"))
+    assert operator.find("#content h1").text == "Requeue failed messages"
+    assert len(operator.find_all(".outbox-preview li")) == 2
+    assert [sentence.text for sentence in operator.find_all(".outbox-keys")] == [
+        "1 message blocks its key. It is delivered first, then the messages that wait behind it.",
+        "1 message does not block its key. Later messages with its key may already have been delivered, so it may "
+        "arrive out of order.",
+    ]
+    operator.picture("confirmation")
+
+    operator.follow(operator.find("#content input[type=submit]"))
+    assert operator.find(".messagelist .success").text == "2 messages were requeued."
+    assert operator.column("key") == ["order-18"]
+    operator.picture("requeued")
+    assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]
+
+
+def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operator: Operator):
+    operator.follow(operator.find("#result_list .field-type a"))
+    assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
+    assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
+    assert operator.find(".field-key_state .readonly").text.startswith("Yes. Later messages with this key wait")
+    operator.picture("message")
+
+    operator.follow(operator.find(f'input[formaction*="{url("discard")}"]'))
+    operator.picture("discard")
+    operator.follow(operator.find("#content input[type=submit]"))
+    assert operator.find(".messagelist .success").text == "1 message was discarded."
+    assert messages[-1] not in statuses()
+
+
+def test_an_operator_who_cancels_changes_nothing(messages: list[int], operator: Operator):
+    before = statuses()
+    operator.follow(operator.find("#result_list .field-type a"))
+    operator.follow(operator.find(f'input[formaction*="{url("requeue")}"]'))
+    operator.follow(operator.find("#content a.cancel-link"))
+    assert operator.find("#content h1").text == "Failed messages"
+    assert statuses() == before
+
+
+def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int], operator: Operator):
+    operator.find(".outbox-typed-filter input[type=text]").send_keys("order.paid")
+    operator.follow(operator.find(".outbox-typed-filter input[type=submit]"))
+    assert operator.column("key") == ["order-18"]
+    operator.picture("type")
+
+    operator.open(CHANGELIST + "?state=pending")
+    assert operator.find("#content h1").text == "Pending messages"
+    assert len(operator.column("type")) == 1
+    operator.picture("pending")
+
+    operator.find("#searchbar").send_keys(str(messages[0]))
+    operator.follow(operator.find("#changelist-search input[type=submit]"))
+    assert operator.column("state") == ["Failed"]
+    assert operator.column("key") == ["order-17"]
+    operator.picture("found")
+
+
+def test_an_operator_finds_messages_with_the_same_error_class(messages: list[int], operator: Operator):
+    operator.follow(operator.find("#result_list .field-type a"))
+    operator.follow(operator.find(".field-linked_error_class a"))
+    assert operator.column("key") == ["<b>order-19</b>"]
+    operator.picture("error-class")
+    operator.follow(operator.find(".outbox-typed-filter a"))
+    assert len(operator.column("key")) == 3
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], operator: Operator, width: int):
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    for page in (CHANGELIST, CHANGELIST + "?state=all", url("change", messages[1])):
+        operator.open(page)
+        assert operator.find("#result_list, #outboxmessage_form").is_displayed()
+        cut_off = operator.browser.execute_script(
+            "const boxes = [...document.querySelectorAll('html, #content, .results')];"
+            "return boxes.filter(box => box.scrollWidth > box.clientWidth)"
+        )
+        assert cut_off == []
+        operator.picture(f"{width}")
+
+
+def test_an_empty_list_says_that_there_are_no_failed_messages(operator: Operator):
+    assert operator.find(".outbox-empty").text == "There are no failed messages."
+    operator.picture("empty")

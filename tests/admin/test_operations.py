@@ -1,0 +1,299 @@
+"""Requeue and discard in the admin: permission, confirmation, what they touch, and the admin's log."""
+
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.auth.models import User
+from django.contrib.messages import get_messages
+from django.db import IntegrityError, connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone, translation
+
+from django_outbox.admin import operations as admin_operations
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.support.admin_tools import CHANGELIST, client_with, listed, put, statuses, text, url
+from tests.support.routers import ROUTERS
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+def act(client: Client, operation: str, ids: list[int], query: str = "", **fields: Any) -> Any:
+    """Run an action on messages selected in the list, which opens the confirmation."""
+    return client.post(f"{CHANGELIST}{query}", {"action": operation, "_selected_action": ids, "index": 0, **fields})
+
+
+def confirm(client: Client, page: Any) -> Any:
+    """Submit the form of a confirmation."""
+    context = page.context
+    return client.post(context["action_url"], {"ids": context["ids"], "confirmed": "yes"})
+
+
+def notices(response: Any) -> list[str]:
+    """The texts of Django's messages to the user."""
+    return [str(message) for message in get_messages(response.wsgi_request)]
+
+
+def logged() -> list[tuple[str | None, int, str]]:
+    entries = LogEntry.objects.order_by("object_id")
+    return [(entry.object_id, entry.action_flag, entry.get_change_message()) for entry in entries]
+
+
+class TestOperations:
+    @pytest.fixture(autouse=True)
+    def routed(self, using: str, settings: Any) -> None:
+        settings.DATABASE_ROUTERS = ROUTERS[using]
+
+    def test_requeue_makes_the_selected_messages_pending_again(self, using: str, admin_client: Client):
+        chosen, left = put(Status.FAILED, 2, using=using, attempts=7)
+        page = act(admin_client, "requeue", [chosen])
+        assert statuses(using)[chosen] is Status.FAILED, "nothing is done before it is confirmed"
+        assert "Requeue 1 message" in text(page)
+        response = confirm(admin_client, page)
+        assert notices(response) == ["1 message was requeued."]
+        assert statuses(using) == {chosen: Status.PENDING, left: Status.FAILED}
+        assert OutboxMessage.objects.using(using).due().get().attempts == 0
+        assert logged() == [(str(chosen), CHANGE, "Requeued.")]
+
+    def test_discard_deletes_the_selected_messages(self, using: str, admin_client: Client):
+        chosen, left = put(Status.FAILED, 2, using=using)
+        page = act(admin_client, "discard", [chosen])
+        assert chosen in statuses(using), "nothing is done before it is confirmed"
+        response = confirm(admin_client, page)
+        assert notices(response) == ["1 message was discarded."]
+        assert statuses(using) == {left: Status.FAILED}
+        assert logged() == [(str(chosen), DELETION, "Discarded.")]
+
+    @pytest.mark.parametrize("operation", ["requeue", "discard"])
+    def test_skip_messages_that_are_no_longer_failed(self, using: str, admin_client: Client, operation: str):
+        ids = put(Status.FAILED, 4, using=using)
+        page = act(admin_client, operation, ids)
+        messages = OutboxMessage.objects.using(using)
+        messages.filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
+        messages.filter(pk=ids[1]).delete()
+        response = confirm(admin_client, page)
+        assert notices(response)[0].endswith("d. 2 messages were no longer failed and were not changed.")
+        assert statuses(using)[ids[0]] is Status.PROCESSED
+        assert [entry[0] for entry in logged()] == [str(id) for id in ids[2:]]
+
+    @pytest.mark.parametrize("operation", ["requeue", "discard"])
+    def test_send_one_statement_that_checks_the_state_again(self, using: str, operation: str):
+        ids = put(Status.FAILED, 3, using=using)
+        user = User.objects.create_user("someone")
+        with CaptureQueriesContext(connections[using]) as queries:
+            done = admin_operations.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
+        assert done == 3
+        (write,) = [q["sql"] for q in queries if q["sql"].startswith(("UPDATE", "DELETE")) and "outboxm" in q["sql"]]
+        assert "failed_at" in write.partition("WHERE")[2]
+
+    def test_selecting_all_pages_takes_every_listed_message(self, using: str, admin_client: Client):
+        put(Status.FAILED, 3, using=using, type="order.paid")
+        put(Status.FAILED, 2, using=using)
+        page = act(admin_client, "discard", [1], "?type=order.paid", select_across=1)
+        assert "Discard 3 messages" in text(page)
+        confirm(admin_client, page)
+        assert len(statuses(using)) == 2
+
+    def test_a_message_that_fails_after_the_confirmation_is_not_requeued(self, using: str, admin_client: Client):
+        put(Status.FAILED, 2, using=using)
+        page = act(admin_client, "discard", [1], select_across=1)
+        late = put(Status.FAILED, using=using)
+        confirm(admin_client, page)
+        assert list(statuses(using)) == late
+
+
+def test_no_message_changes_if_the_admin_log_cannot_be_written():
+    (id,) = put(Status.FAILED)
+    with pytest.raises(IntegrityError):
+        admin_operations.apply(admin_operations.DISCARD, [id], None)
+    assert statuses() == {id: Status.FAILED}
+
+
+class TestConfirmation:
+    def test_shows_the_operation_and_its_messages(self, admin_client: Client):
+        ids = put(Status.FAILED, 25, key="order-7")
+        page = text(act(admin_client, "discard", ids))
+        assert "will never be delivered" in page
+        assert page.count("order.created (order-7)") == 20
+        assert "and 5 more" in page
+
+    def test_counts_the_selected_messages_that_are_not_failed(self, admin_client: Client):
+        failed, pending = put(Status.FAILED), put(Status.PENDING, 2)
+        page = act(admin_client, "requeue", [*failed, *pending], "?state=all")
+        assert page.context["ids"] == str(failed[0])
+        assert "2 selected messages have not failed and will not be changed." in text(page)
+
+    def test_is_skipped_if_no_message_is_failed(self, admin_client: Client):
+        response = act(admin_client, "requeue", put(Status.PENDING), "?state=all")
+        assert response.status_code == 302
+        assert notices(response) == ["None of the selected messages has failed. Nothing was changed."]
+
+    def test_returns_to_the_list_with_its_filters(self, admin_client: Client):
+        ids = put(Status.FAILED, type="order.paid")
+        page = act(admin_client, "requeue", ids, "?state=all&type=order.paid")
+        assert page.context["back_url"] == f"{CHANGELIST}?state=all&type=order.paid"
+        assert confirm(admin_client, page).url == f"{CHANGELIST}?state=all&type=order.paid"
+
+    def test_redirects_a_get_request_to_the_list(self, admin_client: Client):
+        """A browser sends it after the user had to log in again."""
+        assert admin_client.get(url("requeue")).headers["Location"] == CHANGELIST
+
+    @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3", str(2**63)])
+    def test_refuses_invalid_ids(self, admin_client: Client, ids: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(admin_operations, "LIMIT", 2)
+        assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
+
+    def test_requires_a_csrf_token(self, admin_user: User):
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(admin_user)
+        (id,) = put(Status.FAILED)
+        assert client.post(url("discard"), {"ids": id, "confirmed": "yes"}).status_code == 403
+        assert statuses() == {id: Status.FAILED}
+
+    def test_takes_thousands_of_messages(self, admin_client: Client):
+        times = {"available_at": None, "failed_at": timezone.now()}
+        OutboxMessage.objects.bulk_create(OutboxMessage(type="t", payload=1, **times) for _ in range(5000))
+        page = act(admin_client, "requeue", [1], select_across=1)
+        assert "Requeue 5,000 messages" in text(page)
+        assert "and 4,980 more" in text(page)
+        assert notices(confirm(admin_client, page)) == ["5,000 messages were requeued."]
+        assert OutboxMessage.objects.due().count() == LogEntry.objects.count() == 5000
+
+
+class TestEffectsOnKeys:
+    @pytest.fixture
+    def failed(self) -> dict[str, list[int]]:
+        """Messages that block their keys, that do not, and that have none."""
+        return {
+            "blocking": put(Status.FAILED, 2, key="order-7", blocks_key=True),
+            "not blocking": put(Status.FAILED, 3, key="order-8"),
+            "none": put(Status.FAILED),
+        }
+
+    @pytest.mark.parametrize(
+        ("operation", "blocking", "not_blocking"),
+        [
+            (
+                "requeue",
+                "2 messages block their keys. They are delivered first, then the messages that wait behind them.",
+                "3 messages do not block their keys. Later messages with their keys may already have been delivered, "
+                "so they may arrive out of order.",
+            ),
+            (
+                "discard",
+                "2 messages block their keys. The messages that wait behind them will be delivered.",
+                "3 messages do not block their keys. No message waits for them.",
+            ),
+        ],
+    )
+    def test_is_shown_in_the_confirmation(
+        self, admin_client: Client, failed: dict[str, list[int]], operation: str, blocking: str, not_blocking: str
+    ):
+        page = act(admin_client, operation, [id for ids in failed.values() for id in ids])
+        assert page.context["keys"] == [blocking, not_blocking]
+        assert blocking in text(page)
+        assert not_blocking in text(page)
+
+    @pytest.mark.parametrize(
+        ("kind", "sentence"),
+        [
+            ("blocking", "1 message blocks its key. It is delivered first, then the messages that wait behind it."),
+            (
+                "not blocking",
+                "1 message does not block its key. Later messages with its key may already have been delivered, so it "
+                "may arrive out of order.",
+            ),
+        ],
+    )
+    def test_is_shown_in_the_singular_for_one_message(
+        self, admin_client: Client, failed: dict[str, list[int]], kind: str, sentence: str
+    ):
+        assert act(admin_client, "requeue", failed[kind][:1]).context["keys"] == [sentence]
+
+    def test_is_shown_in_german(self, failed: dict[str, list[int]]):
+        with translation.override("de"):
+            shown = admin_operations.effects_on_keys(admin_operations.REQUEUE, OutboxMessage.objects.all())
+        assert shown[0] == (
+            "2 Nachrichten blockieren ihre Schlüssel. "
+            "Sie werden zuerst zugestellt, dann die Nachrichten, die hinter ihnen warten."
+        )
+
+    def test_is_not_shown_for_messages_without_a_key(self, admin_client: Client, failed: dict[str, list[int]]):
+        page = act(admin_client, "requeue", failed["none"])
+        assert page.context["keys"] == []
+        assert "outbox-keys" not in text(page)
+
+    def test_needs_no_further_query(self, admin_client: Client, failed: dict[str, list[int]]):
+        with CaptureQueriesContext(connections["default"]) as queries:
+            act(admin_client, "requeue", failed["blocking"])
+        assert len([query for query in queries if "outboxmessage" in query["sql"].partition("FROM")[2]]) == 3
+
+
+class TestDetailPage:
+    def test_has_buttons_for_a_failed_message(self, admin_client: Client):
+        (id,) = put(Status.FAILED)
+        page = text(admin_client.get(url("change", id)))
+        for operation in ("requeue", "discard"):
+            assert f'formaction="{url(operation)}"' in page
+        confirmation = admin_client.post(url("discard"), {"ids": id})
+        assert statuses() == {id: Status.FAILED}
+        confirm(admin_client, confirmation)
+        assert statuses() == {}
+
+    @pytest.mark.parametrize("status", [Status.PENDING, Status.PROCESSED])
+    def test_has_no_buttons_for_a_message_that_is_not_failed(self, admin_client: Client, status: Status):
+        (id,) = put(status)
+        assert "formaction" not in text(admin_client.get(url("change", id)))
+
+    def test_shows_in_its_history_that_it_was_requeued(self, admin_client: Client):
+        (id,) = put(Status.FAILED)
+        confirm(admin_client, admin_client.post(url("requeue"), {"ids": id}))
+        assert "Requeued." in text(admin_client.get(url("history", id)))
+
+
+class TestPermissions:
+    @pytest.mark.parametrize(("mine", "other"), [("requeue", "discard"), ("discard", "requeue")])
+    def test_each_operation_requires_its_own_permission(self, mine: str, other: str):
+        client = client_with("view", mine)
+        (id,) = put(Status.FAILED)
+        page = client.get(CHANGELIST)
+        assert f'<option value="{mine}">' in text(page)
+        assert f'<option value="{other}">' not in text(page)
+        detail = text(client.get(url("change", id)))
+        assert f'formaction="{url(mine)}"' in detail
+        assert f'formaction="{url(other)}"' not in detail
+        assert client.post(url(other), {"ids": id}).status_code == 403
+        assert client.post(url(other), {"ids": id, "confirmed": "yes"}).status_code == 403
+        assert act(client, other, [id]).status_code == 302, "the form does not offer it"
+        assert statuses() == {id: Status.FAILED}
+        confirm(client, act(client, mine, [id]))
+        assert statuses() != {id: Status.FAILED}
+
+    @pytest.mark.parametrize("permissions", [("view",), ("view", "change", "delete", "add")])
+    def test_other_permissions_are_not_enough(self, permissions: tuple[str, ...]):
+        client = client_with(*permissions)
+        (id,) = put(Status.FAILED)
+        assert listed(client.get(CHANGELIST)) == [id]
+        for operation in ("requeue", "discard"):
+            assert client.post(url(operation), {"ids": id, "confirmed": "yes"}).status_code == 403
+        act(client, "delete_selected", [id], post="yes")
+        assert statuses() == {id: Status.FAILED}
+
+    def test_an_anonymous_user_is_redirected_to_the_login(self, client: Client):
+        (id,) = put(Status.FAILED)
+        response: Any = client.post(url("discard"), {"ids": id, "confirmed": "yes"})
+        assert response.url.startswith("/admin/login/")
+        assert statuses() == {id: Status.FAILED}
+
+
+@pytest.mark.parametrize("state", ["failed", "all", "pending", "processed"])
+def test_actions_are_offered_if_the_list_can_contain_failed_messages(admin_client: Client, state: str):
+    offered = state in {"failed", "all"}
+    for status in Status:
+        put(status)
+    page = text(admin_client.get(CHANGELIST, {"state": state}))
+    assert ('name="action"' in page) is offered
+    assert ('name="_selected_action"' in page) is offered
+    assert "delete_selected" not in page

@@ -1,0 +1,203 @@
+"""The admin's pages find their rows by an index, and read no more rows than the limit of the list.
+
+The statements are those that the pages run, caught on the way.
+"""
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from pytest_django import DjangoDbBlocker
+
+from django_outbox.admin import changelist as admin_list
+from django_outbox.admin import messages as admin
+from django_outbox.models import OutboxMessage
+from tests.conftest import ALIASES, LOCKING
+from tests.stores.test_plans import SOURCE, TIDY, UUID, mysql_plan, postgresql_plan, removed, run
+from tests.support.admin_tools import CHANGELIST, url
+from tests.support.routers import ROUTERS
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+TABLE = OutboxMessage._meta.db_table
+ROWS = 200_000
+LIMIT = 1000
+"""The limit of the list in these tests: small, so that a plan that exceeds it is noticed."""
+
+# Of every hundred rows 2 have failed, 20 are pending, 5 of them for another publisher, and the others are processed.
+# A third have a key, which those that have failed let pass.
+FILL = """
+INSERT INTO {table} (message_id, type, topic, {key}, {partition}, blocks_key, payload, headers, publisher, attempts,
+    error, error_class, occurred_at, failed_at, available_at, processed_at)
+SELECT {uuid}, CASE WHEN n % 7 = 0 THEN 'order.paid' ELSE 'order.created' END, '',
+    CASE WHEN n % 3 = 0 THEN CONCAT('order-', n % 4999) ELSE '' END,
+    CASE WHEN n % 3 > 0 THEN 0 ELSE 1 + n % 4999 END, n % 3 = 0 AND n % 100 BETWEEN 2 AND 21, '{{}}', '{{}}',
+    CASE WHEN n % 100 < 7 THEN 'other' ELSE 'default' END, 0, '', '', time,
+    CASE WHEN n % 100 < 2 THEN time END,
+    CASE WHEN n % 100 BETWEEN 2 AND 21 THEN time END,
+    CASE WHEN n % 100 > 21 THEN time END
+FROM (SELECT n, {time} AS time FROM {numbers}) numbered
+"""
+# The words of each vendor.
+WORDS = {
+    "postgresql": {
+        "key": '"key"',
+        "partition": "partition",
+        "uuid": UUID["postgresql"],
+        "time": "statement_timestamp() - n * interval '1 second'",
+        "numbers": SOURCE["postgresql"].format(count=ROWS),
+    },
+    "mysql": {
+        "key": "`key`",
+        "partition": "`partition`",
+        "uuid": UUID["mysql"],
+        "time": "UTC_TIMESTAMP(6) - INTERVAL n SECOND",
+        "numbers": SOURCE["mysql"].format(count=ROWS),
+    },
+}
+POSTGRESQL_SCANS = {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
+
+PAGES: dict[str, dict[str, str]] = {
+    "failed": {},
+    "failed, the last page": {"p": "10"},
+    "failed, of a type": {"type": "order.paid"},
+    "failed, of a publisher": {"publisher": "other"},
+    "failed, of an error class": {"error_class": "shop.Timeout"},
+    "failed, of a type that never occurs": {"type": "no.such"},
+    "pending": {"state": "pending"},
+    "pending, the last page": {"state": "pending", "p": "10"},
+    "pending, of another publisher": {"state": "pending", "publisher": "other"},
+    "pending, of a type": {"state": "pending", "type": "order.paid"},
+    "processed": {"state": "processed"},
+    "processed, the last page": {"state": "processed", "p": "10"},
+    "processed, of a type": {"state": "processed", "type": "order.paid"},
+    "processed, of a publisher": {"state": "processed", "publisher": "nobody"},
+    "all": {"state": "all"},
+    "all, the last page": {"state": "all", "p": "10"},
+    "all, of a type": {"state": "all", "type": "order.paid"},
+    "search": {"q": "17"},
+    "search for a message id": {"q": "0198c7a2-5b1e-7d3a-9c40-5f2e8d1b6a73"},
+    "search for rubbish": {"q": "order.paid"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        try:
+            for using in LOCKING:
+                vendor = connections[using].vendor
+                run(using, FILL.format(table=TABLE, **WORDS[vendor]).replace("%", "%%"))
+                run(using, TIDY[vendor].format(TABLE))
+            yield
+        finally:
+            for using in LOCKING:
+                run(using, f"TRUNCATE {TABLE}")
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (admin, admin_list):
+        monkeypatch.setattr(module, "LIMIT", LIMIT)
+
+
+@pytest.fixture(params=LOCKING)
+def using(request: pytest.FixtureRequest, settings: Any) -> str:
+    """Route the outbox to each server in turn."""
+    alias: str = request.param
+    settings.DATABASE_ROUTERS = ROUTERS[alias]
+    return alias
+
+
+def examine(using: str, action: Any) -> int:
+    """Check the plan of every statement of the action and return their number."""
+    with CaptureQueriesContext(connections[using]) as queries:
+        action()
+    statements = [query["sql"] for query in queries if TABLE in query["sql"]]
+    for sql in statements:
+        if using == "postgresql":
+            check_postgresql(sql)
+        else:
+            check_mysql(using, sql)
+    return len(statements)
+
+
+def names_its_rows(sql: str) -> bool:
+    """Return whether the rows are found by their IDs. They are few, so sorting them is allowed."""
+    return " IN (" in sql or "message_id` = " in sql or 'message_id" = ' in sql
+
+
+def check_postgresql(sql: str) -> None:
+    plan = postgresql_plan(sql)
+    scans = [node for node in plan if "Scan" in node["Node Type"] and node["Node Type"] != "Subquery Scan"]
+    assert scans, sql[:1000]
+    assert {scan["Node Type"] for scan in scans} <= POSTGRESQL_SCANS, sql[:1000]
+    assert all(scan["Actual Rows"] + removed(scan) <= LIMIT + 1 for scan in scans), sql[:1000]
+    assert names_its_rows(sql) or not any("Sort" in node["Node Type"] for node in plan), sql[:1000]
+
+
+def check_mysql(using: str, sql: str) -> None:
+    plan = mysql_plan(using, sql)
+    tables = [node for node in plan if node.get("table_name") == TABLE]
+    # It looked into a unique index, or at the end of another, and needs no table: "Select tables optimized away".
+    assert tables or any("message" in node for node in plan), sql[:1000]
+    assert all(table["access_type"] != "ALL" and table["key"] for table in tables), sql[:1000]
+    assert all((table["r_rows"] or 0) <= LIMIT + 1 for table in tables), sql[:1000]
+    assert names_its_rows(sql) or not any({"filesort", "read_sorted_file"} & set(node) for node in plan), sql[:1000]
+
+
+@pytest.mark.parametrize("parameters", [pytest.param(value, id=name) for name, value in PAGES.items()])
+def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
+    using: str, admin_client: Client, parameters: dict[str, str]
+):
+    asked = examine(using, lambda: admin_client.get(CHANGELIST, parameters))
+    assert bool(asked) is (parameters.get("q") != "order.paid")
+
+
+@pytest.mark.parametrize("publishers", [["default"], ["default", "spare"]], ids=["one publisher", "two publishers"])
+@pytest.mark.parametrize("parameters", [{}, {"p": "10"}, {"type": "order.paid"}], ids=["first", "last", "of a type"])
+def test_a_page_of_pending_messages_reads_an_index_up_to_its_bound(
+    using: str, admin_client: Client, publishers: list[str], parameters: dict[str, str]
+):
+    OutboxMessage.objects.using(using).filter(publisher="other").delete()
+    with override_settings(OUTBOX={"PUBLISHERS": dict.fromkeys(publishers, BACKEND)}):
+        page = {}
+
+        def get() -> None:
+            page["response"] = admin_client.get(CHANGELIST, {"state": "pending", **parameters})
+
+        assert examine(using, get)
+    filters = {spec.title for spec in page["response"].context["cl"].filter_specs}
+    assert ("publisher" in filters) is (len(publishers) > 1)
+
+
+@pytest.mark.parametrize("query", ["", "?type=order.paid", "?state=all"])
+def test_the_confirmation_for_all_listed_messages_reads_an_index_up_to_its_bound(
+    using: str, admin_client: Client, query: str
+):
+    def confirmation() -> None:
+        fields = {"action": "requeue", "_selected_action": 1, "index": 0, "select_across": 1}
+        assert admin_client.post(CHANGELIST + query, fields).status_code == 200
+
+    assert examine(using, confirmation)
+
+
+@pytest.mark.parametrize("operation", ["requeue", "discard"])
+def test_the_operations_find_their_messages_by_id(using: str, admin_client: Client, operation: str):
+    ids = OutboxMessage.objects.using(using).failed().values_list("pk", flat=True)[:3]
+    fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
+    assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
+
+
+@pytest.mark.parametrize("filters", [["--failed-after", "1w"], ["--failed-before", "1h"], []])
+def test_the_command_reads_the_failed_messages_by_their_index(using: str, filters: list[str]):
+    def dry_run() -> None:
+        call_command("outbox_requeue", "--dry-run", "--limit", str(LIMIT), *filters, stdout=StringIO())
+
+    assert examine(using, dry_run) == 1

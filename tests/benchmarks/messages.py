@@ -1,0 +1,35 @@
+"""The messages that the benchmarks enqueue: the same ones for the same seed."""
+
+import random
+import string
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from django.db import transaction
+
+from django_outbox import OutboxMessage, enqueue_many
+
+CHUNK = 10_000
+"""Messages in a transaction."""
+
+
+def make_messages(
+    count: int, *, seed: int = 0, size: int = 250, keys: int = 0, topics: Sequence[str] = ()
+) -> Iterator[OutboxMessage]:
+    """Yield unsaved messages of about `size` bytes, spread evenly over topics; messages of one key share a topic."""
+    source = random.Random(seed)
+    text = "".join(source.choices(string.ascii_letters, k=max(size - 60, 0)))
+    for number in range(count):
+        order = source.randrange(keys) if keys else number
+        key = f"order-{order}" if keys else ""
+        topic = topics[order % len(topics)] if topics else ""
+        payload = {"id": number, "total": source.randrange(100_000), "text": text}
+        yield OutboxMessage(type="order.created", topic=topic, key=key, payload=payload)
+
+
+def fill(count: int, *, seed: int = 0, size: int = 250, keys: int = 0, topics: Sequence[str] = ()) -> None:
+    """Enqueue the messages of `make_messages`."""
+    made = make_messages(count, seed=seed, size=size, keys=keys, topics=topics)
+    for _ in range(0, count, CHUNK):
+        with transaction.atomic():
+            enqueue_many(islice(made, CHUNK))

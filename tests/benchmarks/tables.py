@@ -1,0 +1,126 @@
+"""The outbox's table as a benchmark finds it: the same rows for each case, and nothing left of the case before."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from django.db import DatabaseError, connection
+
+from django_outbox.models import OutboxMessage
+from tests.benchmarks.messages import fill
+
+TABLE = OutboxMessage._meta.db_table
+
+
+def empty(*, above: int = 0) -> None:
+    """Delete all rows, with dead rows and index entries; or only the rows above an id."""
+    run_sql(f"DELETE FROM {TABLE} WHERE id > {above}" if above or _is("sqlite") else f"TRUNCATE TABLE {TABLE}")
+
+
+def save(name: str, count: int, *, above: int = 0, **content: Any) -> None:
+    """Enqueue messages above an id, and save them under a name. `content` is that of `messages.fill`."""
+    empty(above=above)
+    fill(count, **content)
+    run_sql(f"CREATE TABLE saved_{name} AS SELECT * FROM {TABLE} WHERE id > {above}")
+
+
+def restore(name: str, *, above: int = 0) -> None:
+    """Replace the rows above an id by the rows that were saved under a name."""
+    empty(above=above)
+    run_sql(f"INSERT INTO {TABLE} SELECT * FROM saved_{name} ORDER BY id")
+    refresh()
+
+
+def refresh() -> None:
+    """Gather statistics and write to the disk now, instead of in the middle of a measurement.
+
+    The broker's queues may be on the same disk, and wait for it with every confirm.
+    """
+    statements = {"postgresql": f"VACUUM (ANALYZE) {TABLE}", "mysql": f"ANALYZE TABLE {TABLE}"}
+    run_sql(statements.get(connection.vendor, "ANALYZE"))
+    if _is("postgresql"):
+        # Needs a permission.
+        with suppress(DatabaseError):
+            run_sql("CHECKPOINT")
+
+
+@contextmanager
+def without_indexes() -> Iterator[None]:
+    """Remove the outbox's indexes until the end; primary key and unique columns stay."""
+    indexes = OutboxMessage._meta.indexes
+    with connection.schema_editor() as editor:
+        for index in indexes:
+            editor.remove_index(OutboxMessage, index)
+    try:
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            for index in indexes:
+                editor.add_index(OutboxMessage, index)
+
+
+CHUNK = 500_000
+"""Rows that one statement inserts."""
+
+NUMBERS = {
+    "postgresql": "generate_series(1, {count}) AS numbers(number)",
+    # MySQL has no sequences, and its recursion ends after 1,000 rows.
+    "mysql": "JSON_TABLE(CONCAT('[', REPEAT('0,', {count} - 1), '0]'), '$[*]' COLUMNS (number FOR ORDINALITY)) numbers",
+}
+# UUIDs ascend within a chunk, as those of enqueue() do.
+UUIDS = {
+    "postgresql": "('{start}' || lpad(to_hex(number), 12, '0'))::uuid",
+    "mysql": "CONCAT('{start}', LPAD(HEX(number), 12, '0'))",
+}
+TIMES = {
+    "postgresql": "statement_timestamp() + ({offset}) * interval '1 second'",
+    "mysql": "UTC_TIMESTAMP(6) + INTERVAL ({offset}) SECOND",
+}
+PAYLOAD = '{"id": 1, "total": 1, "text": "' + "x" * 190 + '"}'
+
+
+def insert_rows(
+    count: int, *, available: str = "", processed: str = "", topic: str = "", attempts: int = 0, keyed: bool = False
+) -> None:
+    """Insert millions of rows in SQL.
+
+    `available` and `processed` are seconds from now, as SQL in which `number` counts the rows; blank: NULL.
+    Keyed rows share a thousand keys.
+    """
+    vendor, quote = connection.vendor, connection.ops.quote_name
+
+    def at(offset: str) -> str:
+        return TIMES[vendor].format(offset=offset) if offset else "NULL"
+
+    key, partition = ("CONCAT('old-', number % 1000)", "1 + number % 1000") if keyed else ("''", "0")
+    for start in range(0, count, CHUNK):
+        columns = {
+            "message_id": UUIDS[vendor].format(start=str(uuid.uuid4())[:24]),
+            "type": "'order.created'",
+            "topic": f"'{topic}'",
+            quote("key"): key,
+            quote("partition"): partition,
+            "blocks_key": str(keyed).lower(),
+            "payload": f"'{PAYLOAD}'",
+            "headers": "'{}'",
+            "publisher": "'default'",
+            "occurred_at": at("-7200"),
+            "available_at": at(available),
+            "attempts": str(attempts),
+            "processed_at": at(processed),
+            "error": "''",
+            "error_class": "''",
+        }
+        source = NUMBERS[vendor].format(count=min(CHUNK, count - start))
+        values = ", ".join(columns.values())
+        run_sql(f"INSERT INTO {TABLE} ({', '.join(columns)}) SELECT {values} FROM {source} ORDER BY number")
+
+
+def run_sql(sql: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def _is(vendor: str) -> bool:
+    return connection.vendor == vendor

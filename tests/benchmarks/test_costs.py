@@ -1,0 +1,149 @@
+"""The cost of a message, counted and not timed: statements, frames, writes to the socket, and Python's calls."""
+
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from django_outbox import OutboxMessage
+from django_outbox.messages import ACCEPTED
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.publishers.rabbitmq.wire import WireServices
+from django_outbox.relay import Relay
+from tests.conftest import ALIASES
+from tests.support.databases import statements_of_new_connections
+from tests.support.messages import put
+from tests.support.rabbitmq_tools import Broker, make_message
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+FRAME_HEAD = struct.Struct(">BHI")
+
+SMALL, LARGE = 100, 500
+"""Messages of two batches: what does not grow from one to the other is paid for the batch."""
+
+FEW_KEYS = 5
+"""So few that a claim leaves none of their slots to other relays, and so many that a large batch has room for all."""
+
+
+@pytest.mark.parametrize("keys", [0, FEW_KEYS], ids=["unkeyed", "keyed"])
+def test_the_statements_of_a_batch_do_not_grow_with_it(using: str, keys: int, monkeypatch: pytest.MonkeyPatch):
+    # A walk that begins amid the keys takes a statement more, to come back to the first.
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    counts = []
+    for count in (SMALL, LARGE):
+        put(count, using, keys=keys)
+        with Relay(using=using) as relay, statements_of_new_connections() as statements:
+            assert relay.deliver_once().processed == count
+        assert statements
+        counts.append(len(statements))
+    if connections[using].vendor == "mysql" and keys:
+        # Its walk reads so many rows of the index at a time.
+        assert counts[1] <= counts[0] + 3
+    else:
+        assert counts[0] == counts[1]
+
+
+class Written:
+    """Bytes that a publisher's connection wrote to its socket, without those that pika wrote."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def frames(self) -> list[int]:
+        """Return the types of the frames, in their order."""
+        data, position, types = b"".join(self.pieces), 0, []
+        while position < len(data):
+            kind, _, size = FRAME_HEAD.unpack_from(data, position)
+            types.append(kind)
+            position += FRAME_HEAD.size + size + 1
+        return types
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Written:
+    found = Written()
+    write = WireServices.write
+
+    def note(self: WireServices, data: bytes) -> None:
+        found.pieces.append(data)
+        write(self, data)
+
+    monkeypatch.setattr(WireServices, "write", note)
+    return found
+
+
+def test_a_message_is_three_frames_and_a_thousand_are_one_write(broker: Broker, written: Written):
+    queue = broker.queue()
+    publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
+    outcomes = publisher.publish([make_message(queue, b'{"id": 1}')] * LARGE)
+    publisher.close()
+    assert outcomes == [ACCEPTED] * LARGE
+    assert written.frames() == [1, 2, 3] * LARGE
+    assert len(written.pieces) == 1
+
+
+def test_what_a_message_adds_to_its_payload_is_bounded(broker: Broker, written: Written):
+    """Bytes on the wire: names and frames, and no second copy of anything."""
+    queue = broker.queue()
+    publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
+    assert publisher.publish([make_message(queue, b"x" * 250)]) == [ACCEPTED]
+    publisher.close()
+    names = len(queue) + len("order.created")
+    assert 0 < sum(map(len, written.pieces)) - 250 - names < 150
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """Count the calls of Python functions, in this thread and in those that are started meanwhile."""
+    count = 0
+
+    def note(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return count
+
+
+# A column of SQLite may hold anything, and so each is decoded by itself.
+MOST_CALLS = {"sqlite": 26, "postgresql": 8, "mysql": 12}
+
+
+@pytest.mark.parametrize("keys", [0, FEW_KEYS], ids=["unkeyed", "keyed"])
+def test_claim_and_settle_take_few_calls_a_message(using: str, keys: int):
+    def deliver() -> None:
+        with Relay(using=using) as relay:
+            relay.deliver_once()
+
+    costs = []
+    for count in (SMALL, LARGE):
+        put(count, using, keys=keys)
+        costs.append(calls(deliver))
+    assert not OutboxMessage.objects.using(using).pending().exists()
+    # What is behind the first of its key is looked up before it is read, elsewhere than on PostgreSQL.
+    most = MOST_CALLS[connections[using].vendor] + (4 if keys else 0)
+    assert 0 < (costs[1] - costs[0]) / (LARGE - SMALL) < most
+
+
+def test_publishing_takes_few_calls_a_message(broker: Broker):
+    queue = broker.queue()
+
+    def publish(count: int) -> None:
+        publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
+        assert publisher.publish([make_message(queue)] * count) == [ACCEPTED] * count
+        publisher.close()
+
+    cost = calls(lambda: publish(LARGE)) - calls(lambda: publish(SMALL))
+    assert 0 < cost / (LARGE - SMALL) < 15

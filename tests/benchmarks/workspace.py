@@ -1,0 +1,76 @@
+"""A temporary database, and the servers and settings of a benchmark."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import connection, connections
+from django.test.utils import override_settings
+
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.publishers.base import Publisher
+from tests.benchmarks.measuring import BenchmarkError
+
+
+class AcceptingPublisher(Publisher):
+    """Accepts everything at once: the database is all that is measured. The default publisher."""
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return [ACCEPTED] * len(messages)
+
+
+@contextmanager
+def scratch_database() -> Iterator[None]:
+    """Create and migrate a database on the server of DATABASE_URL, and use it as `default` until the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"outbox_benchmark_{os.getpid()}"
+        if connection.vendor == "sqlite":
+            name = str(Path(folder) / f"{name}.sqlite3")
+        own = connection.settings_dict["NAME"]
+        connection.settings_dict["TEST"]["NAME"] = name
+        try:
+            connection.creation.create_test_db(verbosity=0, autoclobber=True)
+            yield
+        finally:
+            if connection.settings_dict["NAME"] == name:
+                _end_sessions()
+                connections.close_all()
+                connection.creation.destroy_test_db(own, verbosity=0)
+
+
+def _end_sessions() -> None:
+    """End the sessions of relays that were killed: such a session lasts as long as its statement."""
+    connections.close_all()
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+
+def rabbitmq_settings(
+    url: str, exchange: str, publisher: Mapping[str, Any] | None = None, **others: Any
+) -> override_settings:
+    """Return a context in which messages go to an exchange, or to no broker if the URL is blank."""
+    options = {"url": url, "exchange": exchange, **(publisher or {})}
+    rabbitmq = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
+    publishers = {"default": rabbitmq} if url else settings.OUTBOX["PUBLISHERS"]
+    return override_settings(OUTBOX={"PUBLISHERS": publishers, **others})
+
+
+def require_broker() -> str:
+    """Return the broker's URL."""
+    if not settings.AMQP_URL:
+        raise BenchmarkError("Set AMQP_URL, for example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F")
+    return str(settings.AMQP_URL)
+
+
+def require_server() -> None:
+    """Refuse SQLite, where several processes cannot work at the same time."""
+    if connection.vendor == "sqlite":
+        raise BenchmarkError("Set DATABASE_URL, for example: DATABASE_URL=postgres://postgres@127.0.0.1:5432/postgres")

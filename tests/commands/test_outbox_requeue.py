@@ -1,0 +1,307 @@
+"""`manage.py outbox_requeue`: its filters on every database, its dry run, and its errors."""
+
+import datetime
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import BaseCommand, CommandError, call_command, load_command_class
+from django.db import connections
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_outbox.db.lookups import MatchesPattern
+from django_outbox.management.arguments import moment
+from django_outbox.management.commands import outbox_requeue
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.support.admin_tools import put
+from tests.support.messages import ago, row, rows
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(using: str, *arguments: str, **streams: Any) -> str:
+    out = io.StringIO()
+    call_command("outbox_requeue", "--database", using, *arguments, **{"stdout": out, **streams})
+    return out.getvalue()
+
+
+def pending(using: str) -> list[int]:
+    return list(OutboxMessage.objects.using(using).pending().order_by("id").values_list("id", flat=True))
+
+
+def test_requeues_failed_messages_and_nothing_else(using: str):
+    (failed,) = put(Status.FAILED, using=using, attempts=7, key="order-7", dead_lettered_at=ago(days=1))
+    put(Status.PROCESSED, using=using)
+    (waiting,) = put(Status.PENDING, using=using, attempts=3)
+    OutboxMessage.objects.using(using).filter(id=failed).update(blocks_key=False)
+    before = rows(using)
+    assert run(using, "--all").splitlines()[-1] == "1 message requeued."
+    after = rows(using)
+    message = row(using, failed)
+    assert (message.status, message.attempts, message.dead_lettered_at) == (Status.PENDING, 0, None)
+    assert message.blocks_key
+    assert pending(using) == sorted([failed, waiting])
+    del before[failed], after[failed]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("patterns", "chosen"),
+    [
+        (["order.*"], ["order.created", "order.", "order.%_!"]),
+        (["order.created"], ["order.created"]),
+        (["Order.*"], ["Order.created"]),
+        (["*.created"], ["order.created", "Order.created", "orders_created.created"]),
+        (["*r*.*t*"], ["order.created", "Order.created", "orders_created.created"]),
+        (["orders_*"], ["orders_created.created"]),
+        (["orders?*", "order[.]*"], []),
+        (["order.%_!"], ["order.%_!"]),
+        (["*é*", "invoice"], ["café"]),
+        (["order.", "café"], ["order.", "café"]),
+    ],
+)
+def test_a_type_is_matched_by_case_and_only_the_star_stands_for_others(
+    using: str, patterns: list[str], chosen: list[str]
+):
+    types = ["order.created", "Order.created", "order.", "orders_created.created", "order.%_!", "café", "CAFÉ", "cafe"]
+    for type in types:
+        put(Status.FAILED, using=using, type=type)
+    run(using, *(word for pattern in patterns for word in ("--type", pattern)))
+    assert [row(using, id).type for id in pending(using)] == chosen
+
+
+TEXT = st.text(alphabet="aAäéß%_!?[]^-\\'\"*. 🦡", max_size=6)
+
+
+@given(text=TEXT, pattern=TEXT)
+def test_a_pattern_means_the_same_on_every_database(text: str, pattern: str):
+    for alias in ALIASES:
+        messages = OutboxMessage.objects.using(alias)
+        messages.all().delete()
+        messages.create(type=text, payload=1)
+        assert messages.filter(MatchesPattern(F("type"), pattern)).exists() is _matches(text, pattern)
+
+
+def _matches(text: str, pattern: str) -> bool:
+    """The plainest way to say it: what is before the first star, and then any rest that fits what is behind it."""
+    head, star, tail = pattern.partition("*")
+    if not star:
+        return text == pattern
+    return text.startswith(head) and any(_matches(text[i:], tail) for i in range(len(head), len(text) + 1))
+
+
+def test_an_error_class_is_matched_by_pattern_and_blank_is_none(using: str):
+    ids = [
+        *put(Status.FAILED, using=using, error_class="shop.Timeout"),
+        *put(Status.FAILED, using=using, error_class="other.timeout"),
+        *put(Status.FAILED, using=using),
+    ]
+    run(using, "--error-class", "*.Timeout", "--error-class", "")
+    assert pending(using) == [ids[0], ids[2]]
+
+
+def test_a_key_is_found_in_the_partition_that_another_program_chose(using: str):
+    ours, theirs, upper, blank, other = (
+        *put(Status.FAILED, using=using, key="order-7"),
+        *put(Status.FAILED, using=using, key="order-7"),
+        *put(Status.FAILED, using=using, key="ORDER-7"),
+        *put(Status.FAILED, using=using, key="order-7 "),
+        *put(Status.FAILED, using=using, key="order-8"),
+    )
+    table = OutboxMessage.objects.using(using)
+    table.filter(id__in=[theirs, other]).update(partition=2**31 - 1)
+    for id in (upper, blank):
+        table.filter(id=id).update(partition=row(using, ours).partition)
+    run(using, "--key", "order-7")
+    found = {id for id, values in rows(using).items() if values["failed_at"] is None}
+    assert found == {ours, theirs}
+
+
+def test_a_key_is_matched_exactly_whether_it_is_blocked_or_not(using: str):
+    ids = [*put(Status.FAILED, 2, using=using, key="order-*"), *put(Status.FAILED, using=using, key="Order-*")]
+    put(Status.FAILED, using=using, key="order-1")
+    put(Status.FAILED, using=using)
+    OutboxMessage.objects.using(using).filter(id=ids[0]).update(blocks_key=False)
+    run(using, "--key", "order-*")
+    assert pending(using) == ids[:2]
+
+
+def test_a_publisher_is_chosen_by_its_alias(using: str, settings: Any):
+    memory = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+    settings.OUTBOX = {"PUBLISHERS": {"default": memory, "other": memory}}
+    (chosen,), _ = put(Status.FAILED, using=using, publisher="other"), put(Status.FAILED, using=using)
+    run(using, "--publisher", "other")
+    assert pending(using) == [chosen]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "positions"),
+    [
+        (["--failed-after", "2h"], [2, 3]),
+        (["--failed-before", "2h"], [0, 1]),
+        (["--failed-after", "1d", "--failed-before", "30m"], [1, 2]),
+        (["--failed-before", "1w"], []),
+        (["--failed-after", "{hours_2}"], [2, 3]),
+        (["--failed-before", "{hours_2}"], [0, 1]),
+        (["--failed-after", "{naive_2}", "--failed-before", "30m"], [2]),
+    ],
+)
+def test_times_are_taken_as_given_or_as_an_age(using: str, arguments: list[str], positions: list[int]):
+    ids = [put(Status.FAILED, using=using, age=age)[0] for age in (172_800, 10_800, 3600, 60)]
+    two_hours_ago = ago(hours=2)
+    given = {"hours_2": two_hours_ago.isoformat(), "naive_2": timezone.localtime(two_hours_ago).replace(tzinfo=None)}
+    run(using, *(argument.format(**given) for argument in arguments))
+    assert pending(using) == [ids[position] for position in positions]
+
+
+def test_a_limit_takes_the_messages_that_failed_first(using: str):
+    newer, older = put(Status.FAILED, 2, using=using, age=60), put(Status.FAILED, 2, using=using, age=600)
+    run(using, "--all", "--limit", "3")
+    assert pending(using) == sorted([newer[0], *older])
+
+
+def test_a_limit_may_be_any_number(using: str):
+    (id,) = put(Status.FAILED, using=using)
+    run(using, "--all", "--limit", "9" * 30)
+    assert pending(using) == [id]
+
+
+def test_a_dry_run_shows_what_would_be_requeued_and_changes_nothing(using: str):
+    put(Status.FAILED, 3, using=using, age=7200, error_class="shop.Timeout")
+    put(Status.FAILED, 2, using=using, age=60, type="order\npaid", key="order-7", blocks_key=True)
+    put(Status.PENDING, using=using)
+    before = rows(using)
+    lines = run(using, "--dry-run").splitlines()
+    assert rows(using) == before
+    assert lines[0].split("  ")[0] == "type"
+    oldest, newest = (
+        timezone.localtime(before[id]["failed_at"]).isoformat(" ", "seconds") for id in list(before)[:3:2]
+    )
+    assert lines[1].split() == ["order.created", "shop.Timeout", "3", "0", *oldest.split(), *newest.split()]
+    assert lines[2].split()[:4] == ["order\N{REPLACEMENT CHARACTER}paid", "-", "2", "2"]
+    assert lines[3:] == [
+        "Found 5 failed messages, 2 of which block their key.",
+        "This is a dry run: nothing was changed.",
+    ]
+
+
+def test_a_dry_run_respects_the_filters_and_the_limit(using: str):
+    put(Status.FAILED, 3, using=using)
+    put(Status.FAILED, 3, using=using, type="order.paid")
+    assert "Found 2 failed messages." in run(using, "--dry-run", "--type", "order.paid", "--limit", "2")
+    assert pending(using) == []
+
+
+def test_no_matching_message_is_not_an_error(using: str):
+    assert run(using, "--type", "no.such") == "Found 0 failed messages.\n"
+
+
+def test_many_are_requeued_in_batches_in_the_order_of_their_ids(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outbox_requeue.Command, "batch_size", 3)
+    monkeypatch.setattr(outbox_requeue.Command, "read_size", 2)
+    newer, older = put(Status.FAILED, 4, using=using, age=60), put(Status.FAILED, 4, using=using, age=600)
+    err = Terminal()
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert run(using, "--all", stderr=err).endswith("8 messages requeued.\n")
+    updates = [query["sql"] for query in queries if query["sql"].startswith("UPDATE")]
+    assert len(updates) == 3
+    positions = [
+        next(n for n, sql in enumerate(updates) if f" {id}," in sql or f"({id}," in sql or f" {id})" in sql)
+        for id in newer + older
+    ]
+    assert positions == sorted(positions)
+    assert all("failed_at" in sql.partition("WHERE")[2] for sql in updates)
+    assert "8 found" in err.getvalue()
+    assert "6 of 8 requeued" in err.getvalue()
+
+
+def test_a_message_that_is_no_longer_failed_is_left_alone(using: str, monkeypatch: pytest.MonkeyPatch):
+    ids = put(Status.FAILED, 3, using=using)
+
+    def meanwhile(*_: Any) -> bool:
+        messages = OutboxMessage.objects.using(using)
+        messages.filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
+        return True
+
+    monkeypatch.setattr(outbox_requeue.Command, "_confirmed", meanwhile)
+    assert run(using, "--all").splitlines()[-2:] == [
+        "2 messages requeued.",
+        "1 message was no longer failed and was left alone.",
+    ]
+    assert row(using, ids[0]).status is Status.PROCESSED
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags", "done"),
+    [("y\n", [], True), ("n\n", [], False), ("\n", [], False), ("", [], False), ("n\n", ["--no-input"], True)],
+)
+def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    put(Status.FAILED)
+    out = run("default", "--all", *flags)
+    assert ("Requeue 1 message? [y/N]" in out) is (flags == [])
+    assert bool(pending("default")) is done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Choose messages by a filter (--publisher, --type, --error-class"),
+        (["--limit", "5"], "or use --all"),
+        (["--all", "--type", "order.*"], "--all cannot be combined with a filter"),
+        (["--database", "nowhere", "--all"], "There is no database 'nowhere'; DATABASES has default, mariadb"),
+        (["--publisher", "nobody"], "There is no publisher 'nobody'; OUTBOX has default"),
+        (
+            ["--failed-after", "yesterday"],
+            "--failed-after: 'yesterday' is not a valid time: use one such as 2026",
+        ),
+        (["--failed-before", "2026-02-30"], "--failed-before: '2026-02-30' is not a valid time"),
+        (["--failed-before", "2026-02-01T25:00"], "'2026-02-01T25:00' is not a valid time"),
+        (["--failed-before", "99999w"], "--failed-before: '99999w' is more than a hundred years ago"),
+        (["--failed-after", "2h", "--failed-before", "1d"], "--failed-after must be earlier than --failed-before"),
+        (["--failed-after", "2026-02-02", "--failed-before", "2026-02-02"], "--failed-after must be earlier"),
+        (["--all", "--limit", "0"], "--limit: '0' is not a whole number of at least 1"),
+    ],
+)
+def test_a_wrong_argument_is_reported_with_its_remedy(arguments: list[str], message: str):
+    (id,) = put(Status.FAILED)
+    with pytest.raises(CommandError) as info:
+        call_command("outbox_requeue", *arguments)
+    assert message in str(info.value)
+    assert row("default", id).status is Status.FAILED
+
+
+def test_every_flag_is_in_the_reference():
+    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "commands.md").read_text()
+    documented = set(re.findall(r"^`(--[\w-]+)", page.partition("## outbox_requeue")[2], re.MULTILINE))
+    parser = load_command_class("django_outbox", "outbox_requeue").create_parser("manage.py", "outbox_requeue")
+    plain = BaseCommand().create_parser("manage.py", "plain")
+    flags = set(parser._option_string_actions) - set(plain._option_string_actions) - {"--noinput"}
+    assert documented == flags
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("2026-05-31", "2026-05-31T00:00:00+02:00"),
+        ("2026-01-31T08:30", "2026-01-31T08:30:00+01:00"),
+        ("2026-05-31 08:30:15.5Z", "2026-05-31T08:30:15.500000+00:00"),
+        ("2026-05-31T08:30+05:30", "2026-05-31T08:30:00+05:30"),
+    ],
+)
+def test_a_time_without_an_offset_is_in_the_current_time_zone(text: str, time: str):
+    read = moment(text)
+    assert isinstance(read, datetime.datetime)
+    assert read.isoformat() == time

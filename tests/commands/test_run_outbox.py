@@ -1,0 +1,244 @@
+"""`manage.py run_outbox`: its flags, its errors, and what it does on signals, as a real process."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from io import StringIO
+from typing import Any, cast
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.management.commands.run_outbox import Command
+from tests.conftest import ALIASES, LOCKING
+from tests.support.messages import put
+from tests.support.publishers import ScriptedPublisher
+from tests.support.rabbitmq_tools import free_port
+from tests.support.relay_threads import QUICK
+from tests.support.scripts import StartProcess
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+
+
+def run(*arguments: str) -> str:
+    out = StringIO()
+    call_command("run_outbox", *arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.django_db
+def test_a_drain_prints_its_totals():
+    put(3)
+    assert run("--drain") == "3 delivered, 0 will be retried, 0 failed.\n"
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_database_flag_chooses_the_database(using: str):
+    put(2, using)
+    assert run("--drain", "--database", using).startswith("2 delivered")
+
+
+@pytest.mark.django_db
+def test_once_is_one_batch():
+    put(5)
+    assert run("--once", "--batch-size", "2").startswith("2 delivered")
+    assert OutboxMessage.objects.pending().count() == 3
+
+
+@pytest.mark.django_db
+def test_max_messages_ends_it():
+    put(5)
+    assert run("--drain", "--max-messages", "4", "--batch-size", "3").startswith("4 delivered")
+
+
+@pytest.mark.django_db
+def test_publisher_flag_may_be_repeated():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "a": MEMORY, "b": MEMORY}}):
+        for alias in ("default", "a", "b"):
+            put(1, publisher=alias)
+        assert run("--drain", "--publisher", "a", "--publisher", "b").startswith("2 delivered")
+    assert OutboxMessage.objects.pending().get().publisher == "default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--database", "nowhere"], "no database 'nowhere'; DATABASES has default, mariadb, "),
+        (["--publisher", "nobody"], "no publisher 'nobody'. Configured publishers: default"),
+        (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
+        (["--workers", "1000"], "'1000' is more than 32: each worker of each publisher holds a database connection"),
+        (["--workers", "two"], "'two' is not a whole number of at least 1"),
+        (["--poll-interval", "0"], "'0' is not a number of seconds above 0"),
+        (["--stop-timeout", "0"], "'0' is not a number of seconds above 0"),
+        (["--max-messages", "-1"], "'-1' is not a whole number of at least 1"),
+        (["--drain", "--once"], "not allowed with argument"),
+    ],
+)
+def test_a_wrong_argument_is_reported_with_its_remedy(arguments: list[str], message: str):
+    with pytest.raises(CommandError) as info:
+        run(*arguments)
+    assert message in str(info.value)
+
+
+@pytest.mark.django_db
+def test_a_drain_fails_if_the_broker_remains_unavailable(monkeypatch: pytest.MonkeyPatch):
+    put(1)
+    monkeypatch.setattr(ScriptedPublisher, "publish", _refuse)
+    scripted = {"default": {"BACKEND": "tests.support.publishers.ScriptedPublisher"}}
+    command = Command()
+    command.limits = QUICK
+    with override_settings(OUTBOX={"PUBLISHERS": scripted}), pytest.raises(CommandError, match="connection refused"):
+        call_command(command, "--drain")
+
+
+def _refuse(*_: object) -> Any:
+    raise ConnectionError("connection refused")
+
+
+SLOW_RELAY = """
+import os, sys, time
+from django.core.management import execute_from_command_line
+from django.conf import settings
+import django_outbox.publishers.memory as memory
+
+publish = memory.MemoryPublisher.publish
+def slowly(self, messages):
+    os.write(1, b"publishing\\n")
+    time.sleep(float(sys.argv[1]))
+    return publish(self, messages)
+memory.MemoryPublisher.publish = slowly
+
+from tests import settings as test_settings
+alias, name, *flags = sys.argv[2:]
+test_settings.DATABASES[alias]["NAME"] = name
+execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--batch-size", "1", *flags])
+"""
+
+
+@pytest.fixture
+def relay_process(start: StartProcess) -> Callable[..., "subprocess.Popen[str]"]:
+    """Start `run_outbox` as a process whose publisher takes some time for each batch of one message."""
+
+    def start_relay(alias: str, seconds: float, *flags: str) -> "subprocess.Popen[str]":
+        name = str(connections[alias].settings_dict["NAME"])
+        process: Any = start(SLOW_RELAY, str(seconds), alias, name, *flags, text=True)
+        return cast("subprocess.Popen[str]", process)
+
+    return start_relay
+
+
+def until_publishing(process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    # A relay that publishes nothing would keep the test waiting.
+    patience = threading.Timer(60, process.kill)
+    patience.start()
+    line = process.stdout.readline()
+    patience.cancel()
+    if line != "publishing\n":
+        process.kill()
+        pytest.fail(f"{line!r} in place of 'publishing'; errors: {process.communicate()[1]}")
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
+    relay_process: Callable[..., "subprocess.Popen[str]"], using: str, number: signal.Signals
+):
+    put(3, using)
+    process = relay_process(using, 0.5, "--workers", "1")
+    until_publishing(process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "1 delivered, 0 will be retried, 0 failed." in output
+    messages = OutboxMessage.objects.using(using)
+    assert (messages.processed().count(), messages.due().count()) == (1, 2)
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_a_second_signal_stops_at_once_and_the_batch_goes_back(
+    relay_process: Callable[..., "subprocess.Popen[str]"], using: str
+):
+    put(2, using)
+    process = relay_process(using, 60)
+    until_publishing(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None, "the first signal lets the batch in hand finish"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM
+    messages = OutboxMessage.objects.using(using)
+    assert messages.pending().count() == 2
+    assert messages.filter(attempts=0).count() == 2
+
+
+@pytest.mark.django_db(databases=LOCKING, transaction=True)
+@pytest.mark.parametrize("alias", LOCKING)
+def test_a_batch_that_is_not_finished_in_time_goes_back_and_the_exit_code_is_0(
+    relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
+):
+    put(1, alias)
+    process = relay_process(alias, 60, "--stop-timeout", "0.5")
+    until_publishing(process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "not finished in time" in errors
+    assert eventually(lambda: run("--drain", "--database", alias).startswith("1 delivered"), seconds=10)
+
+
+@pytest.mark.django_db(databases=LOCKING, transaction=True)
+@pytest.mark.parametrize("alias", LOCKING)
+def test_a_killed_relay_leaves_its_batch_to_the_next_one_at_once(
+    relay_process: Callable[..., "subprocess.Popen[str]"], alias: str
+):
+    put(1, alias)
+    process = relay_process(alias, 60)
+    until_publishing(process)
+    assert run("--drain", "--database", alias).startswith("0 delivered"), "it is claimed by the other process"
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    while not run("--drain", "--database", alias).startswith("1 delivered"):
+        assert time.monotonic() < deadline, "the lock outlived the process"
+
+
+@pytest.mark.parametrize("url", ["mysql://root@127.0.0.1:{port}/nowhere", "postgres://root@127.0.0.1:{port}/nowhere"])
+def test_a_relay_started_while_its_database_is_unavailable_waits_and_stops_on_a_signal(url: str):
+    """Django's own checks ask MariaDB for its version, before the relay has begun."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "django", "run_outbox"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
+            "FAULTS_DATABASE_URL": url.format(port=free_port()),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )
+    assert process.stderr is not None
+    # Without the lines, its end is the end of the input.
+    patience = threading.Timer(60, process.kill)
+    patience.start()
+    try:
+        lines = list(itertools.islice((line for line in process.stderr if "Trying again in" in line), 3))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    finally:
+        patience.cancel()
+        process.kill()
+    assert ["database 'default': OperationalError" in line for line in lines] == [True] * 3
+    assert process.returncode == 0

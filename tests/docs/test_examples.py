@@ -1,0 +1,147 @@
+"""Examples of the documentation that people copy, run."""
+
+import http.server
+import re
+import threading
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.messages import Message, Verdict
+from django_outbox.publishers.base import Publisher
+
+HOW_TO = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
+
+
+def example(page: str, defining: str) -> Any:
+    """Run the example of a page that defines this name, and return what it stands for."""
+    for code in re.findall(r"^```(?:\{code-block\} )?python\n(?::caption: [^\n]+\n)?(.*?)^```$", *text(page)):
+        if re.search(rf"^(def|class) {defining}\b", code, re.MULTILINE):
+            names: dict[str, Any] = {}
+            exec(compile(code, page, "exec"), names)
+            return names[defining]
+    raise AssertionError(f"{page} has no example that defines {defining}")
+
+
+def text(page: str) -> tuple[str, re.RegexFlag]:
+    return (HOW_TO / page).read_text(), re.MULTILINE | re.DOTALL
+
+
+class Webhook(http.server.BaseHTTPRequestHandler):
+    """Answers with the status that the body tells, and hangs up on 0."""
+
+    def do_POST(self) -> None:
+        status = int(self.rfile.read(int(self.headers["Content-Length"])))
+        if status:
+            self.send_response(status)
+            self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Webhook) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        webhook = example("custom-publisher.md", "WebhookPublisher")
+        yield webhook("default", url=f"http://127.0.0.1:{server.server_port}/orders")
+        server.shutdown()
+        thread.join()
+
+
+def message(payload: int) -> Message:
+    return Message(1, str(uuid.uuid4()), "t", "", "", str(payload).encode(), {}, datetime.now(timezone.utc), 0)
+
+
+def test_the_webhook_publisher_answers_for_each_message(publisher: Publisher):
+    outcomes = publisher.publish([message(status) for status in (200, 400, 503, 429, 204)])
+    assert [outcome.verdict for outcome in outcomes] == [
+        Verdict.ACCEPTED,
+        Verdict.REJECTED,
+        Verdict.DEFERRED,
+        Verdict.DEFERRED,
+        Verdict.ACCEPTED,
+    ]
+
+
+def test_the_webhook_publisher_leaves_the_rest_unanswered_when_the_receiver_hangs_up(publisher: Publisher):
+    outcomes = publisher.publish([message(status) for status in (200, 0, 200)])
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.UNANSWERED, Verdict.UNANSWERED]
+
+
+@pytest.mark.django_db
+def test_the_metrics_count_what_is_due_and_what_failed():
+    with transaction.atomic():
+        enqueue("order.created", 1)
+        enqueue("order.created", 2)
+        enqueue("order.created", 3, delay=3600)
+    OutboxMessage.objects.filter(payload=2).update(available_at=None, failed_at=datetime.now(timezone.utc))
+    metrics = example("monitoring.md", "outbox_metrics")(HttpRequest()).content.decode()
+    assert "outbox_failed 1\n" in metrics
+    assert 'outbox_due{publisher="default",type="order.created"} 1\n' in metrics
+    assert 'outbox_overdue_seconds{publisher="default",type="order.created"} 0.' in metrics
+
+
+@pytest.mark.django_db
+def test_a_message_that_was_delayed_is_overdue_from_then_on():
+    now = datetime.now(timezone.utc)
+    with transaction.atomic():
+        enqueue("order.created", 1)
+    OutboxMessage.objects.update(occurred_at=now - timedelta(days=1), available_at=now - timedelta(seconds=30))
+    metrics = example("monitoring.md", "outbox_metrics")(HttpRequest()).content.decode()
+    assert 'outbox_overdue_seconds{publisher="default",type="order.created"} 30.' in metrics
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("seconds", "status"), [(-3600, 200), (30, 200), (90, 503)])
+def test_the_health_check_fails_while_a_message_is_overdue(seconds: int, status: int):
+    with transaction.atomic():
+        enqueue("order.created", 1)
+    OutboxMessage.objects.update(available_at=datetime.now(timezone.utc) - timedelta(seconds=seconds))
+    assert example("monitoring.md", "outbox_health")(HttpRequest()).status_code == status
+
+
+@pytest.mark.django_db
+def test_the_dry_run_of_the_guide_to_failed_messages_prints_what_it_prints():
+    with transaction.atomic():
+        for number in range(15):
+            enqueue("order.created", number, key="order-7")
+    failed = OutboxMessage.objects.all()
+    failed.update(available_at=None, failed_at=datetime.now(timezone.utc), blocks_key=False)
+    failed.filter(pk__in=failed.values_list("pk")[:12]).update(blocks_key=True)
+    output = StringIO()
+    call_command("outbox_requeue", "--dry-run", stdout=output)
+    header, _, *end = output.getvalue().splitlines()
+    (transcript,) = re.findall(r"^\$ python manage.py outbox_requeue --dry-run\n(.*?)^```", *text("failed-messages.md"))
+    lines = transcript.splitlines()
+    assert re.split(r"\s{2,}", lines[0]) == re.split(r"\s{2,}", header)
+    assert [line.replace("1,207", "15") for line in lines[-2:]] == end
+
+
+@pytest.mark.django_db(databases=["postgresql"])
+@pytest.mark.parametrize("number", [0, 1], ids=["old transactions", "autovacuum"])
+def test_the_statements_of_the_guide_to_performance_run_on_postgresql(number: int):
+    statements = re.findall(r"^```sql\n(.*?)^```$", *text("performance.md"))
+    assert len(statements) == 2
+    with transaction.atomic(using="postgresql"), connections["postgresql"].cursor() as cursor:
+        cursor.execute(statements[number])
+        transaction.set_rollback(True, using="postgresql")
+
+
+def test_the_alerts_watch_metrics_that_the_view_has():
+    (rules,) = re.findall(r"^```yaml\n(.*?)^```$", *text("monitoring.md"))
+    (view,) = re.findall(r"^def outbox_metrics.*?^```$", *text("monitoring.md"))
+    watched = set(re.findall(r"outbox_\w+", rules))
+    assert watched
+    assert watched <= set(re.findall(r"outbox_\w+", view))

@@ -1,0 +1,173 @@
+"""The guide to security gives each process its own database user: what its GRANTs allow, and what they do not."""
+
+import datetime
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import DatabaseError, connections, transaction
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.exceptions import OutboxError
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
+from django_outbox.models import KeyLock
+from django_outbox.relay import Relay
+from django_outbox.retention.purge import purge
+from tests.conftest import ALIASES, LOCKING
+from tests.support.publishers import ScriptedPublisher
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to" / "security.md"
+
+As = Callable[[str], AbstractContextManager[None]]
+
+
+def statements(using: str) -> str:
+    on_postgresql, on_mysql = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return str(on_postgresql if using == "postgresql" else on_mysql)
+
+
+@pytest.fixture(params=LOCKING)
+def using(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def become(using: str) -> Iterator[As]:
+    """What changes to one of the two users of the guide, who have names that no other run has."""
+    run = uuid.uuid4().hex[:8]
+    users = {name: f"outbox_{name}_{run}" for name in ("web", "relay")}
+    connection = connections[using]
+    sql = statements(using).replace("'…'", "'secret'").replace("shop.", f"{connection.settings_dict['NAME']}.")
+    for name, user in users.items():
+        assert f"shop_{name}" in sql
+        sql = sql.replace(f"shop_{name}", user)
+
+    @contextmanager
+    def become(name: str) -> Iterator[None]:
+        # Connections of all threads are made of this one dictionary.
+        before = {key: connection.settings_dict[key] for key in ("USER", "PASSWORD")}
+        connection.close()
+        connection.settings_dict.update(USER=users[name], PASSWORD="secret")
+        try:
+            yield
+        finally:
+            connection.close()
+            connection.settings_dict.update(before)
+
+    with connection.cursor() as cursor:
+        for statement in filter(None, map(str.strip, sql.split(";"))):
+            cursor.execute(statement)
+    try:
+        yield become
+    finally:
+        with connection.cursor() as cursor:
+            for user in users.values():
+                if connection.vendor == "postgresql":
+                    # Only a member of a role may take its privileges away, unless it is a superuser.
+                    cursor.execute(f"GRANT {user} TO CURRENT_USER")
+                    cursor.execute(f"DROP OWNED BY {user}")
+                cursor.execute(f"DROP {'ROLE' if connection.vendor == 'postgresql' else 'USER'} {user}")
+
+
+@pytest.fixture(autouse=True)
+def publisher(settings: Any) -> Iterator[None]:
+    path = f"{ScriptedPublisher.__module__}.{ScriptedPublisher.__name__}"
+    settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": path}}}
+    yield
+    ScriptedPublisher.reset()
+
+
+def write(using: str) -> None:
+    known = uuid.uuid4()
+    for type in ("accepted", "rejected", "retried"):
+        with transaction.atomic(using=using):
+            enqueue(type, 1, using=using)
+            enqueue(type, 2, key=f"order-{type}", lock_key=True, using=using)
+    with transaction.atomic(using=using):
+        enqueue("accepted", 3, message_id=known, using=using)
+        enqueue("accepted", 3, message_id=known, using=using)
+        enqueue_many([OutboxMessage(type="accepted", payload=4, key="order-4")], lock_key=True, using=using)
+        # This is how `enqueue` reads where a relay deleted the first message of a `message_id` a moment ago.
+        OutboxMessage.objects.using(using).filter(message_id=known).select_for_update().get()
+
+
+def answer(message: Message) -> Outcome:
+    return {"accepted": ACCEPTED, "rejected": rejected("no"), "retried": retry_later("later")}[message.type]
+
+
+def write_and_deliver(using: str, become: As) -> None:
+    with become("web"):
+        write(using)
+    with become("relay"):
+        with Relay(using=using) as relay:
+            tally = relay.drain()
+        assert (tally.processed, tally.failed, tally.retried) == (4, 2, 2)
+        call_command("outbox_requeue", "--all", "--no-input", "--database", using, verbosity=0)
+        assert purge(using=using, older_than=datetime.timedelta(0)) == 4
+
+
+def test_the_users_of_the_guide_may_enqueue_and_deliver(using: str, become: As):
+    ScriptedPublisher.answer = staticmethod(answer)
+    # Both write the rows of locks where some are missing.
+    KeyLock.objects.using(using).all().delete()
+    write_and_deliver(using, become)
+
+
+def test_where_nothing_is_kept_the_relay_may_delete_what_it_delivered(using: str, become: As, settings: Any):
+    settings.OUTBOX = {**settings.OUTBOX, "RETENTION": datetime.timedelta(0)}
+    with become("web"), transaction.atomic(using=using):
+        enqueue("accepted", 1, using=using)
+    with become("relay"), Relay(using=using) as relay:
+        assert relay.drain().processed == 1
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [("web", lambda messages: messages.delete()), ("relay", lambda messages: messages.create(type="a", payload=1))],
+    ids=["web deletes", "relay inserts"],
+)
+def test_the_users_of_the_guide_may_do_no_more(using: str, become: As, name: str, forbidden: Callable[[Any], Any]):
+    with become("web"), transaction.atomic(using=using):
+        enqueue("accepted", 1, using=using)
+    with become(name), pytest.raises(DatabaseError, match="denied"):
+        forbidden(OutboxMessage.objects.using(using))
+
+
+@pytest.mark.parametrize("using", ["postgresql"])
+def test_on_postgresql_a_message_cannot_be_changed_by_the_user_who_enqueues(using: str, become: As):
+    with become("web"), pytest.raises(DatabaseError, match="denied"):
+        OutboxMessage.objects.using(using).update(payload=2)
+
+
+def privileges() -> Iterator[Any]:
+    for using in LOCKING:
+        pairs = re.findall(r"^GRANT (.+) ON (?:shop\.)?(\w+) TO (.+);$", statements(using), re.MULTILINE)
+        for names, table, users in pairs:
+            for name in names.split(", "):
+                for user in users.split(", "):
+                    if (using, name, table) == ("mariadb", "UPDATE", "django_outbox_keylock"):
+                        # MySQL needs it for FOR UPDATE, and MariaDB does not.
+                        continue
+                    yield pytest.param(using, name, table, user, id=f"{using}-{user}-{name}-{table}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("using", "privilege", "table", "user"), list(privileges()))
+def test_each_privilege_of_the_guide_is_needed(using: str, become: As, privilege: str, table: str, user: str):
+    """Without it, something of the first test fails."""
+    with become(user.removeprefix("shop_")):
+        name = connections[using].settings_dict["USER"]
+    KeyLock.objects.using(using).all().delete()
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"REVOKE {privilege} ON {table} FROM {name}")
+    ScriptedPublisher.answer = staticmethod(answer)
+    with pytest.raises((DatabaseError, OutboxError), match="denied"):
+        write_and_deliver(using, become)

@@ -1,0 +1,270 @@
+"""The documentation keeps up with the code: names, settings, examples, and the tutorial as a whole."""
+
+import ast
+import configparser
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from django.conf import settings
+from django.core.management import BaseCommand, load_command_class
+
+import django_outbox
+from django_outbox import conf
+from django_outbox.publishers.console import ConsolePublisher
+from django_outbox.publishers.memory import MemoryPublisher
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.publishers.registry import build_publisher
+from django_outbox.retry import RetryPolicy
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "django_outbox"
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its language, its caption if it has one, and its lines."""
+
+    page: str
+    language: str
+    caption: str
+    code: str
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    pattern = r"^( *)```(?:\{code-block\} )?(\w+)\n(?:\s*:caption: ([^\n]+)\n\s*\n)?(.*?)^\1```$"
+    for found in re.finditer(pattern, page.read_text(), re.MULTILINE | re.DOTALL):
+        yield Block(page.relative_to(ROOT).as_posix(), found[2], found[3] or "", textwrap.dedent(found[4]))
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+COMMANDS = ["outbox_purge", "outbox_requeue", "run_outbox"]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def identify(block: Block) -> str:
+    return f"{block.page}:{block.code.splitlines()[0]}"
+
+
+def reference(name: str) -> str:
+    return (REFERENCE / f"{name}.md").read_text()
+
+
+def rows(name: str) -> dict[str, list[str]]:
+    """The tables of a page of the reference: the cells of each row, by the code in its first one."""
+    found = {}
+    for line in reference(name).splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        code = re.match(r"`([^`]+)`", cells[0]) if cells else None
+        if code:
+            found[code[1]] = cells[1:]
+    return found
+
+
+def terms(name: str) -> list[str]:
+    """Return the terms of a page's definition lists that are code."""
+    return re.findall(r"^`([^`]+)`\n: ", reference(name), re.MULTILINE)
+
+
+def documented_defaults() -> dict[str, str]:
+    """Return the default of each setting that has a heading of its own, by its target: `setting-retry-delay`."""
+    entries = re.findall(
+        r"^\((setting-[a-z-]+)\)=\n### (\w+)\n\n\*Default:\* `(.+?)`\\\n", reference("settings"), re.MULTILINE
+    )
+    for target, name, _ in entries:
+        assert target.endswith(f"-{name.lower().replace('_', '-')}"), f"the target {target} is not that of {name}"
+    return {target: default for target, _, default in entries}
+
+
+def target_of(name: str, prefix: str = "setting") -> str:
+    return f"{prefix}-{name.replace('_', '-')}"
+
+
+def check_ids() -> set[str]:
+    source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    return set(re.findall(r'(?:"|django_outbox\.)([EW]\d{3})"', source))
+
+
+def flags(command: str) -> set[str]:
+    """The flags of a command that not every command of Django has."""
+    parser = load_command_class("django_outbox", command).create_parser("manage.py", command)
+    plain = BaseCommand().create_parser("manage.py", "plain")
+    return set(parser._option_string_actions) - set(plain._option_string_actions)
+
+
+def test_every_setting_is_in_the_reference_with_its_default():
+    documented = documented_defaults()
+    for name, parameter in inspect.signature(conf.OutboxSettings).parameters.items():
+        if name in ("publishers", "retry"):
+            assert f"({target_of(name)})=\n## {name.upper()}\n" in reference("settings")
+        else:
+            assert target_of(name) in documented, f"OUTBOX[{name.upper()!r}] is not in docs/reference/settings.md"
+            value = eval(documented[target_of(name)], {"timedelta": timedelta})
+            assert value == parameter.default, f"the default of {name.upper()} is {parameter.default!r}"
+
+
+def test_every_key_of_the_retry_policy_is_in_the_reference_with_its_default():
+    documented = documented_defaults()
+    for name, parameter in inspect.signature(RetryPolicy).parameters.items():
+        assert target_of(name, "setting-retry") in documented, name
+        assert eval(documented[target_of(name, "setting-retry")]) == parameter.default
+
+
+def test_every_setting_that_is_read_is_a_field_of_the_settings():
+    assert {name.lower() for name in conf._READERS} | {"publishers"} == set(
+        inspect.signature(conf.OutboxSettings).parameters
+    )
+
+
+@pytest.mark.parametrize("publisher", [RabbitMQPublisher, ConsolePublisher, MemoryPublisher])
+def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publisher: type):
+    section = re.search(
+        rf"^## {publisher.__name__}\n(.*?)(?=^## |\Z)", reference("publishers"), re.MULTILINE | re.DOTALL
+    )
+    assert section is not None
+    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", section[1], re.MULTILINE))
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(publisher).parameters.items()
+        if name not in ("alias", "options")
+    }
+    assert documented.keys() == parameters.keys()
+    for name, default in documented.items():
+        assert default == "required" or eval(default) == parameters[name].default, name
+
+
+def test_every_system_check_is_in_the_reference_and_no_other():
+    entries = re.findall(r"^\(check-(\w+)\)=\n### django_outbox\.(\w+)\n", reference("checks"), re.MULTILINE)
+    assert [target.upper() for target, _ in entries] == [name for _, name in entries]
+    assert check_ids() == {name for _, name in entries}
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "".join(path.read_text() for path in REFERENCE.glob("*.md"))
+    for name in django_outbox.__all__:
+        assert re.search(rf"django_outbox\.(\w+\.)*{name}\b", text), name
+
+
+def test_the_docstring_of_enqueue_describes_every_argument():
+    for function in (django_outbox.enqueue, django_outbox.enqueue_many):
+        for name in inspect.signature(function).parameters:
+            assert f"\n    {name}: " in (inspect.getdoc(function) or ""), name
+
+
+def test_every_field_of_a_message_is_in_the_reference():
+    names = [field.name for field in django_outbox.OutboxMessage._meta.fields]
+    assert terms("messages")[: len(names)] == names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_command_is_in_the_reference_and_no_other(command: str):
+    section = re.split(r"^## ", reference("commands"), flags=re.MULTILINE)
+    (text,) = [text for text in section if text.startswith(f"{command}\n")]
+    terms = re.findall(r"^(`--.+)\n:", text, re.MULTILINE)
+    assert set(re.findall(r"`(--[\w-]+)", " ".join(terms))) == flags(command)
+
+
+def test_every_command_is_in_the_reference():
+    files = (PACKAGE / "management" / "commands").glob("[!_]*.py")
+    assert sorted(file.stem for file in files) == sorted(COMMANDS)
+
+
+def shown_commands() -> Iterator[tuple[str, str, str]]:
+    """Each line of a page that runs a command of this app: the page, the command, and what comes after it."""
+    for page in PAGES:
+        for command, rest in re.findall(rf"\b({'|'.join(COMMANDS)})\b(.*)", page.read_text()):
+            if re.search(r'^(["`]?,?) "?--', rest):
+                yield page.relative_to(ROOT).as_posix(), command, rest
+
+
+@pytest.mark.parametrize(("page", "command", "rest"), [*shown_commands()])
+def test_a_command_that_a_page_shows_takes_its_flags(page: str, command: str, rest: str):
+    known = flags(command)
+    for flag in re.findall(r"--[a-z-]+", rest.partition("`")[0]):
+        assert flag in known, f"{page}: {command}{rest}"
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=identify)
+def test_an_example_is_yaml(block: Block):
+    yaml = pytest.importorskip("yaml")
+    assert isinstance(yaml.safe_load(block.code), dict)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "ini"], ids=identify)
+def test_an_example_is_ini(block: Block):
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_string(block.code)
+    assert parser.sections()
+
+
+@pytest.mark.parametrize(("name", "least"), [("failed-messages", 5), ("troubleshooting", 12)])
+def test_every_text_that_a_guide_quotes_is_one_of_the_code(name: str, least: int):
+    source = re.sub(r'"\s*\n?\s*f?"', "", "".join(path.read_text() for path in PACKAGE.rglob("*.py")))
+    page = (ROOT / "docs" / "how-to" / f"{name}.md").read_text()
+    quoted = [text for text in re.findall(r"^`(.+)`\n: ", page, re.MULTILINE) if "…" in text or " " in text]
+    assert len(quoted) >= least
+    for text in quoted:
+        for part in filter(None, (part.strip() for part in text.split("…"))):
+            assert re.sub(r"%\w|'", "", part) in re.sub(r"%\w|'", "", source), text
+
+
+def test_the_readme_has_the_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "pip install -r testproject/requirements.txt && python testproject/manage.py demo\n" in readme
+    assert "python tests/run.py\n" in readme
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=identify)
+def test_an_example_is_python(block: Block):
+    ast.parse(block.code, block.page)
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in PYTHON if re.search("^OUTBOX = ", block.code, re.MULTILINE)], ids=identify
+)
+def test_an_example_of_the_setting_is_accepted(block: Block, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AMQP_URL", settings.AMQP_URL)
+    outbox = outbox_of(block)
+    parsed, problems = conf.parse(outbox)
+    assert not problems, problems
+    assert parsed is not None
+    for alias, config in parsed.publishers.items():
+        if config.backend.startswith("django_outbox.") and "ssl" not in config.options:
+            build_publisher(alias, config)
+
+
+def outbox_of(block: Block) -> Any:
+    """Run the imports and the assignment of OUTBOX, and nothing else of the example."""
+    tree = ast.parse(block.code)
+    tree.body = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OUTBOX")
+    ]
+    names: dict[str, Any] = {}
+    exec(compile(tree, block.page, "exec"), names)
+    return names["OUTBOX"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted({path for page in PAGES for path in re.findall(r"`(tests/\w+/test_\w+\.py[:\w]*)`", page.read_text())}),
+)
+def test_a_test_that_the_documentation_names_exists(path: str):
+    file, *names = path.split("::")
+    assert (ROOT / file).exists(), path
+    for name in names:
+        assert re.search(rf"^ *(?:def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_link_to_a_file_leads_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target

@@ -1,0 +1,78 @@
+"""Celery's worker and beat instead of `run_outbox`: real processes on a real database and RabbitMQ."""
+
+import os
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from django.conf import settings
+
+from tests.support.shop import PATIENCE, Process, Shop
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.shop_fixtures"]
+pytestmark = pytest.mark.slow
+
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "500"))
+"""How many orders the test of beat places."""
+
+
+def start_worker(shop: Shop, concurrency: int) -> Process:
+    worker = shop.start_celery("worker", "--loglevel=INFO", f"--concurrency={concurrency}", f"--hostname={shop.queue}")
+    worker.until_it_says(" ready.")
+    return worker
+
+
+def send(shop: Shop, task: str, times: int = 1) -> None:
+    """Ask for a task as another process would, which knows no more than its name."""
+    with Celery(broker=settings.AMQP_URL, set_as_current=False) as app:
+        app.conf.task_default_queue = shop.celery_queue
+        for _ in range(times):
+            app.send_task(f"django_outbox.tasks.{task}")
+
+
+def test_beat_and_a_worker_deliver_exactly_the_committed_orders(shop: Shop, tmp_path: Path):
+    consumer = shop.start_consumer()
+    worker = start_worker(shop, concurrency=2)
+    beat = shop.start_celery("beat", "--schedule", str(tmp_path / "schedule"), "--pidfile=")
+    saved = shop.place_orders(ORDERS)
+    shop.wait_for_arrivals(saved, consumer)
+    beat.stop()
+    worker.stop()
+    assert shop.assert_everything_arrived() == 0
+    assert "django_outbox.tasks.drain_outbox" in worker.output
+
+
+def test_drains_that_overlap_deliver_every_message_once(shop: Shop):
+    consumer = shop.start_consumer()
+    saved = shop.place_orders(400)
+    send(shop, "drain_outbox", times=8)
+    worker = start_worker(shop, concurrency=4)
+    eventually(lambda: worker.output.count(" succeeded in ") == 8, seconds=PATIENCE)
+    worker.stop()
+    shop.wait_for_arrivals(saved, consumer)
+    assert shop.assert_everything_arrived() == 0
+
+
+def test_the_purge_deletes_messages_processed_before_the_retention(shop: Shop):
+    shop.manage("consume_orders", "--declare-only")
+    shop.place_orders(20, rollback_every=0)
+    shop.manage("run_outbox", "--drain")
+    table = "django_outbox_outboxmessage"
+    ids = [id for (id,) in shop.database.rows(f"SELECT id FROM {table} ORDER BY id")]
+    old = "processed_at - INTERVAL '8' DAY"
+    # In MariaDB an assignment sees what the ones before it have set, so that processed_at is set last.
+    pending, failed, *processed = ids[:10]
+    set_pending = f"available_at = {old}, blocks_key = true, processed_at = NULL"
+    set_failed = f"failed_at = {old}, processed_at = NULL"
+    shop.database.rows(f"UPDATE {table} SET {set_pending} WHERE id = %s", pending)
+    shop.database.rows(f"UPDATE {table} SET {set_failed} WHERE id = %s", failed)
+    shop.database.rows(
+        f"UPDATE {table} SET processed_at = {old} WHERE id BETWEEN %s AND %s", processed[0], processed[-1]
+    )
+    worker = start_worker(shop, concurrency=1)
+    send(shop, "purge_outbox")
+    worker.until_it_says(" succeeded in ")
+    worker.stop()
+    left = [id for (id,) in shop.database.rows(f"SELECT id FROM {table} ORDER BY id")]
+    assert left == [pending, failed, *ids[10:]]

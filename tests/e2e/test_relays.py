@@ -1,0 +1,98 @@
+"""From the shop's view to another service: real processes on a real database and a quorum queue of RabbitMQ."""
+
+import os
+import random
+import signal
+import string
+
+import pytest
+
+from tests.support.shop import PATIENCE, Process, Shop
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.shop_fixtures"]
+pytestmark = pytest.mark.slow
+
+ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "1000"))
+"""How many orders the largest test places."""
+
+BATCH_SIZE = 20
+WORKERS = 2
+"""Each has a batch of its own in flight."""
+
+
+def test_exactly_the_committed_orders_arrive_with_four_relays_at_work(shop: Shop):
+    consumer = shop.start_consumer()
+    relays = [shop.start("run_outbox", "--poll-interval", "0.2") for _ in range(4)]
+    saved = shop.place_orders(ORDERS)
+    shop.wait_for_arrivals(saved, consumer)
+    for relay in relays:
+        relay.stop()
+    assert shop.assert_everything_arrived() == 0
+
+
+def test_large_random_and_emoji_payloads_arrive_unchanged(shop: Shop):
+    rand = random.Random(7)
+    notes = [
+        "x" * 200_000,
+        "".join(rand.choices(string.printable, k=3_000)),
+        "".join(map(chr, rand.choices(range(0x20, 0xD800), k=3_000))),
+        '👩‍👩‍👧‍👦 🏳️‍🌈 naïve 日本語 \\u0041 "quoted" \\',
+    ]
+    consumer = shop.start_consumer()
+    server = shop.start_server()
+    for note in notes:
+        assert server.order(note=note)[0] == 201
+    shop.manage("run_outbox", "--drain")
+    shop.wait_for_arrivals(len(notes), consumer)
+    assert shop.assert_everything_arrived() == 0
+    payloads = sorted(shop.payloads(), key=lambda payload: payload["id"])
+    assert [payload["note"] for payload in payloads] == notes
+
+
+def test_sigterm_in_the_midst_of_work_ends_a_relay_well_and_loses_and_repeats_nothing(shop: Shop):
+    shop.manage("consume_orders", "--declare-only")
+    saved = shop.place_orders(400)
+    relay = shop.start("run_outbox", "--batch-size", "1")
+    eventually(lambda: shop.database.count("processed_at IS NOT NULL"), seconds=PATIENCE)
+    relay.stop()
+    assert shop.database.count("available_at IS NOT NULL") > 0, "it had finished its work before the signal came"
+    shop.manage("run_outbox", "--drain")
+    shop.wait_for_arrivals(saved, shop.start_consumer())
+    assert shop.assert_everything_arrived() == 0
+
+
+def test_a_second_signal_ends_a_relay_at_once_and_loses_nothing(shop: Shop):
+    relay, sent = relay_stopped_during_a_batch(shop)
+    relay.send(signal.SIGTERM, signal.SIGINT, signal.SIGCONT)
+    assert relay.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT), relay.output
+    another_relay_repeats_no_more_than_its_batches(shop, sent)
+
+
+def test_a_batch_whose_relay_is_killed_is_sent_by_another_one(shop: Shop):
+    relay, sent = relay_stopped_during_a_batch(shop)
+    relay.kill()
+    another_relay_repeats_no_more_than_its_batches(shop, sent)
+
+
+def relay_stopped_during_a_batch(shop: Shop) -> tuple[Process, int]:
+    """Return a relay that has been stopped before it settled what it published, and how much that was in all."""
+    shop.manage("consume_orders", "--declare-only")
+    saved = shop.place_orders(400)
+    relay = shop.start("run_outbox", "--batch-size", str(BATCH_SIZE), "--workers", str(WORKERS))
+    eventually(shop.depth, seconds=PATIENCE)
+    while True:
+        relay.send(signal.SIGSTOP)
+        settled, sent = shop.database.count("processed_at IS NOT NULL"), shop.depth()
+        if sent > settled:
+            return relay, sent
+        assert settled < saved, "the relay had settled everything before it was caught during a batch"
+        relay.send(signal.SIGCONT)
+
+
+def another_relay_repeats_no_more_than_its_batches(shop: Shop, sent: int) -> None:
+    eventually(lambda: not shop.database.locked(), seconds=PATIENCE)
+    in_doubt = sent - shop.database.count("processed_at IS NOT NULL")
+    shop.manage("run_outbox", "--drain")
+    shop.wait_for_arrivals(shop.database.count("1 = 1"), shop.start_consumer())
+    assert in_doubt <= shop.assert_everything_arrived() <= BATCH_SIZE * WORKERS

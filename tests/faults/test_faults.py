@@ -1,0 +1,335 @@
+"""Real servers and real processes, broken on purpose, in a short run; and the suite's own parts."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import ledger
+from tests.faults.children import ROOT, Nursery, find_program
+from tests.faults.errors import SuiteError
+from tests.faults.kinds import faults_for
+from tests.faults.ledger import Ledger
+from tests.faults.overlap import figures, overlap
+from tests.faults.plan import Plan
+from tests.faults.refusals import Refusals
+from tests.faults.report import table
+from tests.faults.run import Run
+from tests.faults.servers import TABLE, SQLite
+from tests.support.waiting import eventually
+
+SEED = int(os.environ.get("OUTBOX_FAULTS_SEED", "7"))
+"""Seed of the messages and faults of the short runs."""
+
+
+def run(**options: Any) -> None:
+    result = Run(Plan(seed=SEED, minutes=4, **options)).execute()
+    if not result.good:
+        pytest.fail(table(result), pytrace=False)
+    assert len(result.faults) == options["faults"]
+    assert result.ledger.committed == options["messages"]
+
+
+@pytest.mark.slow
+def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
+    run(database="postgresql", messages=15_000, keys=200, faults=len(faults_for("postgresql")), notify=True)
+
+
+@pytest.mark.slow
+def test_every_promise_is_kept_on_mariadb_under_faults():
+    run(database="mariadb", messages=8_000, keys=100, faults=10, failed_blocks_key=True, unroutable=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MYSQLD" not in os.environ, reason="MYSQLD does not name the mysqld of MySQL")
+def test_every_promise_is_kept_on_mysql_under_faults():
+    run(database="mysql", messages=8_000, keys=100, faults=10)
+
+
+@pytest.mark.slow
+def test_every_promise_is_kept_on_sqlite_under_faults():
+    kinds = ("relay-killed", "relay-paused-too-long", "queues-full", "file-locked")
+    run(database="sqlite", messages=8_000, keys=80, faults=6, kinds=kinds)
+
+
+@pytest.mark.slow
+def test_overlapping_writers_and_failing_messages_leave_every_message_with_one_fate():
+    result = Run(overlap("postgresql", seconds=4, seed=SEED)).execute()
+    if not result.good:
+        pytest.fail(table(result), pytrace=False)
+    counts = figures(result)
+    assert counts["with one fate"] == counts["messages"] > 0
+    assert counts["overlapping within their key"] > 0
+
+
+def test_each_database_server_has_at_least_ten_kinds_of_faults():
+    assert len(faults_for("postgresql")) >= 20
+    assert len(faults_for("mariadb")) >= 20
+    assert len(faults_for("mysql")) >= 20
+    assert len(faults_for("sqlite")) >= 10
+
+
+def test_a_kind_of_fault_that_the_database_does_not_have_is_refused_by_name():
+    with pytest.raises(SuiteError, match="sqlite has no faults of the kinds database-killed"):
+        Run(Plan(database="sqlite", kinds=("purge", "database-killed"))).schedule()
+
+
+def test_the_same_seed_makes_the_same_faults():
+    def names(seed: int) -> dict[str, list[tuple[float, str]]]:
+        lanes = Run(Plan(seed=seed, faults=40)).schedule()
+        return {lane: [(due, fault.name) for due, fault, _ in faults] for lane, faults in lanes.items()}
+
+    assert names(1) == names(1)
+    assert names(1) != names(2)
+
+
+def test_a_missing_program_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SuiteError, match=r"needs the program rabbitmq-server-x, .*tests/run\.py"):
+        find_program("rabbitmq-server-x")
+
+
+def test_a_suite_that_is_killed_leaves_no_process_and_no_directory():
+    script = """
+        import subprocess, sys, time
+        from tests.faults.children import Nursery
+        nursery = Nursery()
+        child = nursery.start("sleeper", ["sleep", "300"])
+        print(child.pid, nursery.directory, flush=True)
+        time.sleep(300)
+    """
+    suite = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert suite.stdout is not None
+    with suite.stdout:
+        pid, directory = suite.stdout.readline().split()
+    assert Path(directory).is_dir()
+    suite.kill()
+    suite.wait()
+    eventually(lambda: not Path(directory).exists() and not is_running(int(pid)))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc/self").exists() else True
+
+
+def test_a_process_whose_suite_ends_by_an_exception_is_ended_too():
+    with pytest.raises(KeyboardInterrupt), Nursery() as nursery:
+        child = nursery.start("sleeper", ["sleep", "300"])
+        raise KeyboardInterrupt
+    assert child.code == -signal.SIGKILL
+    assert not nursery.directory.exists()
+
+
+class Books:
+    """Journals and a table, to be filled in and checked."""
+
+    def __init__(self, folder: Path, database: SQLite) -> None:
+        self._writer, self._arrivals = folder / "writer", folder / "arrivals"
+        self._dead, self._operations = folder / "dead", folder / "operations"
+        self._database = database
+        for journal in (self._arrivals, self._dead, self._operations):
+            journal.touch()
+
+    def wrote(self, *lines: str) -> None:
+        # By default one transaction after the other.
+        timed = (f"{line} {n} {n}.5" if line.count(" ") == 3 else line for n, line in enumerate(lines))
+        self._writer.write_text("".join(f"{line}\n" for line in timed))
+
+    def arrived(self, *lines: str) -> None:
+        full = (f"{line} 0 100" if line.count(" ") == 2 else line for line in lines)
+        self._arrivals.write_text("".join(f"{line} {100 + n}\n" for n, line in enumerate(full)))
+
+    def operated(self, *lines: str) -> None:
+        self._operations.write_text("".join(f"{line}\n" for line in lines))
+
+    def copied(self, *ids: str) -> None:
+        self._dead.write_text("".join(f"{id} 0\n" for id in ids))
+
+    def row(self, id: str, **columns: Any) -> None:
+        names = ", ".join(["message_id", *columns])
+        places = ", ".join("?" for _ in range(1 + len(columns)))
+        self._database.rows(f"INSERT INTO {TABLE} ({names}) VALUES ({places})", [id, *columns.values()])
+
+    def check(self, refusals: Refusals | None = None, **options: bool) -> Ledger:
+        journals = ledger.Journals([self._writer], self._arrivals, self._dead, self._operations)
+        return ledger.check(journals, self._database, refusals or Refusals(), **options)
+
+    def broken(self, refusals: Refusals | None = None, **options: bool) -> dict[str, int]:
+        return {name: count for name, count in self.check(refusals, **options).promises.items() if count}
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    with Nursery() as nursery:
+        database = SQLite(nursery)
+        columns = "available_at, processed_at, failed_at, first_error_at, last_error_at, dead_lettered_at"
+        with closing(database.connect()) as connection:
+            connection.execute(
+                f"CREATE TABLE {TABLE} (id INTEGER PRIMARY KEY, message_id TEXT, {columns}, "
+                f"attempts INTEGER DEFAULT 0, error TEXT DEFAULT '')"
+            )
+        yield Books(tmp_path, database)
+
+
+def test_the_ledger_is_clean_when_all_that_was_committed_arrived_in_order(books: Books):
+    books.wrote("a1 key-1 1 good", "b1 key-2 1 good", "00 key-1 2 rolled-back", "a2 key-1 2 good", "c0 - 0 good")
+    books.arrived("c0 - 0", "b1 key-2 1", "a1 key-1 1", "a2 key-1 2")
+    checked = books.check()
+    assert checked.kept
+    assert (checked.committed, checked.rolled_back, checked.arrived) == (4, 1, 4)
+
+
+def test_the_ledger_finds_what_is_lost(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good")
+    books.arrived("a1 key-1 1")
+    assert books.broken() == {"lost": 1}
+
+
+def test_the_ledger_finds_what_arrived_though_it_was_rolled_back_or_never_written(books: Books):
+    books.wrote("a1 key-1 1 rolled-back")
+    books.arrived("a1 key-1 1", "ff key-1 2")
+    assert books.broken() == {"arrived, but never committed": 2}
+
+
+def test_the_ledger_finds_a_message_that_changed_on_the_way(books: Books):
+    books.wrote("a1 key-1 1 good")
+    books.arrived("a1 key-2 1")
+    assert books.broken() == {"lost": 1, "arrived, but never committed": 1}
+
+
+def test_the_ledger_finds_what_is_out_of_order_within_its_key(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good", "a3 key-1 3 good", "b1 key-2 1 good")
+    books.arrived("a2 key-1 2", "b1 key-2 1", "a1 key-1 1", "a3 key-1 3")
+    assert books.broken() == {"out of order within a key": 1}
+
+
+def test_a_message_that_is_sent_again_later_is_not_out_of_order(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good")
+    books.arrived("a1 key-1 1", "a2 key-1 2", "a1 key-1 1", "a2 key-1 2 1 100")
+    checked = books.check()
+    assert checked.out_of_order == 0
+    assert (checked.sent_again, checked.redelivered) == (1, 1)
+
+
+def test_what_is_sent_again_beyond_the_bound_breaks_a_promise(books: Books):
+    books.wrote("a1 key-1 1 good")
+    books.arrived("a1 key-1 1", "a1 key-1 1", "a1 key-1 1")
+    checked = books.check()
+    checked.sent_again_bound = 1
+    assert checked.promises["sent again beyond the bound"] == 1
+
+
+def test_the_ledger_tells_who_failed_and_who_should_have(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 unroutable", "a3 key-1 3 refused")
+    books.arrived("a1 key-1 1")
+    books.row("a1", failed_at="2026-01-01", attempts=1)
+    books.row("a2", failed_at="2026-01-01", attempts=1)
+    broken = {"failed without deserving it": 1, "have two fates": 1, "deserved to fail, and did not": 1}
+    assert books.broken() == broken
+    assert books.check().failed_deserved == 1
+
+
+def test_the_ledger_finds_what_is_stuck(books: Books):
+    books.wrote("a1 key-1 1 good")
+    books.row("a1", available_at="2026-01-01")
+    assert books.broken() == {"lost": 1, "stuck (pending after the drain)": 1}
+
+
+def test_the_ledger_finds_what_arrived_and_is_still_pending(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good")
+    books.arrived("a1 key-1 1", "a2 key-1 2")
+    books.row("a1", available_at="2026-01-01")
+    assert books.broken() == {"have two fates": 1, "stuck (pending after the drain)": 1}
+    assert books.check().one_fate == 1
+
+
+def test_messages_of_one_key_whose_transactions_overlap_may_arrive_in_either_order(books: Books):
+    books.wrote("a1 key-1 1 good 0 2", "a2 key-1 1 good 1 3", "a3 key-1 2 good 4 5")
+    books.arrived("a2 key-1 1", "a1 key-1 1", "a3 key-1 2")
+    checked = books.check()
+    assert checked.out_of_order == 0
+    assert checked.overlapping == 0  # one writer's never do
+
+
+def test_a_message_that_was_committed_before_another_of_its_key_began_must_arrive_first(books: Books):
+    books.wrote("a1 key-1 1 good 0 2", "a2 key-1 1 good 1 3", "a3 key-1 2 good 2.5 5")
+    books.arrived("a2 key-1 1", "a3 key-1 2", "a1 key-1 1")
+    assert books.broken() == {"out of order within a key": 1}
+
+
+def test_messages_of_a_locked_key_must_arrive_in_the_order_in_which_the_lock_was_taken(books: Books):
+    books.wrote("a1 key-2 1 good 1 1", "a2 key-2 1 good 1.1 1.1")
+    books.arrived("a2 key-2 1", "a1 key-2 1")
+    assert books.broken() == {"out of order within a key": 1}
+
+
+def test_the_ledger_finds_ids_that_do_not_follow_the_commits(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good")
+    books.arrived("a1 key-1 1", "a2 key-1 2")
+    books.row("a2", processed_at="2026-01-01")
+    books.row("a1", processed_at="2026-01-01")
+    assert books.broken() == {"ids not in the order of commits": 1}
+
+
+def test_an_attempt_counts_as_odd_unless_a_queue_was_full_at_that_time(books: Books):
+    books.wrote("a1 key-1 1 good", "a2 key-1 2 good")
+    books.arrived("a1 key-1 1", "a2 key-1 2")
+    books.row("a1", processed_at="2026-01-01", attempts=1)
+    refused = {"first_error_at": "2026-01-01 00:00:00", "last_error_at": "2026-01-01 00:00:01"}
+    books.row("a2", processed_at="2026-01-01", attempts=3, **refused)
+    assert books.broken() == {"counted an attempt in an outage": 1}
+    refusals = Refusals()
+    refusals.windows.append((1_767_225_600 - 1, 1_767_225_600 + 2))
+    assert books.broken(refusals) == {}
+
+
+def test_a_message_that_an_operator_mended_must_arrive_and_one_that_was_discarded_must_not(books: Books):
+    books.wrote("a1 key-1 1 unroutable", "a2 key-1 2 unroutable", "a3 key-1 3 good", "a4 key-1 4 unroutable")
+    books.operated("a1 requeue 50 51", "a1 mend 52 53", "a2 discard 52 53", "a4 mend 54 55")
+    books.arrived("a3 key-1 3", "a1 key-1 1", "a2 key-1 2")
+    assert books.broken() == {"lost": 1, "arrived, but never committed": 1}
+
+
+def test_the_ledger_finds_a_message_that_passed_a_failed_one_that_blocks_its_key(books: Books):
+    books.wrote("a1 key-1 1 unroutable", "a2 key-1 2 good", "b1 key-2 1 good", "a3 key-1 3 good")
+    books.operated("a1 discard 101.5 102")
+    books.arrived("b1 key-2 1", "a2 key-1 2", "a3 key-1 3")
+    assert books.broken(blocks_key=True) == {"passed a failed one that blocks its key": 1}
+    assert books.broken() == {}
+
+
+def test_a_mended_message_arrives_in_its_place_only_if_failed_messages_block_their_key(books: Books):
+    books.wrote("a1 key-1 1 unroutable", "a2 key-1 2 good")
+    books.operated("a1 mend 50 51")
+    books.arrived("a2 key-1 2", "a1 key-1 1")
+    assert books.broken() == {}
+    assert books.broken(blocks_key=True) == {"out of order within a key": 1}
+
+
+def test_the_ledger_compares_dead_letters_with_the_rows(books: Books):
+    books.wrote(*(f"a{n} key-1 {n} unroutable" for n in (1, 2, 3, 4)), "a5 key-1 5 good")
+    books.row("a1", failed_at="2026-01-01", dead_lettered_at="2026-01-01")
+    books.row("a2", failed_at="2026-01-01", dead_lettered_at="2026-01-01")
+    books.row("a3", failed_at="2026-01-01")
+    books.row("a4", failed_at="2026-01-01")
+    books.arrived("a5 key-1 5")
+    books.copied("a1", "a3", "a5")
+    assert books.broken() == {
+        "dead-lettered without a copy": 1,
+        "copied, but never failed": 1,
+        "copies not noted, beyond the bound": 1,
+    }
+    assert books.check(dead_letters=True).unmarked == 2

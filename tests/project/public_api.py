@@ -1,0 +1,159 @@
+"""Describe the public API as text: every name in the `__all__` of a public module, with its signature.
+
+It reads the source instead of importing it, so that the text is the same with every version of Python and Django.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import django_outbox
+
+MODULES = (
+    "django_outbox",
+    "django_outbox.models",
+    "django_outbox.exceptions",
+    "django_outbox.relay",
+    "django_outbox.retention.purge",
+    "django_outbox.retry",
+    "django_outbox.messages",
+    "django_outbox.publishers.base",
+    "django_outbox.publishers.console",
+    "django_outbox.publishers.memory",
+    "django_outbox.publishers.rabbitmq",
+    "django_outbox.signals",
+    "django_outbox.tasks",
+    "django_outbox.beat",
+)
+SNAPSHOT = Path(__file__).with_name("public_api.txt")
+ROOT = Path(django_outbox.__file__).parent.parent
+MAX_WIDTH = 100
+INDENT = "    "
+
+
+def unparse(node: ast.AST) -> str:
+    """Return the source of a node as Python 3.11 and newer write it; 3.10 puts a blank after a bare `lambda`."""
+    return ast.unparse(node).replace("lambda :", "lambda:")
+
+
+def describe() -> str:
+    """Return the public API, module by module."""
+    blocks = ([module, *(f"{INDENT}{line}" for line in lines_of(module))] for module in MODULES)
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def lines_of(module: str) -> Iterator[str]:
+    for name in exported(module):
+        home, definition = find(module, name)
+        if home != module and home in MODULES:
+            yield f"{name} (from {home})"
+        else:
+            yield from lines_of_definition(name, definition)
+
+
+def parse(module: str) -> ast.Module:
+    path = ROOT.joinpath(*module.split("."))
+    return ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
+
+
+def exported(module: str) -> list[str]:
+    """Return a module's `__all__`."""
+    for node in parse(module).body:
+        if isinstance(node, ast.Assign) and unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    raise AssertionError(f"{module} has no __all__.")
+
+
+def find(module: str, name: str) -> tuple[str, ast.stmt]:
+    """Return the module that defines a name, and the definition."""
+    for node in statements(parse(module).body):
+        if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
+            return find(node.module, name)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.Assign | ast.AnnAssign) and name in assigned(node):
+            return module, node
+    raise AssertionError(f"{module} does not define {name}, which its __all__ contains.")
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements, including those within `if TYPE_CHECKING:`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from statements(node.body)
+
+
+def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
+    return [unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+
+
+def lines_of_definition(name: str, node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.ClassDef):
+        yield from lines_of_class(node)
+    elif isinstance(node, ast.FunctionDef):
+        yield from lines_of_function(node)
+    elif isinstance(node, ast.AnnAssign):
+        yield lines_of_annotation(node)
+    elif isinstance(node, ast.Assign):
+        yield f"{name} = {brief(node.value)}"
+
+
+def lines_of_class(node: ast.ClassDef) -> Iterator[str]:
+    bases = ", ".join(unparse(base) for base in node.bases)
+    yield from (f"@{unparse(each)}" for each in node.decorator_list)
+    yield f"class {node.name}({bases})" if bases else f"class {node.name}"
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef):
+            if child.name == "__init__" or not child.name.startswith("_"):
+                yield from (f"{INDENT}{line}" for line in lines_of_function(child))
+        elif isinstance(child, ast.Assign | ast.AnnAssign) and not assigned(child)[0].startswith("_"):
+            yield from (f"{INDENT}{line}" for line in lines_of_definition(assigned(child)[0], child))
+
+
+def lines_of_function(node: ast.FunctionDef) -> Iterator[str]:
+    yield from (f"@{unparse(each)}" for each in node.decorator_list)
+    returns = f" -> {unparse(node.returns)}" if node.returns else ""
+    signature = f"def {node.name}({', '.join(parameters(node.args))}){returns}"
+    if len(signature) <= MAX_WIDTH:
+        yield signature
+        return
+    yield f"def {node.name}("
+    yield from (f"{INDENT}{parameter}," for parameter in parameters(node.args))
+    yield f"){returns}"
+
+
+def parameters(arguments: ast.arguments) -> Iterator[str]:
+    """Yield each parameter with its annotation and default, and the `*` before keyword-only ones."""
+    assert not arguments.posonlyargs
+    no_default = [None] * (len(arguments.args) - len(arguments.defaults))
+    for parameter, default in zip(arguments.args, [*no_default, *arguments.defaults], strict=True):
+        yield parameter_text(parameter, default)
+    if arguments.vararg or arguments.kwonlyargs:
+        yield f"*{unparse(arguments.vararg)}" if arguments.vararg else "*"
+    for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield parameter_text(parameter, default)
+    if arguments.kwarg:
+        yield f"**{unparse(arguments.kwarg)}"
+
+
+def parameter_text(parameter: ast.arg, default: ast.expr | None) -> str:
+    if default is None:
+        return unparse(parameter)
+    return f"{unparse(parameter)}{' = ' if parameter.annotation else '='}{unparse(default)}"
+
+
+def lines_of_annotation(node: ast.AnnAssign) -> str:
+    text = f"{unparse(node.target)}: {unparse(node.annotation)}"
+    return text if node.value is None else f"{text} = {brief(node.value)}"
+
+
+def brief(value: ast.expr) -> str:
+    """Return an expression; the arguments of a long call are left out."""
+    text = unparse(value)
+    return f"{unparse(value.func)}(...)" if isinstance(value, ast.Call) and len(text) > MAX_WIDTH // 2 else text
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(describe())

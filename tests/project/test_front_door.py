@@ -1,0 +1,154 @@
+"""What a visitor and CI read first: links, YAML files, and lists that must agree with each other."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.project_files import ROOT, read_pyproject, read_yaml, tox_environments
+from tests.support.servers import SERVERS
+
+URLS = read_pyproject()["project"]["urls"]
+REPOSITORY, DOCUMENTATION = URLS["Source"], URLS["Documentation"]
+RAW = REPOSITORY.replace("https://github.com/", "https://raw.githubusercontent.com/")
+
+TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "pyproject.toml")
+
+YAML = (
+    ".pre-commit-config.yaml",
+    ".readthedocs.yaml",
+    "compose.yaml",
+    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / ".github").rglob("*.yml"))),
+)
+
+ON = True
+"""How YAML 1.1 reads the key `on` of a workflow."""
+
+
+def links(path: str) -> list[str]:
+    return re.findall(r"https://[^\s)\"'<>`]+", (ROOT / path).read_text())
+
+
+def file_behind(link: str) -> Path | None:
+    """Return the file of this checkout that an absolute link leads to, or None for a link to something else."""
+    page = link.partition("#")[0]
+    for prefix in (f"{REPOSITORY}/blob/main/", f"{RAW}/main/"):
+        if page.startswith(prefix):
+            return ROOT / page.removeprefix(prefix)
+    if page.startswith("https://django-outbox.readthedocs.io/"):
+        name = page.removeprefix(DOCUMENTATION) or "index.html"
+        return ROOT / "docs" / f"{name.removesuffix('.html')}.md"
+    return None
+
+
+def jobs() -> dict[str, Any]:
+    found: dict[str, Any] = read_yaml(".github/workflows/ci.yml")["jobs"]
+    return found
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_an_absolute_link_leads_to_a_file_of_the_repository(path: str):
+    for link in links(path):
+        file = file_behind(link)
+        assert file is None or file.is_file(), link
+
+
+def test_the_links_of_the_readme_are_absolute_because_pypi_shows_it_too():
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len([target for target in targets if file_behind(target)]) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+@pytest.mark.parametrize("link", ["blob/main/NO.md", "en/latest/no.html", "raw"])
+def test_a_link_to_a_missing_file_is_noticed(link: str):
+    urls = {"blob/main/NO.md": REPOSITORY + "/", "en/latest/no.html": "https://django-outbox.readthedocs.io/"}
+    file = file_behind(urls.get(link, f"{RAW}/main/") + link)
+    assert file is not None
+    assert not file.exists()
+
+
+def test_a_reader_sees_the_picture_the_install_and_the_code_first():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    screen = "\n".join(lines[:40])
+    for part in ("docs/_static/overview.svg", "pip install", "enqueue(", "manage.py run_outbox"):
+        assert part in screen
+
+
+@pytest.mark.parametrize("path", YAML)
+def test_a_yaml_file_can_be_read(path: str):
+    assert isinstance(read_yaml(path), dict)
+
+
+def test_yaml_that_is_broken_is_noticed(tmp_path: Path):
+    broken = tmp_path / "broken.yml"
+    broken.write_text("jobs: [")
+    with pytest.raises(yaml.YAMLError):
+        read_yaml(str(broken))
+
+
+def test_ci_tests_the_versions_of_tox():
+    matrix = jobs()["quick-tests"]["strategy"]["matrix"]
+    excluded = {(pair["python"], pair["django"]) for pair in matrix["exclude"]}
+    pairs = {(python, django) for python in matrix["python"] for django in matrix["django"]} - excluded
+    assert pairs == tox_environments()
+
+
+def test_ci_runs_the_scripts_that_a_developer_runs():
+    commands = [step.get("run", "") for job in jobs().values() for step in job["steps"]]
+    assert ".ci/run" in commands
+    assert any(command.startswith("python tests/run.py ") for command in commands)
+    assert "tests/run.py" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("path", [path for path in YAML if "/workflows/" in path])
+def test_a_workflow_pins_actions_by_their_major_version_and_has_limits(path: str):
+    workflow = read_yaml(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow[ON]
+    for name, job in workflow["jobs"].items():
+        assert "uses" in job or job["timeout-minutes"] <= 40, name
+        for step in job.get("steps", []):
+            assert re.fullmatch(r"[\w./-]+@(v\d+|release/v\d+)", step.get("uses", "none@v1")), step
+
+
+def test_a_release_is_tested_and_published_without_a_token():
+    release = read_yaml(".github/workflows/release.yml")["jobs"]
+    assert release["ci"]["uses"] == "./.github/workflows/ci.yml"
+    assert release["publish"]["needs"] == ["ci", "build"]
+    assert release["publish"]["permissions"] == {"id-token": "write"}
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
+def test_a_server_is_the_same_everywhere(server: Any):
+    name = server.name.lower()
+    composed = read_yaml("compose.yaml")["services"][name]
+    of_ci = jobs()["quick-tests"]["services"][name]
+    assert composed["image"] == of_ci["image"] == server.image
+    assert composed["ports"] == [f"127.0.0.1:{server.port}:{server.port}"]
+    assert of_ci["ports"] == [f"{server.port}:{server.port}"]
+    settings = {name: value for name, _, value in (setting.partition("=") for setting in server.image_settings)}
+    assert composed.get("environment", {}) == of_ci.get("env", {}) == settings
+    assert any(f":{server.port}/" in url for url in server.local_urls), "the tests do not look at that port"
+
+
+def test_mysql_is_the_same_in_compose_and_ci():
+    composed, of_ci = read_yaml("compose.yaml")["services"]["mysql"], jobs()["quick-tests"]["services"]["mysql"]
+    assert composed["image"] == of_ci["image"]
+    [port] = of_ci["ports"]
+    assert composed["ports"] == [f"127.0.0.1:{port}"]
+    url = jobs()["quick-tests"]["env"]["MYSQL_URL"]
+    assert f":{port.partition(':')[0]}/" in url
+    assert url in (ROOT / "compose.yaml").read_text()
+
+
+def test_the_script_of_ci_is_valid_bash():
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+
+
+def test_the_tests_that_ci_runs_once_exist():
+    named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".ci" / "run").read_text())
+    assert len(named) > 2
+    assert [path for path in named if not (ROOT / path).is_file()] == []

@@ -1,0 +1,97 @@
+"""The wheel: its version, its metadata and its files."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+from email.message import Message
+
+import pytest
+
+from tests.support.project_files import ROOT, read_pyproject, tox_environments
+
+PACKAGE = ROOT / "django_outbox"
+PROJECT = read_pyproject()["project"]
+INFO = f"django_transactional_outbox-{PROJECT['version']}.dist-info"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    target = tmp_path_factory.mktemp("wheel")
+    ended = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (path,) = target.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def names(wheel: zipfile.ZipFile) -> set[str]:
+    return set(wheel.namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    return message_from_string(wheel.read(f"{INFO}/METADATA").decode())
+
+
+@pytest.mark.slow
+def test_every_file_of_the_app_is_in_the_wheel(names):
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert sources <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["locale", "migrations", "static", "templates"])
+def test_the_wheel_contains_the_folders_without_modules(names, folder):
+    assert [name for name in names if name.startswith(f"django_outbox/{folder}/")]
+
+
+@pytest.mark.slow
+def test_the_wheel_is_typed_and_translated(names):
+    assert {"django_outbox/py.typed", "django_outbox/locale/de/LC_MESSAGES/django.mo"} <= names
+
+
+@pytest.mark.slow
+def test_the_wheel_contains_only_the_app(names):
+    assert {name.split("/")[0] for name in names} == {"django_outbox", INFO}
+
+
+@pytest.mark.slow
+def test_the_wheel_contains_the_licence(names):
+    assert f"{INFO}/licenses/LICENSE" in names
+
+
+@pytest.mark.slow
+def test_the_metadata_is_that_of_the_project(metadata):
+    assert metadata["Version"] == PROJECT["version"]
+    assert metadata.get_all("Provides-Extra") == ["all", "celery", "mysql", "postgres", "rabbitmq"]
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
+    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+
+
+def test_the_version_is_written_in_one_place():
+    version = re.compile(rf"(?<![\d.]){re.escape(PROJECT['version'])}(?![\d.]\d)")
+    code = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "docs" / "conf.py"]
+    assert [path.name for path in code if version.search(path.read_text())] == []
+
+
+def test_the_changelog_describes_the_version():
+    [newest, *_] = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest.startswith((f"[Unreleased] {PROJECT['version']}", f"[{PROJECT['version']}]"))
+
+
+def test_the_classifiers_name_the_versions_of_tox():
+    pythons, djangos = (set(versions) for versions in zip(*tox_environments(), strict=True))
+    assert {text.rpartition(" :: ")[2] for text in PROJECT["classifiers"] if "Python :: 3." in text} == pythons
+    assert {text.rpartition(" :: ")[2] for text in PROJECT["classifiers"] if "Django :: " in text} == djangos

@@ -1,0 +1,257 @@
+"""The shop's view over HTTP, and the demo with its figures."""
+
+import json
+import re
+import sqlite3
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.shop import Server, Shop, migrated_database, run_manage, shop_environment
+
+
+class SQLiteShop:
+    """The web server of a shop on SQLite, and its database."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "shop.sqlite3"
+        environment = shop_environment(DATABASE_URL=f"sqlite:///{self._path}")
+        run_manage("migrate", "--verbosity=0", environment=environment)
+        self.server = Server(folder / "server.log", environment)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            return list(connection.execute(sql))
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of orders and of messages."""
+        return self.rows(
+            "SELECT (SELECT count(*) FROM shop_order), (SELECT count(*) FROM django_outbox_outboxmessage)"
+        )[0]
+
+
+@pytest.fixture(scope="module")
+def running_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SQLiteShop]:
+    shop = SQLiteShop(tmp_path_factory.mktemp("shop"))
+    yield shop
+    shop.server.kill()
+
+
+@pytest.fixture
+def shop(running_shop: SQLiteShop) -> SQLiteShop:
+    for table in ("shop_order", "django_outbox_outboxmessage"):
+        running_shop.rows(f"DELETE FROM {table}")
+    return running_shop
+
+
+def test_an_order_is_saved_together_with_its_message(shop: SQLiteShop):
+    status, answer = shop.server.order(customer="Grace", item="kettle", quantity=3, total="12.5", note=" gift ")
+    assert status == 201
+    assert shop.rows("SELECT id, customer, item, quantity, note FROM shop_order") == [
+        (answer["id"], "Grace", "kettle", 3, " gift ")
+    ]
+    [(type, key, headers, payload)] = shop.rows("SELECT type, key, headers, payload FROM django_outbox_outboxmessage")
+    assert (type, key) == ("order.placed", f"order-{answer['id']}")
+    assert json.loads(headers) == {"correlation_id": answer["number"]}
+    assert json.loads(payload) == {
+        **answer,
+        "customer": "Grace",
+        "item": "kettle",
+        "quantity": 3,
+        "total": "12.5",
+        "note": " gift ",
+    }
+
+
+def test_an_order_that_is_out_of_stock_is_rolled_back_with_its_message(shop: SQLiteShop):
+    status, answer = shop.server.order(item="out-of-stock")
+    assert (status, answer) == (409, {"errors": {"item": ["out-of-stock is not available in quantity 2."]}})
+    assert shop.count() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("customer", ""),
+        ("customer", None),
+        ("customer", "x" * 201),
+        ("item", "nul\x00"),
+        ("quantity", 0),
+        ("quantity", 1.5),
+        ("quantity", "many"),
+        ("quantity", True),
+        ("total", "-1"),
+        ("total", "1.234"),
+        ("total", float("nan")),
+        ("total", float("inf")),
+    ],
+)
+def test_an_order_with_a_bad_field_is_refused_by_its_name(shop: SQLiteShop, field: str, value: object):
+    status, answer = shop.server.order(**{field: value})
+    assert status == 400
+    assert list(answer["errors"]) == [field]
+    assert shop.count() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"", "The body is not JSON in UTF-8"),
+        (b"{", "The body is not JSON in UTF-8"),
+        (b"\xff", "The body is not JSON in UTF-8"),
+        (b'{"note": "\\ud800"}', "The body is not JSON in UTF-8"),
+        (b"[" * 100_000, "The body is not JSON in UTF-8"),
+        (b"[]", "The body must be a JSON object"),
+        (b'{"item": ["teapot"]}', "item must be a string or a number"),
+    ],
+    ids=["empty", "cut off", "not UTF-8", "lone surrogate", "deep", "not an object", "nested"],
+)
+def test_a_body_that_is_not_an_order_is_refused_with_the_reason(shop: SQLiteShop, body: bytes, problem: str):
+    status, answer = shop.server.order(body)
+    assert status == 400
+    assert problem in answer["errors"]["body"][0]
+
+
+def test_an_order_too_large_for_a_message_is_refused_and_not_saved(shop: SQLiteShop):
+    status, answer = shop.server.order(note="x" * 1_100_000)
+    assert status == 400
+    assert "payload: is 1,100," in answer["errors"]["body"][0]
+    assert shop.count() == (0, 0)
+
+
+def test_the_first_page_shows_the_figures(shop: SQLiteShop):
+    shop.server.order()
+    page = shop.server.get("/")
+    assert "1 order<" in page
+    assert "1 message pending, 0 failed" in page
+
+
+@pytest.fixture
+def demo_environment(tmp_path: Path) -> dict[str, str]:
+    return demo_settings(tmp_path)
+
+
+def demo_settings(folder: Path) -> dict[str, str]:
+    """Return the environment of a demo on SQLite, in a folder."""
+    return shop_environment(DATABASE_URL=f"sqlite:///{folder}/demo.sqlite3", DEMO_FILE=str(folder / "demo.jsonl"))
+
+
+def figures(output: str) -> dict[str, int]:
+    """Read the table of the summary."""
+    lines = [line.rsplit(maxsplit=1) for line in output.splitlines() if line.startswith("   ")]
+    return {
+        label.strip(): int(number) for label, number in (line for line in lines if len(line) == 2) if number.isdigit()
+    }
+
+
+class RepeatedDemo(NamedTuple):
+    """The outputs of two runs of the demo in one database, and its environment."""
+
+    outputs: list[str]
+    environment: dict[str, str]
+    folder: Path
+
+    def arrivals(self) -> list[dict[str, Any]]:
+        """Return the messages that the second run printed."""
+        return [json.loads(line) for line in (self.folder / "demo.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def repeated_demo(tmp_path_factory: pytest.TempPathFactory) -> RepeatedDemo:
+    folder = tmp_path_factory.mktemp("demo")
+    environment = demo_settings(folder)
+    return RepeatedDemo(
+        [run_manage("demo", "--orders", "100", environment=environment) for _ in range(2)], environment, folder
+    )
+
+
+def test_the_demo_succeeds_and_can_be_repeated(repeated_demo: RepeatedDemo):
+    for output in repeated_demo.outputs:
+        assert figures(output) == {
+            "orders sent": 100,
+            "saved": 90,
+            "rolled back": 10,
+            "messages enqueued": 92,
+            "in flight at the kill": 15,
+            "failed at first": 2,
+            "requeued": 1,
+            "delivered": 91,
+            "left failed": 1,
+            "messages arrived": 91,
+            "duplicates": 15,
+        }
+        assert "invoice.requested failed: unroutable" in output
+        assert output.count("   ok    ") == 8
+    types = Counter(message["type"] for message in repeated_demo.arrivals())
+    assert types == {"order.placed": 90 + 15, "invoice.requested": 1}
+
+
+def test_the_demo_kills_a_relay_whose_batch_another_relay_delivers_again(repeated_demo: RepeatedDemo):
+    output = repeated_demo.outputs[-1]
+    process = re.search(r"Process (\d+) is dead", output)
+    assert process, output
+    assert not Path(f"/proc/{process[1]}").exists()
+    arrivals = [message["message_id"] for message in repeated_demo.arrivals()]
+    # The relay settled its first batch of 15, and died with the second one.
+    assert [arrivals.count(message_id) for message_id in arrivals[:30]] == [1] * 15 + [2] * 15
+
+
+def test_the_demo_leaves_a_failed_message_to_requeue_in_the_admin(repeated_demo: RepeatedDemo):
+    with closing(sqlite3.connect(repeated_demo.folder / "demo.sqlite3")) as connection:
+        failed = connection.execute("SELECT type FROM django_outbox_outboxmessage WHERE failed_at IS NOT NULL")
+        assert failed.fetchall() == [("refund.requested",)] * 2
+    server = Server(repeated_demo.folder / "server.log", repeated_demo.environment)
+    try:
+        output = repeated_demo.outputs[-1]
+        path = re.search(r"http://127.0.0.1:8000(/\S+)", output)
+        login = re.search(r"user (\w+), password (\w+) \(created for this demo\)", output)
+        assert path, output
+        assert login, output
+        page = log_in(server.address, path[1], username=login[1], password=login[2])
+    finally:
+        server.kill()
+    assert "refund.requested" in page
+
+
+def log_in(address: str, path: str, **credentials: str) -> str:
+    """Log in to the admin as a person would, and return the page that they wanted to see."""
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    form = browser.open(f"{address}{path}").read().decode()
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
+    assert token, form
+    fields = {**credentials, "csrfmiddlewaretoken": token[1], "next": path}
+    return str(browser.open(f"{address}/admin/login/", urllib.parse.urlencode(fields).encode()).read().decode())
+
+
+@pytest.mark.slow
+def test_the_demo_succeeds_on_postgresql_and_rabbitmq(tmp_path: Path):
+    with migrated_database("postgresql", tmp_path) as database, Shop(database, tmp_path) as shop:
+        output = shop.manage("demo", "--orders", "100")
+    assert f"exchange {shop.queue}, queue {shop.queue}" in output
+    assert output.count("   ok    ") == 8
+    assert {"messages arrived": 91, "left failed": 1}.items() <= figures(output).items()
+    assert figures(output)["duplicates"] == figures(output)["in flight at the kill"] > 0
+
+
+def test_the_demo_exits_with_1_when_the_figures_disagree(demo_environment: dict[str, str], tmp_path: Path):
+    run_manage("migrate", "--verbosity=0", environment=demo_environment)
+    with closing(sqlite3.connect(tmp_path / "demo.sqlite3")) as connection, connection:
+        connection.execute(
+            "CREATE TRIGGER one_lost AFTER INSERT ON django_outbox_outboxmessage WHEN new.id = 50 "
+            "BEGIN DELETE FROM django_outbox_outboxmessage WHERE id = new.id; END"
+        )
+    output = run_manage("demo", "--orders", "100", environment=demo_environment, code=1)
+    assert "WRONG Each order, the invoice and the refund has exactly one message." in output
+    assert figures(output)["messages enqueued"] == 91
+
+
+def test_the_demo_refuses_to_create_its_superuser_outside_development(demo_environment: dict[str, str], tmp_path: Path):
+    environment = {**demo_environment, "DEBUG": "off", "SECRET_KEY": "secret"}
+    assert "it requires DEBUG = True" in run_manage("demo", environment=environment, code=1)
+    assert not (tmp_path / "demo.jsonl").exists()

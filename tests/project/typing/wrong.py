@@ -1,0 +1,62 @@
+"""A user's mistakes: mypy and pyright must report each line with a `type: ignore`, and no other."""
+
+from collections.abc import Sequence
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.beat import beat_schedule
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.messages import Message, Outcome, retry_later
+from django_outbox.models import OutboxMessageQuerySet
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.relay import Relay
+from django_outbox.retry import RetryFunction, RetryPolicy
+
+
+def enqueue_wrongly() -> None:
+    enqueue(7, {})  # type: ignore[arg-type]
+    enqueue("order.created")  # type: ignore[call-arg]
+    enqueue("order.created", {}, "order-7")  # type: ignore[call-arg]
+    enqueue("order.created", {}, key=1.5)  # type: ignore[arg-type]
+    enqueue("order.created", {}, headers=[("trace", "1")])  # type: ignore[arg-type]
+    enqueue("order.created", {}, message_id=7)  # type: ignore[arg-type]
+    enqueue("order.created", {}, delay="60")  # type: ignore[arg-type]
+    enqueue("order.created", {}, available_at=60)  # type: ignore[arg-type]
+    enqueue("order.created", {}, database="orders")  # type: ignore[call-arg]
+    enqueue_many([{"type": "order.created"}])  # type: ignore[list-item]
+    assert enqueue("order.created", {}).state  # type: ignore[attr-defined]
+
+
+def query_wrongly(messages: OutboxMessageQuerySet) -> None:
+    messages.with_status("pending")  # type: ignore[arg-type]
+    messages.failed().requeue(OutboxMessage)  # type: ignore[call-arg]
+
+
+class Silent(Publisher):
+    """Reports no outcomes."""
+
+    def publish(self, messages: Sequence[Message]) -> None:  # type: ignore[override]
+        return None
+
+
+class Incomplete(Publisher):
+    """Has no `publish`."""
+
+
+Incomplete("incomplete")  # type: ignore[abstract]
+RabbitMQPublisher("default", hostname="localhost")  # type: ignore[call-arg]
+RabbitMQPublisher("default", timeout="5 seconds")  # type: ignore[arg-type]
+Relay("default")  # type: ignore[call-arg]
+Relay(workers="2")  # type: ignore[arg-type]
+retry_later("busy", retry_after="3 seconds")  # type: ignore[arg-type]
+RetryPolicy(backoff="quadratic")  # type: ignore[arg-type]
+RetryPolicy().delay = 3  # type: ignore[misc]
+beat_schedule(5)  # type: ignore[call-arg]
+InvalidMessage("payload")  # type: ignore[call-arg]
+
+
+def two_arguments(attempt: int, outcome: Outcome) -> float:
+    return 1.0
+
+
+function: RetryFunction = two_arguments  # type: ignore[assignment]

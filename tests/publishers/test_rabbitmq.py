@@ -1,0 +1,314 @@
+"""The RabbitMQ publisher on a real broker: messages as consumers receive them, and the outcome of each message."""
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import kombu
+import pytest
+from django.conf import settings
+from hypothesis import given
+from hypothesis import strategies as st
+from pika import spec
+
+from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.publishers.rabbitmq.channel import NACKED
+from django_outbox.publishers.rabbitmq.unconfirmed import Unconfirmed
+from tests.support.rabbitmq_tools import (
+    Broker,
+    MakePublisher,
+    Publishing,
+    TcpProxy,
+    broker_url,
+    in_flight,
+    make_message,
+    only_error,
+    verdicts,
+)
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+
+
+# Messages as consumers receive them
+
+
+def test_the_properties_describe_the_message(broker: Broker, make_publisher: MakePublisher):
+    exchange, queue = broker.exchange("topic"), broker.queue()
+    broker.channel.queue_bind(queue, exchange, "shop.orders")
+    message = make_message(
+        "shop.orders",
+        b'{"id": 1}',
+        type="order.created",
+        key="order-1",
+        headers={"correlation_id": "abc", "source": "web"},
+        occurred_at=datetime.datetime(2026, 5, 6, 7, 8, 9, 999_999, tzinfo=datetime.timezone.utc),
+    )
+    assert make_publisher(exchange=exchange).publish([message]) == [ACCEPTED]
+    (received,) = broker.take(queue)
+    properties = received.properties
+    assert received.body == b'{"id": 1}'
+    assert received.routing_key == "shop.orders"
+    assert properties.message_id == str(message.message_id)
+    assert properties.type == "order.created"
+    assert properties.timestamp == datetime.datetime(2026, 5, 6, 7, 8, 9, tzinfo=datetime.timezone.utc).timestamp()
+    assert properties.content_type == "application/json"
+    assert properties.content_encoding == "utf-8"
+    assert properties.delivery_mode == 2
+    assert properties.correlation_id == "abc"
+    assert properties.headers == {"correlation_id": "abc", "source": "web", "outbox-key": "order-1"}
+
+
+def test_the_type_is_the_routing_key_of_a_message_without_a_topic(broker: Broker, make_publisher: MakePublisher):
+    exchange, queue = broker.exchange("topic"), broker.queue()
+    broker.channel.queue_bind(queue, exchange, "order.*")
+    make_publisher(exchange=exchange).publish([make_message(type="order.paid")])
+    (received,) = broker.take(queue)
+    assert received.routing_key == "order.paid"
+
+
+def test_a_message_without_a_key_has_no_key_header(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    make_publisher().publish([make_message(queue)])
+    (received,) = broker.take(queue)
+    assert received.properties.headers == {}
+    assert received.properties.correlation_id is None
+
+
+def test_the_key_header_can_be_renamed_and_messages_be_transient(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    make_publisher(key_header="aggregate", persistent=False).publish([make_message(queue, key="ü-1")])
+    (received,) = broker.take(queue)
+    assert received.properties.headers == {"aggregate": "ü-1"}
+    assert received.properties.delivery_mode == 1
+
+
+def test_headers_may_hold_every_json_value(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    headers = {
+        "größe 🦡": "ß 🦡",
+        "": "",
+        "float": 0.1,
+        "whole float": 1e300,
+        "none": None,
+        "yes": True,
+        "no": False,
+        "small": -1,
+        "32 bits": 2**31,
+        "64 bits": -(2**63),
+        "float beyond 64 bits": 2.0**63,
+        "large float": 1e19,
+        "nested": {"list": [1, "a", None, [True, {"deep": 2.5}]], "empty": {}, "none": []},
+    }
+    assert make_publisher().publish([make_message(queue, headers=headers)]) == [ACCEPTED]
+    # pika 1.4 truncates every float that it reads to a whole number; kombu does not.
+    with kombu.Connection(settings.AMQP_URL) as connection:
+        channel: Any = connection.default_channel
+        received = channel.basic_get(queue, no_ack=True)
+    assert received.headers == headers
+
+
+@pytest.mark.parametrize("number", [2.0**63, -(2.0**63), 1e19, 1.7976931348623157e308], ids=str)
+def test_a_float_that_postgresql_returns_as_an_integer_is_sent_as_a_float(
+    broker: Broker, make_publisher: MakePublisher, number: float
+):
+    """PostgreSQL's jsonb writes 1e19 as 10000000000000000000, which Python reads as an integer of more than 64 bits."""
+    queue = broker.queue()
+    written = int(Decimal(repr(number)))
+    assert make_publisher().publish([make_message(queue, headers={"n": written})]) == [ACCEPTED]
+    with kombu.Connection(settings.AMQP_URL) as connection:
+        channel: Any = connection.default_channel
+        assert channel.basic_get(queue, no_ack=True).headers == {"n": number}
+
+
+def test_headers_of_maximum_depth_can_be_sent_from_any_call_depth(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue("quorum")
+    publisher = make_publisher()
+    value: Any = 1
+    for level in range(499):
+        value = {"a": value} if level % 2 else [value]
+
+    def publish(depth: int) -> Any:
+        return publish(depth - 1) if depth else publisher.publish([make_message(queue, headers={"a": value})])
+
+    assert publish(0) == publish(300) == [ACCEPTED]
+    eventually(lambda: broker.depth(queue) == 2, "both messages are in the queue")
+
+
+@pytest.mark.parametrize("value", ["x" * 256, 5, ["a"]], ids=["long", "number", "list"])
+def test_a_correlation_id_that_is_not_a_short_string_stays_a_header(
+    broker: Broker, make_publisher: MakePublisher, value: Any
+):
+    queue = broker.queue()
+    assert make_publisher().publish([make_message(queue, headers={"correlation_id": value})]) == [ACCEPTED]
+    (received,) = broker.take(queue)
+    assert received.properties.correlation_id is None
+    assert received.properties.headers == {"correlation_id": value}
+
+
+def test_the_connection_carries_the_name_of_the_publisher(proxy: TcpProxy, make_publisher: MakePublisher):
+    make_publisher(broker_url(port=proxy.port)).publish([make_message("nowhere")])
+    assert b"connection_name" in proxy.beginning
+    assert b"django_outbox shop" in proxy.beginning
+
+
+# Outcomes
+
+
+NESTED: list[Any] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"headers": {"n": 2**63 + 1}}, "headers['n']: an integer beyond 64 bits"),
+        ({"headers": {"a": [{"b": 10**400}]}}, "headers['a']: an integer beyond 64 bits"),
+        ({"headers": {"é" * 128: 1}}, "its name is 256 bytes long"),
+        ({"headers": {"a": {"b" * 256: 1}}}, "headers['a']: a name in it is 256 bytes long"),
+        ({"headers": {"a": "\ud800"}}, "headers['a']: a lone surrogate"),
+        ({"headers": {"a": NESTED}}, "headers['a']: it is nested more than 500 levels deep"),
+        ({"headers": {"a": float("inf")}}, "headers['a']: inf is not a number that RabbitMQ can read"),
+        ({"headers": {"a": [float("nan")]}}, "headers['a']: nan is not a number that RabbitMQ can read"),
+        ({"headers": {"a": object()}}, "headers['a']: an object of type object is not a JSON value"),
+        ({"headers": {"CC": "other"}}, "headers['CC'] must be a list"),
+        ({"headers": {"BCC": None}}, "headers['BCC'] must be a list"),
+        ({"headers": {"a": "x" * 131_072}}, "frame_max agreed with the broker is 131,072"),
+        ({"type": "x" * 256}, "type is 256 bytes long"),
+        ({"topic": "x" * 256}, "the routing key (topic, or type) is 256 bytes long"),
+        ({"occurred_at": datetime.datetime(1969, 12, 31, tzinfo=datetime.timezone.utc)}, "occurred_at is before 1970"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_message_that_amqp_cannot_carry_is_rejected_alone(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, fields: dict[str, Any], reason: str
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    poison = make_message(**{"topic": queue, **fields})
+    for _ in range(2):
+        outcomes = publisher.publish([make_message(queue, b"1"), poison, make_message(queue, b"2")])
+        assert verdicts(outcomes) == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+        assert reason in outcomes[1].error
+    assert [received.body for received in broker.take(queue)] == [b"1", b"2"] * 2
+    assert proxy.connections == 1
+    assert only_error(publisher.publish([poison]), Verdict.REJECTED)
+
+
+def test_headers_fill_the_agreed_frame_to_the_last_byte(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    # RabbitMQ 4 refuses less.
+    publisher = make_publisher(broker_url(query="frame_max=8192"))
+    room = 0
+    while True:
+        (outcome,) = publisher.publish([make_message(queue, b"x" * 10_000, headers={"a": "x" * (7996 + room)})])
+        if outcome != ACCEPTED:
+            break
+        room += 1
+    assert "a frame of 8,193 bytes" in outcome.error
+    assert room > 0
+    assert broker.depth(queue) == room
+
+
+def test_confirms_of_several_queues_are_matched_to_their_messages(broker: Broker, make_publisher: MakePublisher):
+    full = broker.queue(max_length=0, overflow="reject-publish")
+    topics = [broker.queue(), broker.queue("quorum"), "nowhere", broker.queue(), full, broker.queue("quorum")]
+    expected = {"nowhere": Verdict.REJECTED, full: Verdict.DEFERRED}
+    messages = [make_message(topics[n % len(topics)], str(n).encode()) for n in range(3000)]
+    outcomes = make_publisher().publish(messages)
+    assert verdicts(outcomes) == [expected.get(message.topic, Verdict.ACCEPTED) for message in messages]
+    for topic in {*topics} - {*expected}:
+        bodies = [message.payload for message in messages if message.topic == topic]
+        assert [received.body for received in broker.take(topic)] == bodies
+
+
+def test_an_unroutable_message_is_rejected_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
+    exchange, queue = broker.exchange("topic"), broker.queue()
+    broker.channel.queue_bind(queue, exchange, "known")
+    messages = [make_message("unknown" if n % 3 == 1 else "known", str(n).encode()) for n in range(30)]
+    outcomes = make_publisher(exchange=exchange).publish(messages)
+    assert verdicts(outcomes) == [Verdict.REJECTED if n % 3 == 1 else Verdict.ACCEPTED for n in range(30)]
+    assert outcomes[1].error == (
+        f"unroutable: 312 NO_ROUTE, exchange '{exchange}', routing key 'unknown'; bind a queue, or set mandatory=False"
+    )
+    assert [int(received.body) for received in broker.take(queue)] == [n for n in range(30) if n % 3 != 1]
+
+
+def test_a_message_that_is_in_flight_twice_has_two_outcomes(make_publisher: MakePublisher):
+    message = make_message("nowhere")
+    assert only_error(make_publisher().publish([message, message]), Verdict.REJECTED)
+
+
+def test_an_unroutable_message_is_dropped_if_mandatory_is_false(make_publisher: MakePublisher):
+    assert make_publisher(mandatory=False).publish([make_message("nowhere")]) == [ACCEPTED]
+
+
+def test_messages_for_a_full_queue_are_deferred(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue(max_length=5, overflow="reject-publish")
+    publisher = make_publisher()
+    outcomes = [publisher.publish([make_message(queue)])[0] for _ in range(8)]
+    assert outcomes[:5] == [ACCEPTED] * 5
+    assert {(outcome.verdict, outcome.error, outcome.counted) for outcome in outcomes[5:]} == {
+        (Verdict.DEFERRED, NACKED.error, False)
+    }
+    assert "basic.nack" in NACKED.error
+    assert broker.depth(queue) == 5
+
+
+def test_a_payload_beyond_the_limit_of_the_broker_is_rejected_alone(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    """The others are sent again, for which this broker drops the connection: it did not close the channel itself."""
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    publishing = Publishing(publisher, [make_message(queue, b"x" * 1001), make_message(queue, b"x" * 1000)])
+    text = "PRECONDITION_FAILED - message size 1001 is larger than configured max size 1000"
+    eventually(lambda: in_flight(publisher), "the messages were sent")
+    proxy.say(spec.Channel.Close(406, text, 60, 40), channel=1)
+    eventually(lambda: not in_flight(publisher), "the channel was closed")
+    proxy.resume()
+    too_large, other = publishing.outcomes()
+    assert (too_large.verdict, too_large.error_class) == (Verdict.REJECTED, "rabbitmq.too_large")
+    assert "max_message_size of 1,000 bytes" in too_large.error
+    assert other.verdict is Verdict.UNANSWERED
+    assert "was lost" in other.error
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=5))
+def test_confirms_in_any_order_cover_each_message_once(data: st.DataObject, sizes: list[int]):
+    """Single and multiple confirms, mixed: each one covers the messages that no earlier one did."""
+    unconfirmed = Unconfirmed()
+    total = 0
+    for size in sizes:
+        unconfirmed.add(range(total, total + size))
+        total += size
+    assert unconfirmed.last_tag == total
+    left = set(range(1, total + 1))
+    while left:
+        tag, multiple = data.draw(st.sampled_from(sorted(left))), data.draw(st.booleans())
+        covered = {each for each in left if each == tag or (multiple and each < tag)}
+        assert unconfirmed.confirm(tag, multiple=multiple) == [each - 1 for each in sorted(covered)]
+        left -= covered
+        assert unconfirmed.confirm(tag, multiple=multiple) == []
+
+
+# Without confirms
+
+
+def test_without_confirms_a_message_is_accepted_when_the_broker_has_read_it(
+    broker: Broker, make_publisher: MakePublisher
+):
+    queue = broker.queue("quorum")
+    publisher = make_publisher(dangerously_disable_confirms=True)
+    for _ in range(2):
+        outcomes = publisher.publish([make_message(queue)] * 1200 + [make_message("nowhere")])
+        assert verdicts(outcomes) == [Verdict.ACCEPTED] * 1200 + [Verdict.REJECTED]
+    eventually(lambda: broker.depth(queue) == 2400, "all messages are in the queue")
+
+
+def test_without_confirms_a_refusal_is_not_noticed(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue(max_length=0, overflow="reject-publish")
+    assert make_publisher(dangerously_disable_confirms=True).publish([make_message(queue)]) == [ACCEPTED]

@@ -1,0 +1,136 @@
+"""The RabbitMQ publisher and the relay on a real cluster of three nodes, two of which are killed."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from tests.faults.children import wait_until
+from tests.support.rabbitmq_cluster import Node, running_cluster
+from tests.support.rabbitmq_tools import connection_of, make_message, verdicts
+from tests.support.relay_threads import relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+
+HEALTHY, WITHOUT_QUORUM, DOWN = "healthy", "without-quorum", "down"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[Node]]:
+    """A cluster in which only the first node is running."""
+    with running_cluster(3) as nodes:
+        first, second, third = nodes
+        first.declare(HEALTHY)
+        second.declare(WITHOUT_QUORUM, "quorum")
+        # Its only member is on a node that is down, so the broker refuses its messages.
+        third.declare(DOWN, "quorum", quorum_initial_group_size=1)
+        # A node that is killed within half a second of a declaration may have forgotten the queue.
+        time.sleep(2)
+        third.kill()
+        second.kill()
+        yield nodes
+
+
+@pytest.fixture
+def publisher(nodes: list[Node]) -> Iterator[RabbitMQPublisher]:
+    publisher = RabbitMQPublisher("shop", url=nodes[0].url, timeout=12)
+    yield publisher
+    publisher.close()
+
+
+def by_topic(messages: list[Message], outcomes: list[Outcome]) -> dict[str, Counter[tuple[Verdict, bool]]]:
+    found: dict[str, Counter[tuple[Verdict, bool]]] = {}
+    for message, outcome in zip(messages, outcomes, strict=True):
+        found.setdefault(message.topic, Counter())[outcome.verdict, outcome.counted] += 1
+    return found
+
+
+def test_a_queue_without_quorum_does_not_affect_other_queues(publisher: RabbitMQPublisher):
+    messages = [make_message(topic) for topic in (WITHOUT_QUORUM, HEALTHY) for _ in range(100)]
+    expected = {
+        WITHOUT_QUORUM: Counter({(Verdict.DEFERRED, False): 100}),
+        HEALTHY: Counter({(Verdict.ACCEPTED, True): 100}),
+    }
+    assert by_topic(messages, [*publisher.publish(messages)]) == expected
+    began = time.monotonic()
+    assert by_topic(messages, [*publisher.publish(messages)]) == expected
+    # The destination has been set aside, so no batch waits for it until its next trial.
+    assert time.monotonic() - began < 1
+
+
+def test_a_queue_whose_node_is_down_uses_up_no_attempt(publisher: RabbitMQPublisher):
+    messages = [make_message(topic) for topic in (DOWN, HEALTHY, DOWN)]
+    outcomes = publisher.publish(messages)
+    assert verdicts(outcomes) == [Verdict.DEFERRED, Verdict.ACCEPTED, Verdict.DEFERRED]
+    assert [outcome.counted for outcome in outcomes] == [False, True, False]
+    assert outcomes[0].error_class == "rabbitmq.nack"
+
+
+def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_order(nodes: list[Node]):
+    """The broker does not accept the oldest messages: a relay that tried only the oldest would deliver none."""
+    first, second, third = nodes
+    publishers = {
+        "default": {
+            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "OPTIONS": {"url": [first.url], "timeout": 12},
+        }
+    }
+    rows = [(WITHOUT_QUORUM, 300), (DOWN, 300), (HEALTHY, 2000)]
+    with transaction.atomic():
+        enqueue_many(
+            [
+                OutboxMessage(type="t", topic=topic, payload=n, key=f"{topic}-{n % 100}")
+                for topic, count in rows
+                for n in range(count)
+            ]
+        )
+    messages = OutboxMessage.objects
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}), relays_in_threads(poll_interval=0.1) as start:
+        start()
+        wait_until(lambda: messages.processed().filter(topic=HEALTHY).count() == 2000, 60, "the healthy messages")
+        assert messages.pending().count() == 600
+        assert {*messages.pending().values_list("attempts", flat=True)} == {0}
+        second.boot()
+        third.boot()
+        second.wait()
+        third.wait()
+        wait_until(lambda: not messages.pending().exists(), 120, "the end of all messages", pause=0.2)
+    assert Counter(messages.values_list("attempts", flat=True)) == {1: 2600}
+    for topic, count in rows[:2]:
+        arrived: dict[str, list[int]] = {}
+        with first.channel() as channel:
+            while True:
+                method, properties, body = channel.basic_get(topic, auto_ack=True)
+                if method is None or properties is None or body is None:
+                    break
+                # The first arrivals of a key must be in order. Messages of other tests have no key: they were not
+                # confirmed, but are stored nonetheless.
+                key = (properties.headers or {}).get("outbox-key")
+                found = arrived.setdefault(str(key), [])
+                if key and int(body) not in found:
+                    found.append(int(body))
+        arrived.pop("None", None)
+        assert arrived == {f"{topic}-{key}": list(range(key, count, 100)) for key in range(100)}
+
+
+def test_a_publisher_connects_to_another_node_when_its_node_is_killed(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("random.randrange", lambda _: 1)
+    publisher = RabbitMQPublisher("shop", url=[node.url for node in nodes], timeout=12)
+    try:
+        assert publisher.publish([make_message(HEALTHY)]) == [ACCEPTED]
+        connection = connection_of(publisher)
+        nodes[1].kill()
+        eventually(lambda: not connection.accepts_batches, "the publisher noticed the end")
+        assert publisher.prepare() == ""
+        assert publisher.publish([make_message(HEALTHY)]) == [ACCEPTED]
+    finally:
+        publisher.close()

@@ -1,0 +1,377 @@
+"""The RabbitMQ publisher's connection: opening it, losing it, its exchange, its thread."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pika
+import pytest
+from django.conf import settings
+from pika import spec
+
+from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.publishers.rabbitmq import session
+from tests.support.rabbitmq_tools import (
+    Broker,
+    MakePublisher,
+    Publishing,
+    TcpProxy,
+    broker_url,
+    channels_of,
+    connection_of,
+    free_port,
+    in_flight,
+    make_message,
+    only_error,
+    verdicts,
+)
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+
+
+# The exchange
+
+
+@pytest.mark.parametrize("confirms", [True, False])
+def test_a_missing_exchange_is_named_and_later_found(broker: Broker, make_publisher: MakePublisher, confirms: bool):
+    exchange, queue = broker.exchange_name(), broker.queue()
+    publisher = make_publisher(exchange=exchange, dangerously_disable_confirms=not confirms)
+    error = only_error(publisher.publish([make_message("t")] * 3), Verdict.UNANSWERED)
+    assert f"404 NOT_FOUND - no exchange '{exchange}' in vhost '/': declare it, or set declare_exchange" in error
+    broker.channel.exchange_declare(exchange, "fanout", durable=True)
+    broker.channel.queue_bind(queue, exchange)
+    assert publisher.publish([make_message("t")] * 3) == [ACCEPTED] * 3
+
+
+def test_a_durable_exchange_is_declared_on_demand(broker: Broker, make_publisher: MakePublisher):
+    exchange = broker.exchange_name()
+    publisher = make_publisher(exchange=exchange, declare_exchange="headers")
+    assert "NO_ROUTE" in only_error(publisher.publish([make_message("t")]), Verdict.REJECTED)
+    # The broker refuses to declare it again with other properties.
+    broker.channel.exchange_declare(exchange, "headers", durable=True)
+
+
+def test_an_exchange_of_another_type_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
+    publisher = make_publisher(exchange=broker.exchange("fanout"), declare_exchange="topic")
+    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    assert "406 PRECONDITION_FAILED - inequivalent arg 'type'" in error
+    assert "change declare_exchange" in error
+
+
+def test_an_internal_exchange_is_an_error_with_the_remedy(broker: Broker, make_publisher: MakePublisher):
+    exchange = broker.exchange_name()
+    broker.channel.exchange_declare(exchange, "topic", internal=True)
+    error = only_error(make_publisher(exchange=exchange).publish([make_message("t")]), Verdict.UNANSWERED)
+    assert f"403 ACCESS_REFUSED - cannot publish to internal exchange '{exchange}'" in error
+    assert "name another exchange" in error
+
+
+def refused_by_channel(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, text: str) -> list[Outcome]:
+    """Publish a message whose confirm is a 403 that closes the channel, and return the outcomes."""
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
+    proxy.hold_back()
+    publishing = Publishing(publisher, [make_message("a.b")])
+    eventually(lambda: in_flight(publisher), "the message was sent")
+    proxy.say(spec.Channel.Close(403, text, 60, 40), channel=1)
+    outcomes = publishing.outcomes()
+    proxy.resume()
+    return list(outcomes)
+
+
+def test_a_user_that_may_not_write_is_an_error_with_the_remedy(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    text = "ACCESS_REFUSED - access to exchange 'shop' in vhost '/' refused for user 'guest'"
+    error = only_error(refused_by_channel(broker, proxy, make_publisher, text), Verdict.UNANSWERED)
+    assert f"403 {text}: give the user of the url permission to write" in error
+
+
+def test_a_message_for_a_topic_without_permission_is_deferred(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    text = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'shop' in vhost '/' refused for user 'guest'"
+    (outcome,) = refused_by_channel(broker, proxy, make_publisher, text)
+    assert (outcome.verdict, outcome.error_class) == (Verdict.DEFERRED, "rabbitmq.refused")
+    assert f"403 {text}: give the user of the url topic permission" in outcome.error
+
+
+# Connecting
+
+
+def test_the_constructor_does_not_connect(proxy: TcpProxy, make_publisher: MakePublisher):
+    publisher = make_publisher(broker_url(port=proxy.port))
+    publisher.close()
+    assert proxy.connections == 0
+
+
+def test_a_wrong_password_is_an_error_that_does_not_show_it(
+    make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    publisher = make_publisher(broker_url(password="s3cret"))
+    error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+    assert "the login is refused, check user and password in url" in error
+    assert "s3cret" not in error + caplog.text + repr(publisher)
+
+
+def test_a_wrong_vhost_is_an_error_that_names_it(make_publisher: MakePublisher):
+    publisher = make_publisher(f"{broker_url().rpartition('/')[0]}/no-such-vhost")
+    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    assert "access to the vhost is refused" in error
+    assert "no-such-vhost" in error
+
+
+def test_a_refused_port_is_an_error_that_names_it(make_publisher: MakePublisher):
+    port = free_port()
+    error = only_error(make_publisher(broker_url(port=port)).publish([make_message("t")]), Verdict.UNANSWERED)
+    assert f"cannot connect to RabbitMQ at 127.0.0.1:{port}: " in error
+    assert "refused" in error
+
+
+def test_an_unknown_host_is_an_error_that_names_it(make_publisher: MakePublisher):
+    publisher = make_publisher("amqp://guest:guest@no-such-host.invalid/")
+    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    assert "no-such-host.invalid:5672: the host name cannot be resolved" in error
+
+
+def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=0.3)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    publisher.close()
+    last_call = pika.frame.Method(1, spec.Confirm.Select()).marshal()
+    all_but_one_byte = proxy.beginning.index(last_call) + len(last_call) - 1
+    for allowed in (0, 8, all_but_one_byte // 2, all_but_one_byte - 20, all_but_one_byte):
+        proxy.hold_back(after=allowed)
+        error = only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
+        assert f"cannot connect to RabbitMQ at 127.0.0.1:{proxy.port}: no response in time" in error
+    proxy.resume()
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+
+
+@pytest.mark.parametrize("down", ["refused", "unresolvable", "unresponsive"])
+def test_a_node_that_is_down_is_skipped(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, down: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("random.randrange", lambda _: 0)
+    proxy.hold_back()
+    first = {
+        "refused": broker_url(port=free_port()),
+        "unresolvable": "amqp://guest:guest@no-such-host.invalid/",
+        "unresponsive": broker_url(port=proxy.port),
+    }
+    publisher = make_publisher([first[down], settings.AMQP_URL], timeout=2)
+    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
+
+
+def test_the_nodes_are_tried_from_a_random_one(make_publisher: MakePublisher):
+    ports = [free_port(), free_port()]
+    urls = [broker_url(port=port) for port in ports]
+    errors = {only_error(make_publisher(urls).publish([make_message("t")]), Verdict.UNANSWERED) for _ in range(40)}
+    orders = {tuple(sorted(ports, key=lambda port: error.index(str(port)))) for error in errors}
+    assert orders == {tuple(ports), tuple(reversed(ports))}
+
+
+# Losing the connection
+
+
+def test_unconfirmed_messages_are_unanswered_when_the_connection_is_lost(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    confirmed = proxy.bytes_from_broker
+    proxy.hold_back(after=100_000)
+    messages = [make_message(queue, str(n).encode().rjust(250)) for n in range(1000)]
+    publishing = Publishing(publisher, messages)
+    eventually(lambda: proxy.bytes_from_broker > confirmed, "a message was confirmed")
+    proxy.end_connections()
+    outcomes = publishing.outcomes()
+    counts = Counter(verdicts(outcomes))
+    assert set(counts) == {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    assert "was lost" in outcomes[-1].error
+    arrived = {received.properties.message_id for received in broker.take(queue)}
+    assert {str(m.message_id) for m, o in zip(messages, outcomes, strict=True) if o == ACCEPTED} <= arrived
+
+    proxy.resume()
+    again = [message for message, outcome in zip(messages, outcomes, strict=True) if outcome != ACCEPTED]
+    assert publisher.publish(again) == [ACCEPTED] * len(again)
+    assert proxy.connections == 2
+
+
+def test_a_connection_that_the_broker_closes_is_replaced(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    publishing = Publishing(publisher, [make_message(queue)])
+    eventually(lambda: in_flight(publisher), "the message was sent")
+    proxy.say(spec.Connection.Close(320, "CONNECTION_FORCED - by an operator", 0, 0))
+    assert "320 CONNECTION_FORCED - by an operator" in only_error(publishing.outcomes(), Verdict.UNANSWERED)
+    proxy.resume()
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+
+
+def test_a_connection_lost_while_idle_affects_no_message(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.end_connections()
+    eventually(lambda: not connection_of(publisher).accepts_batches, "the publisher noticed the end")
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+
+
+def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    """Data that has not left this machine is dropped; a network buffers less than these 40 MB."""
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
+    assert publisher.publish([make_message(queue, b"first")]) == [ACCEPTED]
+    proxy.hold_back()
+    error = only_error(publisher.publish([make_message(queue, b"x" * 400_000)] * 100), Verdict.UNANSWERED)
+    assert "has not responded for 1 s" in error
+    proxy.resume()
+    assert publisher.publish([make_message(queue, b"last")]) == [ACCEPTED]
+    eventually(lambda: proxy.open == 1, "the first connection ended")
+    assert proxy.connections == 2
+    assert broker.depth(queue) < 102
+
+
+def test_an_idle_connection_is_kept_alive(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+    """The broker closes a connection after two missed heartbeats, which are a second apart here."""
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), heartbeat=1)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    eventually(lambda: proxy.heartbeats >= 8, "heartbeats were sent")
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    assert proxy.connections == 1
+
+
+def test_a_blocked_connection_is_given_up(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=0.3, blocked_timeout=1)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.say(spec.Connection.Blocked("low on memory"))
+    eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
+    error = only_error(publisher.publish([make_message(queue)] * 2), Verdict.UNANSWERED)
+    assert "was blocked for 1 s: low on memory" in error
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    assert broker.depth(queue) == 2
+
+
+def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+):
+    """`timeout` does not apply to a blocked broker, but `blocked_timeout` does, which is longer here."""
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    sent = Publishing(publisher, [make_message(queue, b"sent")])
+    eventually(lambda: in_flight(publisher), "the message was sent")
+    proxy.say(spec.Connection.Blocked("low on disk"))
+    eventually(lambda: "low on disk" in caplog.text, "the publisher noticed it")
+    kept = Publishing(publisher, [make_message(queue, b"kept")])
+    sent.join(timeout=2.5)
+    assert sent.is_alive()
+    proxy.say(spec.Connection.Unblocked())
+    proxy.resume()
+    assert sent.outcomes() == kept.outcomes() == [ACCEPTED]
+    assert [received.body for received in broker.take(queue)] == [b"{}", b"sent", b"kept"]
+    assert proxy.connections == 1
+
+
+def test_a_broker_that_opens_no_further_channel_is_given_up(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    threads = [Publishing(publisher, [make_message(queue)]) for _ in range(3)]
+    for thread in threads:
+        assert "has not responded for 1 s" in only_error(thread.outcomes(), Verdict.UNANSWERED)
+
+
+# Threads and processes
+
+
+def test_more_threads_than_channels_take_turns(broker: Broker, make_publisher: MakePublisher):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(query="channel_max=1"))
+    threads = [Publishing(publisher, [make_message(queue)] * 1500) for _ in range(4)]
+    assert [thread.outcomes() for thread in threads] == [[ACCEPTED] * 1500] * 4
+    assert len(channels_of(publisher)) == 1
+    assert broker.depth(queue) == 6000
+
+
+def publisher_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "outbox-rabbitmq-shop"]
+
+
+def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(broker.queue())]) == [ACCEPTED]
+    assert publisher_threads() == ["outbox-rabbitmq-shop"]
+    publisher.close()
+    assert publisher_threads() == []
+
+
+def test_close_does_not_wait_for_an_unresponsive_broker(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(session, "CLOSE_TIMEOUT", 0.2)
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    assert publisher.publish([make_message(queue)]) == [ACCEPTED]
+    proxy.hold_back()
+    publishing = Publishing(publisher, [make_message(queue)])
+    eventually(lambda: in_flight(publisher), "the message was sent")
+    publisher.close()
+    assert only_error(publishing.outcomes(), Verdict.UNANSWERED) == "the publisher was closed"
+    assert publisher_threads() == []
+
+
+def test_close_while_connecting_leaves_no_thread_behind(proxy: TcpProxy, make_publisher: MakePublisher):
+    proxy.hold_back()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    publishing = Publishing(publisher, [make_message("t")])
+    eventually(lambda: proxy.connections, "the publisher began to connect")
+    publisher.close()
+    assert only_error(publishing.outcomes(), Verdict.UNANSWERED) == "the publisher was closed"
+    assert publisher_threads() == []
+
+
+def test_a_forked_process_opens_its_own_connection(broker: Broker):
+    queue = broker.queue()
+    script = f"""
+import os
+from tests.support.rabbitmq_tools import make_message
+from django_outbox.messages import ACCEPTED
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+
+publisher = RabbitMQPublisher("shop", url={settings.AMQP_URL!r})
+assert publisher.publish([make_message({queue!r}, b"before")]) == [ACCEPTED]
+child = os.fork()
+if child == 0:
+    accepted = publisher.publish([make_message({queue!r}, b"child")]) == [ACCEPTED]
+    publisher.close()
+    os._exit(0 if accepted else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert publisher.publish([make_message({queue!r}, b"parent")]) == [ACCEPTED]
+publisher.close()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+    assert [received.body for received in broker.take(queue)] == [b"before", b"child", b"parent"]

@@ -1,0 +1,157 @@
+"""The options of the RabbitMQ publisher, including TLS."""
+
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, make_message, only_error, verdicts
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate for 127.0.0.1 with its key, and one for another host."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name, address in (("broker", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-days", "2", "-nodes"),
+                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+                *("-subj", f"/CN={name}", "-addext", f"subjectAltName={address}"),
+                *("-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture
+def tls_proxy(certificates: dict[str, Path]) -> Iterator[TcpProxy]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
+    with TcpProxy(context) as proxy:
+        yield proxy
+
+
+def test_amqps_connects_to_a_broker_whose_certificate_is_trusted(
+    broker: Broker, tls_proxy: TcpProxy, make_publisher: MakePublisher, certificates: dict[str, Path]
+):
+    queue = broker.queue()
+    url = broker_url(scheme="amqps", port=tls_proxy.port)
+    publisher = make_publisher(url, ssl={"cafile": str(certificates["broker.pem"])})
+    messages = [make_message(queue, b"x" * 1000) for _ in range(500)]
+    assert publisher.publish(messages) == [ACCEPTED] * 500
+    assert broker.depth(queue) == 500
+
+
+@pytest.mark.parametrize("trusted", ["stranger.pem", None], ids=["another", "the system"])
+def test_amqps_refuses_a_certificate_that_is_not_trusted(
+    tls_proxy: TcpProxy, make_publisher: MakePublisher, certificates: dict[str, Path], trusted: str | None
+):
+    url = broker_url(scheme="amqps", port=tls_proxy.port)
+    publisher = make_publisher(url, ssl={"cafile": str(certificates[trusted])} if trusted else None)
+    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    assert "the broker's TLS certificate is refused: " in error
+    assert "check cafile in the option ssl" in error
+
+
+def test_a_client_certificate_is_presented(
+    broker: Broker, make_publisher: MakePublisher, certificates: dict[str, Path]
+):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates["stranger.pem"])
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
+    trust = {"cafile": str(certificates["broker.pem"])}
+    own = {"certfile": str(certificates["stranger.pem"]), "keyfile": str(certificates["stranger.key"])}
+    messages = [make_message(broker.queue())]
+    with TcpProxy(context) as proxy:
+        url = broker_url(scheme="amqps", port=proxy.port)
+        assert verdicts(make_publisher(url, ssl=trust).publish(messages)) == [Verdict.UNANSWERED]
+        assert make_publisher(url, ssl={**trust, **own}).publish(messages) == [ACCEPTED]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({}, 'url is missing; set it to a string like "amqp://user:password@host:5672/vhost"'),
+        ({"url": ""}, "url is missing"),
+        ({"url": []}, "url is missing"),
+        ({"url": None}, "url must be a string like"),
+        ({"url": ["amqp://a", 5]}, "url must be a string like"),
+        ({"url": "http://guest:s3cret@host"}, "url must begin with amqp:// or amqps://"),
+        ({"url": "amqp:guest:s3cret@host"}, "url must begin with amqp:// or amqps://"),
+        ({"url": "amqp://"}, "url cannot be read"),
+        ({"url": "amqp://user@host"}, "url cannot be read"),
+        ({"url": "amqp://user:s3cret"}, "url cannot be read"),
+        ({"url": "amqp://user:s3/cret@host"}, "percent-encoded"),
+        ({"url": "amqp://user:12/s3cret@host"}, "percent-encoded"),
+        ({"url": "amqp://user:s3#cret@host"}, "percent-encoded"),
+        ({"url": "amqp://user:12?s3cret@host"}, "percent-encoded"),
+        ({"url": "amqp://user:s3cret@[host"}, "percent-encoded"),
+        ({"url": "amqp://user:s3cret@host?color=red"}, "url has a query that cannot be read: Unknown URL parameter"),
+        ({"url": "amqp://user:s3cret@host?heartbeat=x"}, "url has a query that cannot be read: Invalid heartbeat"),
+        ({"url": "amqp://user:s3cret@host?ssl_options={}"}, "url must not set ssl_options; use the option ssl"),
+        ({"url": "amqp://a?frame_max=8191"}, "url sets frame_max to 8191; RabbitMQ 4 refuses less than 8192"),
+        ({"url": "amqp://a?socket_timeout=3"}, "url must not set socket_timeout; use the option connect_timeout"),
+        ({"url": "amqp://a?retry_delay=3"}, "url must not set retry_delay; use a list of urls"),
+        ({"exchange": 5}, "exchange is 5; it must be a string of at most 255 bytes"),
+        ({"exchange": "é" * 128}, "it must be a string of at most 255 bytes"),
+        ({"key_header": ""}, "key_header is blank; set it to the name of the header"),
+        ({"key_header": "CC"}, "key_header is 'CC': RabbitMQ reads routing keys there"),
+        ({"key_header": None}, "key_header is None; it must be a string"),
+        ({"exchange": "e", "declare_exchange": "queue"}, "must be None or one of direct, topic, fanout, headers"),
+        ({"exchange": "e", "declare_exchange": True}, "must be None or one of direct, topic, fanout, headers"),
+        ({"declare_exchange": "topic"}, "exchange is blank; name the exchange to declare"),
+        ({"mandatory": 1}, "mandatory is 1; it must be True or False"),
+        ({"persistent": None}, "persistent is None; it must be True or False"),
+        ({"dangerously_disable_confirms": "no"}, "dangerously_disable_confirms is 'no'; it must be True or False"),
+        ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout is nan; it must be a number of seconds"),
+        ({"connect_timeout": 0}, "connect_timeout is 0; it must be a number of seconds above 0"),
+        ({"blocked_timeout": "30"}, "blocked_timeout is '30'; it must be a number of seconds"),
+        ({"blocked_timeout": True}, "blocked_timeout is True; it must be a number of seconds"),
+        ({"heartbeat": -1}, "heartbeat is -1; it must be whole seconds from 1 to 65535, 0 for none, or None"),
+        ({"heartbeat": 1.5}, "heartbeat is 1.5; it must be whole seconds"),
+        ({"heartbeat": True}, "heartbeat is True; it must be whole seconds"),
+        ({"ssl": {"cafile": "no-such-file.pem"}}, "ssl: cafile 'no-such-file.pem' cannot be loaded"),
+        ({"ssl": {"verify": False}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
+        ({"ssl": True}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
+        ({"ssl": {"keyfile": "key.pem"}}, "ssl has keyfile but no certfile"),
+        ({"ssl": {}, "url": ["amqps://a", "amqp://b"]}, "ssl is set, but a url is without TLS"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_an_invalid_option_is_reported_with_the_remedy(options: dict[str, Any], remedy: str):
+    if options and "url" not in options:
+        options = {"url": "amqp://user:s3cret@host", **options}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        RabbitMQPublisher("shop", **options)
+    assert remedy in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
+
+
+def test_an_unknown_option_is_a_type_error_that_names_it():
+    with pytest.raises(TypeError, match="durable"):
+        RabbitMQPublisher("shop", url="amqp://host", durable=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("query", "expected"), [("", 7), ("heartbeat=3", 3)])
+def test_the_heartbeat_of_the_url_takes_precedence(query: str, expected: int):
+    publisher = RabbitMQPublisher("shop", url=f"amqp://host?{query}", heartbeat=7)
+    assert publisher._options.hosts[0].heartbeat == expected

@@ -1,0 +1,218 @@
+"""The circuit breaker, as a state machine without a clock."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from django_outbox.relay.breaker import Breaker, Permit, State
+from django_outbox.relay.limits import LIMITS
+
+OUTAGE_WAIT, TRIAL_SIZE = LIMITS.outage_wait, LIMITS.trial_size
+LONGEST_WAIT = OUTAGE_WAIT.max_delay * (1 + OUTAGE_WAIT.jitter)
+
+
+def admitted(breaker: Breaker, wanted: int = 1000) -> Permit:
+    """A permit at the first time at which there is one."""
+    permit = breaker.admit(breaker.open_until, wanted)
+    assert permit is not None
+    return permit
+
+
+def broken(outages: int = 1, now: float = 100.0) -> Breaker:
+    """A breaker that has opened, and each time it was tried the broker was unavailable."""
+    breaker = Breaker()
+    for _ in range(outages):
+        breaker.outage(admitted(breaker), max(now, breaker.open_until), delivered=False)
+    return breaker
+
+
+def wait_after_trial(breaker: Breaker, chance: float = 0.0, *, delivered: bool = False) -> float:
+    """Let a trial meet an outage, and return how long the breaker stays open."""
+    now = breaker.open_until
+    breaker.outage(admitted(breaker), now, delivered=delivered, rand=lambda: chance)
+    return breaker.open_until - now
+
+
+def test_a_closed_breaker_permits_whole_batches():
+    permit = Breaker().admit(0, 1000)
+    assert permit is not None
+    assert permit.size == 1000
+
+
+def test_an_outage_opens_the_breaker_and_it_permits_nothing_until_its_time():
+    breaker = broken()
+    assert breaker.state is State.OPEN
+    assert breaker.admit(100.0, 1000) is None
+
+
+def test_a_half_open_breaker_permits_one_small_batch():
+    breaker = broken()
+    assert admitted(breaker).size == TRIAL_SIZE
+    assert breaker.state is State.HALF_OPEN
+    assert breaker.admit(breaker.open_until, 1000) is None
+
+
+def test_a_trial_takes_no_more_than_is_wanted():
+    assert admitted(broken(), wanted=3).size == 3
+
+
+def test_an_answer_to_the_trial_closes_the_breaker():
+    breaker = broken()
+    breaker.answered(admitted(breaker))
+    assert (breaker.state, breaker.outages) == (State.CLOSED, 0)
+
+
+def test_an_outage_in_the_trial_opens_the_breaker_for_longer():
+    breaker = broken()
+    waits = [wait_after_trial(breaker), wait_after_trial(breaker)]
+    assert waits[1] == pytest.approx(waits[0] * OUTAGE_WAIT.factor)
+
+
+def test_a_trial_with_nothing_to_send_leaves_room_for_the_next():
+    breaker = broken()
+    breaker.withdrawn(admitted(breaker))
+    assert admitted(breaker).size == TRIAL_SIZE
+
+
+def test_an_empty_claim_from_before_the_outage_leaves_the_trial_of_another_worker_alone():
+    breaker = Breaker()
+    empty, full = admitted(breaker), admitted(breaker)
+    breaker.outage(full, 100.0, delivered=False)
+    assert admitted(breaker)
+    breaker.withdrawn(empty)
+    assert breaker.admit(breaker.open_until, 1000) is None, "a second trial began during the first"
+
+
+def test_several_workers_that_meet_the_same_outage_count_it_once():
+    breaker = Breaker()
+    permits = [admitted(breaker) for _ in range(3)]
+    breaker.outage(permits[0], 100.0, delivered=False)
+    until = breaker.open_until
+    breaker.outage(permits[1], 100.1, delivered=False)
+    assert admitted(breaker)
+    breaker.outage(permits[2], until + 1, delivered=False)
+    assert (breaker.state, breaker.outages, breaker.open_until) == (State.HALF_OPEN, 1, until)
+
+
+@pytest.mark.parametrize("on_trial", [False, True])
+def test_an_answer_from_before_the_outage_does_not_close_the_breaker(on_trial: bool):
+    breaker = Breaker()
+    answered, lost = admitted(breaker), admitted(breaker)
+    breaker.outage(lost, 100.0, delivered=False)
+    if on_trial:
+        admitted(breaker)
+    before = breaker.state
+    breaker.answered(answered)
+    assert breaker.state is before is not State.CLOSED
+
+
+def test_a_trial_that_delivers_a_part_counts_its_outage_as_the_first():
+    breaker = broken(outages=4)
+    wait_after_trial(breaker, delivered=True)
+    assert breaker.outages == 1
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_however_long_an_outage_the_next_trial_is_seconds_away(outages: int, chance: float):
+    breaker = broken(outages=min(outages, 50))
+    breaker.outages = outages
+    assert 0 < wait_after_trial(breaker, chance) <= LONGEST_WAIT <= 6
+
+
+def test_a_hundred_relays_do_not_return_in_the_same_instant():
+    """After the same outage of ten trials: in no tenth of the time between first and last return more than a third."""
+    rand = random.Random(7)
+    returns = []
+    for _ in range(100):
+        breaker = Breaker(outages=10)
+        breaker.outage(admitted(breaker), 0.0, delivered=False, rand=rand.random)
+        returns.append(breaker.open_until)
+    width = (max(returns) - min(returns)) / 10
+    assert width * 10 > OUTAGE_WAIT.max_delay / 2
+    assert all(sum(begin <= time < begin + width for time in returns) <= 33 for begin in returns)
+
+
+class Workers(RuleBasedStateMachine):
+    """Workers that ask for permits and hand them back in any order, at any time."""
+
+    permits = Bundle("permits")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breaker = Breaker()
+        self.now = 0.0
+        self.opened = 0
+        self.out: list[tuple[Permit, int]] = []
+        """The permits that were not handed back, each with how often the breaker had opened before."""
+        self.trials: list[Permit] = []
+
+    @rule(seconds=st.floats(0, 2 * LONGEST_WAIT))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(target=permits, wanted=st.integers(1, 100))
+    def ask(self, wanted: int) -> tuple[Permit, int] | None:
+        closed = self.breaker.state is State.CLOSED
+        permit = self.breaker.admit(self.now, wanted)
+        if closed:
+            assert permit is not None
+            assert permit.size == wanted
+        elif self.now < self.breaker.open_until or self.trials:
+            assert permit is None, "the trials are not one at a time, or come too soon"
+        else:
+            assert permit is not None, "there is no trial, and the wait is over"
+            assert permit.size == min(wanted, TRIAL_SIZE)
+            self.trials.append(permit)
+        if permit is None:
+            return None
+        self.out.append((permit, self.opened))
+        return self.out[-1]
+
+    @rule(
+        held=consumes(permits),
+        report=st.sampled_from(["answered", "outage", "withdrawn"]),
+        delivered=st.booleans(),
+        chance=st.floats(0, 1),
+    )
+    def report(self, held: tuple[Permit, int] | None, report: str, delivered: bool, chance: float) -> None:
+        if held is None:
+            return
+        permit, opened = held
+        before = (self.breaker.state, self.breaker.outages, self.breaker.open_until)
+        if report == "outage":
+            self.breaker.outage(permit, self.now, delivered=delivered, rand=lambda: chance)
+        elif report == "answered":
+            self.breaker.answered(permit)
+        else:
+            self.breaker.withdrawn(permit)
+        after = (self.breaker.state, self.breaker.outages, self.breaker.open_until)
+        if opened != self.opened:
+            assert after == before, "a batch from before the outage changed something"
+            return
+        self.trials = [trial for trial in self.trials if trial is not permit]
+        if report == "outage":
+            self.opened += 1
+            assert self.breaker.state is State.OPEN
+            assert self.breaker.outages == (1 if delivered else before[1] + 1)
+            assert 0 < self.breaker.open_until - self.now <= LONGEST_WAIT
+        elif report == "answered":
+            assert self.breaker.state is State.CLOSED
+            assert self.breaker.outages == 0
+        else:
+            assert after == before
+
+    @invariant()
+    def trials_are_one_at_a_time(self) -> None:
+        assert len(self.trials) <= 1
+        assert not self.trials or self.breaker.state is State.HALF_OPEN
+
+    @invariant()
+    def outages_are_counted_while_it_is_not_closed(self) -> None:
+        assert (self.breaker.outages > 0) == (self.breaker.state is not State.CLOSED)
+
+
+TestWorkers = Workers.TestCase
+TestWorkers.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -1,0 +1,208 @@
+"""Messages that fail or recover: copies to the dead-letter publisher, and signals."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.dispatch import Signal
+
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.dead_letters import MAX_ERROR_LENGTH, copy_failed, signal_settled
+from django_outbox.signals import messages_failed, messages_recovered
+from django_outbox.stores import Failed, Retried, Settlement
+from tests.docs.test_examples import example
+from tests.support.publishers import ScriptedPublisher
+from tests.support.rabbitmq_tools import Broker, MakePublisher, make_message
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+
+REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
+
+
+@pytest.fixture
+def dead_letters() -> Iterator[ScriptedPublisher]:
+    ScriptedPublisher.reset()
+    yield ScriptedPublisher("dead")
+    ScriptedPublisher.reset()
+
+
+def failed(count: int = 1, outcome: Outcome = REFUSED, **fields: Any) -> list[tuple[Message, Outcome]]:
+    return [(make_message(id=n + 1, **fields), outcome) for n in range(count)]
+
+
+class Raising(Publisher):
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        raise ConnectionError("the broker is away")
+
+
+class Forgetful(Publisher):
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return [ACCEPTED]
+
+
+class TestCopies:
+    def test_are_the_messages_themselves_with_the_reason_in_headers(self, dead_letters: ScriptedPublisher):
+        ((message, outcome),) = failed(key="order-7", headers={"trace": "abc"}, attempts=9, topic="shop.orders")
+        assert copy_failed(dead_letters, [(message, outcome)], "default") == {message.id}
+        ((copy,),) = dead_letters.batches
+        for name in ("id", "message_id", "type", "topic", "key", "payload", "occurred_at"):
+            assert getattr(copy, name) == getattr(message, name)
+        headers = dict(copy.headers)
+        assert headers.pop("outbox-failed-at").endswith("+00:00")
+        assert headers == {
+            "trace": "abc",
+            "outbox-error": "unroutable: no queue",
+            "outbox-error-class": "shop.Unroutable",
+            "outbox-attempts": 10,
+            "outbox-publisher": "default",
+        }
+        assert message.headers == {"trace": "abc"}, "the message itself is as it was"
+
+    def test_go_out_in_one_batch_in_their_order(self, dead_letters: ScriptedPublisher):
+        copy_failed(dead_letters, failed(5)[::-1], "default")
+        assert [[copy.id for copy in batch] for batch in dead_letters.batches] == [[5, 4, 3, 2, 1]]
+
+    def test_have_a_long_error_cut(self, dead_letters: ScriptedPublisher):
+        copy_failed(dead_letters, failed(outcome=rejected("x" * 5000, error_class="y" * 5000)), "default")
+        headers = dead_letters.batches[0][0].headers
+        assert headers["outbox-error"] == "x" * (MAX_ERROR_LENGTH - 1) + "…"
+        assert len(headers["outbox-error-class"]) == MAX_ERROR_LENGTH
+
+    def test_are_only_those_that_are_accepted(self, dead_letters: ScriptedPublisher, caplog: pytest.LogCaptureFixture):
+        answers = {1: ACCEPTED, 2: rejected("too large"), 3: retry_later("full"), 4: unanswered("away")}
+        ScriptedPublisher.answer = staticmethod(lambda message: answers[message.id])
+        assert copy_failed(dead_letters, failed(4, payload=b'"secret"'), "default") == {1}
+        ((_, level, text),) = caplog.record_tuples
+        assert level == logging.ERROR
+        assert "'dead' did not accept 3 copies of failed messages (ids 2, 3, 4). First error: too large" in text
+        assert "secret" not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("publisher", "reason"),
+        [(Raising("dead"), "the broker is away"), (Forgetful("dead"), "wrong number of outcomes: 1 instead of 20")],
+        ids=["an exception", "too few outcomes"],
+    )
+    def test_are_none_if_the_publisher_breaks_its_contract(
+        self, publisher: Publisher, reason: str, caplog: pytest.LogCaptureFixture
+    ):
+        assert copy_failed(publisher, failed(20), "default") == set()
+        assert reason in caplog.text
+        assert "(ids 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …)" in caplog.text
+
+    def test_are_not_asked_for_without_a_dead_letter_publisher(self):
+        assert copy_failed(None, failed(), "default") == set()
+
+    def test_are_not_sent_to_the_publisher_that_refused(self, dead_letters: ScriptedPublisher):
+        assert copy_failed(dead_letters, failed(), "dead") == set()
+        assert dead_letters.batches == []
+
+    def test_are_not_published_if_nothing_failed(self, dead_letters: ScriptedPublisher):
+        assert copy_failed(dead_letters, [], "default") == set()
+        assert dead_letters.batches == []
+
+
+class TestCopiesOnRabbitMQ:
+    def test_reach_a_queue_of_their_own(self, broker: Broker, make_publisher: MakePublisher):
+        exchange, queue = broker.exchange("fanout"), broker.queue()
+        broker.channel.queue_bind(queue, exchange)
+        messages = failed(3, key="order-7", outcome=retry_later("the queue is full \ud83d", error_class="shop.Full"))
+        assert copy_failed(make_publisher(exchange=exchange), messages, "default") == {1, 2, 3}
+        received = list(broker.take(queue))
+        assert [copy.properties.message_id for copy in received] == [message.message_id for message, _ in messages]
+        headers: Any = received[0].properties.headers
+        assert headers["outbox-key"] == "order-7"
+        assert headers["outbox-error"] == "the queue is full \\ud83d"
+        assert headers["outbox-error-class"] == "shop.Full"
+        assert headers["outbox-attempts"] == 1
+        assert headers["outbox-publisher"] == "default"
+        assert received[0].routing_key == "order.created"
+
+    def test_are_missing_if_no_queue_is_bound(
+        self, broker: Broker, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
+    ):
+        assert copy_failed(make_publisher(exchange=broker.exchange("fanout")), failed(), "default") == set()
+        assert "did not accept 1 copy of failed messages (id 1). First error: unroutable" in caplog.text
+
+
+class Received:
+    """Keeps what a signal was sent with."""
+
+    def __init__(self, signal: Signal) -> None:
+        self.signal = signal
+        self.arguments: list[dict[str, Any]] = []
+
+    def __call__(self, **arguments: Any) -> None:
+        del arguments["signal"], arguments["sender"]
+        self.arguments.append(arguments)
+
+    def __enter__(self) -> "Received":
+        self.signal.connect(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.signal.disconnect(self)
+
+
+class TestSignals:
+    def test_one_reports_all_failures_of_a_batch(self):
+        batch = [make_message(id=id, attempts=id) for id in (1, 2, 3)]
+        settlement = Settlement(
+            processed=[1], failed=[Failed(2, "full", "shop.Full", True), Failed(3, "gone", "", False, True)]
+        )
+        with Received(messages_failed) as received:
+            signal_settled("other", "default", batch, settlement)
+        (arguments,) = received.arguments
+        assert (arguments["publisher"], arguments["using"]) == ("other", "default")
+        first, second = arguments["failures"]
+        assert (first.message, first.error, first.error_class) == (batch[1], "full", "shop.Full")
+        assert (first.blocks_key, first.dead_lettered) == (True, False)
+        assert (second.message, second.blocks_key, second.dead_lettered) == (batch[2], False, True)
+
+    def test_one_reports_messages_accepted_on_a_later_attempt(self):
+        batch = [
+            make_message(id=1),
+            make_message(id=2, attempts=3),
+            make_message(id=3, error_class="shop.Full"),
+            make_message(id=4, attempts=3),
+        ]
+        settlement = Settlement(processed=[1, 2, 3], retried=[Retried(4, "full", 1.0)])
+        with Received(messages_recovered) as received, Received(messages_failed) as failures:
+            signal_settled("default", "default", batch, settlement)
+        assert received.arguments == [{"publisher": "default", "using": "default", "messages": batch[1:3]}]
+        assert failures.arguments == []
+
+    def test_none_is_sent_for_a_batch_that_was_accepted_at_once(self):
+        with Received(messages_recovered) as received, Received(messages_failed) as failures:
+            signal_settled("default", "default", [make_message(id=1)], Settlement(processed=[1]))
+        assert received.arguments == failures.arguments == []
+
+    def test_the_receivers_in_the_monitoring_guide_work(self, capsys: pytest.CaptureFixture[str]):
+        before = messages_failed.receivers[:], messages_recovered.receivers[:]
+        try:
+            alert = example("monitoring.md", "alert")
+            batch = [make_message(id=1, attempts=1), make_message(id=2)]
+            signal_settled("default", "default", batch, Settlement(processed=[1], failed=[Failed(2, "no queue")]))
+            assert capsys.readouterr().out.splitlines() == [
+                f"order.created {batch[1].message_id} failed: no queue",
+                "1 messages were delivered after a retry",
+            ]
+            assert alert
+        finally:
+            messages_failed.receivers[:], messages_recovered.receivers[:] = before
+            for signal in (messages_failed, messages_recovered):
+                signal.sender_receivers_cache.clear()
+
+    def test_an_exception_of_a_receiver_is_only_logged(self, caplog: pytest.LogCaptureFixture):
+        def broken(**_: Any) -> None:
+            raise ValueError("no such metric")
+
+        messages_failed.connect(broken)
+        try:
+            with Received(messages_failed) as received:
+                signal_settled("default", "default", [make_message(id=1)], Settlement(failed=[Failed(1, "no")]))
+        finally:
+            messages_failed.disconnect(broken)
+        assert len(received.arguments) == 1
+        assert "no such metric" in caplog.text

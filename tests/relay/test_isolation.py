@@ -1,0 +1,346 @@
+"""One poison message never stops its batch: splitting, outages, the order of keys, and RabbitMQ's refusals."""
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
+from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.rabbitmq import encoding
+from django_outbox.relay.isolation import publish_isolated
+from tests.support.rabbitmq_tools import (
+    Broker,
+    MakePublisher,
+    TcpProxy,
+    broker_url,
+    channels_of,
+    make_message,
+    verdicts,
+)
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+
+ALWAYS_FOUND = 7
+"""With 7 culprits, at least one of eight parts has none."""
+
+
+class Indigestible(Exception):
+    """Raised for the poison messages of these tests."""
+
+
+class Receiver:
+    """Raises for a batch with poison in it, optionally after taking the messages before it. Keeps what it took."""
+
+    def __init__(self, poison: Collection[int], *, takes_beginning: bool = False) -> None:
+        self.poison = poison
+        self.takes_beginning = takes_beginning
+        self.batches: list[list[int]] = []
+        self.taken: list[Message] = []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        self.batches.append([message.id for message in messages])
+        for count, message in enumerate(messages):
+            if message.id in self.poison:
+                if self.takes_beginning:
+                    self.taken += messages[:count]
+                raise Indigestible(f"id {message.id}")
+        self.taken += messages
+        return [ACCEPTED] * len(messages)
+
+
+def numbered(count: int, keys: str = "") -> list[Message]:
+    return [make_message("t", id=n, key=keys[n] if keys else "") for n in range(count)]
+
+
+def isolate(
+    publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+    messages: Sequence[Message],
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    return publish_isolated(publish, messages, publisher_alias="shop", is_stopping=is_stopping)
+
+
+def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:
+    """The indexes of the messages that are deferred with the exception of these tests."""
+    return {
+        index
+        for index, outcome in enumerate(outcomes)
+        if outcome.verdict is Verdict.DEFERRED and isinstance(outcome.cause, Indigestible)
+    }
+
+
+def test_a_batch_that_does_not_raise_is_published_once():
+    messages = numbered(5)
+    expected = [ACCEPTED, rejected("a"), retry_later("b"), ACCEPTED, ACCEPTED]
+    batches = []
+
+    def publish(batch: Sequence[Message]) -> Sequence[Outcome]:
+        batches.append(batch)
+        return expected
+
+    assert isolate(publish, messages) == expected
+    assert batches == [messages]
+
+
+def test_an_empty_batch_has_no_outcomes():
+    assert isolate(Receiver({}).publish, []) == []
+
+
+def test_a_message_that_raises_is_deferred_with_the_exception():
+    outcomes = isolate(Receiver({7}).publish, numbered(10))
+    assert verdicts(outcomes) == [Verdict.ACCEPTED] * 7 + [Verdict.DEFERRED] + [Verdict.ACCEPTED] * 2
+    assert outcomes[7].error == "Indigestible: id 7"
+    assert outcomes[7].error_class == "tests.relay.test_isolation.Indigestible"
+    assert isinstance(outcomes[7].cause, Indigestible)
+
+
+@settings(deadline=None)
+@given(data=st.data(), count=st.integers(2, 1000), takes_beginning=st.booleans())
+def test_exactly_the_poison_messages_are_found_in_few_calls(data: st.DataObject, count: int, takes_beginning: bool):
+    poison = data.draw(st.sets(st.integers(0, count - 1), max_size=min(ALWAYS_FOUND, count - 1)))
+    receiver = Receiver(poison, takes_beginning=takes_beginning)
+    outcomes = isolate(receiver.publish, numbered(count))
+    assert culprits_of(outcomes) == poison
+    assert {index for index, outcome in enumerate(outcomes) if outcome is ACCEPTED} == {*range(count)} - poison
+    taken = Counter(message.id for message in receiver.taken)
+    assert set(taken) == {*range(count)} - poison
+    assert takes_beginning or max(taken.values()) == 1
+    assert len(receiver.batches) <= 1 + 2 * len(poison) * math.ceil(math.log2(count))
+
+
+@settings(deadline=None)
+@given(data=st.data(), count=st.integers(2, 400))
+def test_any_number_of_culprits_is_found_or_the_whole_batch_is_unanswered(data: st.DataObject, count: int):
+    poison = set(data.draw(st.lists(st.integers(0, count - 1), max_size=count)))
+    receiver = Receiver(poison)
+    outcomes = isolate(receiver.publish, numbered(count))
+    if receiver.taken:
+        assert culprits_of(outcomes) == poison
+        assert set(verdicts(outcomes)) <= {Verdict.ACCEPTED, Verdict.DEFERRED}
+    else:
+        assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [range(0, 1000, 2), range(1, 1000, 2), range(500), range(500, 1000), range(0, 1000, 7), range(1, 1000)],
+    ids=["even", "odd", "first half", "last half", "every seventh", "all but the first"],
+)
+def test_many_poison_messages_hide_no_other_message(poison: range):
+    receiver = Receiver(poison)
+    outcomes = isolate(receiver.publish, numbered(1000))
+    assert culprits_of(outcomes) == set(poison)
+    assert {message.id for message in receiver.taken} == {*range(1000)} - {*poison}
+
+
+@settings(deadline=None)
+@given(count=st.integers(1, 1000))
+def test_an_outage_that_raises_uses_up_no_attempts_and_ends_soon(count: int):
+    receiver = Receiver(range(count))
+    outcomes = isolate(receiver.publish, numbered(count))
+    assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+    assert {outcome.error for outcome in outcomes} == {"Indigestible: id 0"}
+    assert len(receiver.batches) <= 31
+
+
+def test_an_outage_during_the_search_ends_it_and_clears_the_latest_suspects():
+    receiver = Receiver(range(4))
+
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        # The last half is accepted, [0] and [1] raise, and then the outage begins.
+        return [unanswered("gone")] if [message.id for message in messages] == [2] else receiver.publish(messages)
+
+    outcomes = isolate(publish, numbered(8))
+    assert outcomes == [unanswered("gone")] * 4 + [ACCEPTED] * 4
+    assert receiver.batches[-2:] == [[0], [1]]
+
+
+def test_unanswered_messages_are_not_published_again():
+    batches = []
+
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        batches.append(messages)
+        return [ACCEPTED, unanswered("gone"), ACCEPTED]
+
+    assert verdicts(isolate(publish, numbered(3))) == [Verdict.ACCEPTED, Verdict.UNANSWERED, Verdict.ACCEPTED]
+    assert len(batches) == 1
+
+
+def test_a_single_message_that_raises_is_unanswered():
+    (outcome,) = isolate(Receiver({0}).publish, numbered(1))
+    assert outcome == unanswered("Indigestible: id 0")
+
+
+@pytest.mark.parametrize("count", [0, 4, 9])
+def test_a_wrong_number_of_outcomes_counts_as_an_exception(count: int):
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        return [ACCEPTED] if [message.id for message in messages] == [0] else [ACCEPTED] * count
+
+    outcomes = isolate(publish, numbered(3))
+    assert verdicts(outcomes) == [Verdict.ACCEPTED, Verdict.DEFERRED, Verdict.DEFERRED]
+    assert outcomes[2].error == f"ValueError: the publisher returned the wrong number of outcomes: {count} instead of 1"
+
+
+def test_a_stopping_relay_ends_the_search_and_leaves_the_rest_unanswered():
+    receiver = Receiver({0})
+    outcomes = isolate(receiver.publish, numbered(8), is_stopping=lambda: len(receiver.batches) == 3)
+    assert receiver.batches == [[*range(8)], [*range(4)], [*range(4, 8)]]
+    assert verdicts(outcomes) == [Verdict.UNANSWERED] * 4 + [Verdict.ACCEPTED] * 4
+
+
+def test_each_class_of_exceptions_is_logged_once_with_ids(caplog: pytest.LogCaptureFixture):
+    isolate(Receiver({10, 500}).publish, [make_message("t", b'"secret"', id=n) for n in range(1000)])
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert "'shop' raised an exception for 1,000 messages (ids 0 to 999)" in record.getMessage()
+    assert record.exc_info
+    assert "secret" not in caplog.text
+
+
+# Exceptions that carry outcomes
+
+
+def test_only_messages_without_an_outcome_are_published_again():
+    batches = []
+
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        ids = [message.id for message in messages]
+        batches.append(ids)
+        if 5 in ids:
+            raise BatchRefused("406", [ACCEPTED if id < 4 else None for id in ids], error_class="shop.refused")
+        return [rejected("no queue")] * len(messages)
+
+    outcomes = isolate(publish, numbered(8))
+    assert batches == [[*range(8)], [4, 5], [6, 7], [4], [5]]
+    assert outcomes == [
+        *[ACCEPTED] * 4,
+        rejected("no queue"),
+        retry_later("406", error_class="shop.refused", cause=outcomes[5].cause),
+        *[rejected("no queue")] * 2,
+    ]
+
+
+def test_a_single_message_without_an_outcome_needs_no_further_call():
+    calls = []
+
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        calls.append(messages)
+        raise BatchRefused("406", [ACCEPTED, None, ACCEPTED], permanent=True, error_class="shop.refused")
+
+    outcomes = isolate(publish, numbered(3))
+    assert outcomes == [ACCEPTED, rejected("406", error_class="shop.refused", cause=outcomes[1].cause), ACCEPTED]
+    assert len(calls) == 1
+
+
+def test_a_refusal_of_every_part_is_an_outage():
+    def publish(messages: Sequence[Message]) -> Sequence[Outcome]:
+        raise BatchRefused("406", [None] * len(messages), permanent=True)
+
+    assert isolate(publish, numbered(100)) == [unanswered("406")] * 100
+
+
+# Order
+
+
+@settings(deadline=None)
+@given(data=st.data(), keys=st.text("abc", min_size=1, max_size=60), takes_beginning=st.booleans())
+def test_no_message_is_accepted_before_an_earlier_one_of_its_key(data: st.DataObject, keys: str, takes_beginning: bool):
+    """With several messages per key in a batch, as a publisher that keeps order receives them."""
+    poison = data.draw(st.sets(st.integers(0, len(keys) - 1), max_size=5))
+    receiver = Receiver(poison, takes_beginning=takes_beginning)
+    outcomes = isolate(receiver.publish, numbered(len(keys), keys))
+    for key in set(keys):
+        ids = [index for index, each in enumerate(keys) if each == key]
+        good = ids[: next((place for place, id in enumerate(ids) if id in poison), len(ids))]
+        first_seen = list(dict.fromkeys(message.id for message in receiver.taken if message.key == key))
+        assert first_seen == ids[: len(first_seen)]
+        if receiver.taken:
+            assert [outcomes[id] for id in good] == [ACCEPTED] * len(good)
+        rest = ids[len(good) :]
+        assert all(outcomes[id] is BLOCKED or outcomes[id].verdict is Verdict.UNANSWERED for id in rest[1:])
+        assert not rest or outcomes[rest[0]].verdict in {Verdict.DEFERRED, Verdict.UNANSWERED}
+
+
+def test_messages_behind_a_culprit_are_blocked():
+    outcomes = isolate(Receiver({2}).publish, numbered(8, "abaababb"))
+    assert {index for index, outcome in enumerate(outcomes) if outcome is BLOCKED} == {3, 5}
+    assert {index for index, outcome in enumerate(outcomes) if outcome is ACCEPTED} == {0, 1, 4, 6, 7}
+    assert culprits_of(outcomes) == {2}
+
+
+# On RabbitMQ
+
+
+@pytest.fixture
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let headers through that RabbitMQ refuses, and that are otherwise rejected before they are sent."""
+    monkeypatch.setattr(encoding, "ROUTING_HEADERS", ())
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_message_that_makes_rabbitmq_close_the_channel_is_rejected_alone(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    poison = {20: {"CC": "text"}, 150: {"BCC": 5}, 151: {"CC": {"a": 1}}}
+    messages = [make_message(queue, str(n).encode(), headers=poison.get(n, {})) for n in range(300)]
+    outcomes = isolate(publisher.publish, messages)
+    assert {index for index, outcome in enumerate(outcomes) if outcome != ACCEPTED} == {*poison}
+    for index, words in {20: '"CC",longstr', 150: '"BCC",signedint', 151: '"CC",table'}.items():
+        assert outcomes[index].verdict is Verdict.REJECTED
+        assert outcomes[index].error_class == "rabbitmq.refused"
+        assert f"406 PRECONDITION_FAILED - invalid message: {{unacceptable_type_in_header,{words}}}" in (
+            outcomes[index].error
+        )
+    assert {int(received.body) for received in broker.take(queue)} == {*range(300)} - {*poison}
+    assert proxy.connections == 1
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_single_message_that_rabbitmq_refuses_is_rejected(broker: Broker, make_publisher: MakePublisher):
+    """The broker responded, so this is not an outage, although there is no other message with an outcome."""
+    publisher = make_publisher()
+    for _ in range(2):
+        (outcome,) = publisher.publish([make_message(broker.queue(), headers={"CC": 5})])
+        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "rabbitmq.refused")
+
+
+@pytest.mark.usefixtures("unguarded")
+def test_a_poison_message_does_not_affect_the_batch_of_another_thread(
+    broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher
+):
+    queue = broker.queue()
+    publisher = make_publisher(broker_url(port=proxy.port))
+    stop = threading.Event()
+    outcomes: list[Outcome] = []
+
+    def go_on() -> None:
+        while not stop.is_set():
+            outcomes.extend(publisher.publish([make_message(queue)] * 3))
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        for _ in range(5):
+            bad = [make_message(queue, headers={"CC": "text"} if n == 30 else {}) for n in range(100)]
+            assert verdicts(isolate(publisher.publish, bad)).count(Verdict.REJECTED) == 1
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert set(outcomes) == {ACCEPTED}
+    assert proxy.connections == 1
+    assert len(channels_of(publisher)) <= 2
+
+
+def test_a_missing_exchange_is_an_outage(broker: Broker, make_publisher: MakePublisher):
+    outcomes = isolate(make_publisher(exchange=broker.exchange_name()).publish, [make_message("t")] * 50)
+    assert set(verdicts(outcomes)) == {Verdict.UNANSWERED}
+    assert "no exchange" in outcomes[0].error

@@ -1,0 +1,149 @@
+"""The relay keeps the order of each key, and leaves an unavailable broker alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.relay import Relay
+from django_outbox.signals import breaker_changed
+from tests.conftest import ALIASES
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.02}}
+
+
+def answer(script: Callable[[Message], Outcome]) -> None:
+    ScriptedPublisher.answer = staticmethod(script)
+
+
+def accepted_by_key() -> dict[str, list[int]]:
+    """The numbers that the publisher accepted, in the order of their first arrival."""
+    found: dict[str, dict[int, None]] = {}
+    for key, number in Recorder.accepted:
+        found.setdefault(key, {})[number] = None
+    return {key: list(numbers) for key, numbers in found.items()}
+
+
+class Recorder:
+    """Answers by a script, and keeps what it accepted; two of a key in flight together are an error."""
+
+    accepted: list[tuple[str, int]]
+    together: list[str]
+
+    def __init__(self, script: Callable[[Message, int], Outcome]) -> None:
+        Recorder.accepted, Recorder.together = [], []
+        self.script = script
+        self.tries: dict[int, int] = {}
+        self.in_flight: set[str] = set()
+        self.lock = threading.Lock()
+
+    def __call__(self, message: Message) -> Outcome:
+        with self.lock:
+            if message.key in self.in_flight:
+                Recorder.together.append(message.key)
+            self.in_flight.add(message.key)
+            tries = self.tries[message.id] = self.tries.get(message.id, 0) + 1
+        time.sleep(0.0005)
+        outcome = self.script(message, tries)
+        with self.lock:
+            if outcome is ACCEPTED:
+                Recorder.accepted.append((message.key, int(message.payload)))
+            self.in_flight.discard(message.key)
+        return outcome
+
+
+def flaky(message: Message, tries: int) -> Outcome:
+    """Each seventh message is refused twice, each eleventh is rejected, and each fiftieth meets an outage."""
+    number = int(message.payload)
+    if number % 7 == 3 and tries < 3:
+        return retry_later("busy")
+    if number % 11 == 5:
+        return rejected("never")
+    if number % 50 == 20 and tries == 1:
+        return unanswered("away")
+    return ACCEPTED
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using: str, workers: int):
+    put(300, using, keys=12)
+    answer(Recorder(flaky))
+    pending = OutboxMessage.objects.using(using).pending()
+    with Relay(using=using, workers=workers, batch_size=40, limits=QUICK) as relay:
+        while pending.exists():
+            relay.drain()
+    expected = {
+        f"k{key}": [number for number in range(key, 300, 12) if number % 11 != 5]
+        for key in range(12)
+    }  # fmt: skip
+    assert accepted_by_key() == expected
+    assert Recorder.together == []
+
+
+def test_a_failed_message_that_blocks_its_key_does_so_until_it_is_requeued(using: str):
+    put(6, using, keys=2)
+    answer(lambda message: rejected("never") if int(message.payload) == 2 else ACCEPTED)
+    messages = OutboxMessage.objects.using(using)
+    with override_settings(OUTBOX={**OUTBOX, "FAILED_BLOCKS_KEY": True}):
+        with Relay(using=using) as relay:
+            relay.drain()
+        assert sorted(messages.processed().values_list("payload", flat=True)) == [0, 1, 3, 5]
+        answer(lambda message: ACCEPTED)
+        ScriptedPublisher.batches.clear()
+        messages.requeue()
+        with Relay(using=using) as relay:
+            relay.drain()
+    assert [[int(message.payload) for message in batch] for batch in ScriptedPublisher.batches] == [[2], [4]]
+
+
+def test_a_publisher_that_promises_order_gets_a_key_in_one_piece(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ScriptedPublisher, "keeps_order", True)
+    put(4, using, keys=1)
+    with Relay(using=using) as relay:
+        relay.drain()
+    assert [len(batch) for batch in ScriptedPublisher.batches] == [4]
+
+
+@pytest.fixture
+def changes() -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def note(**arguments: Any) -> None:
+        found.append(arguments)
+
+    breaker_changed.connect(note)
+    yield found
+    breaker_changed.disconnect(note)
+
+
+def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, Any]]):
+    put(100, "default", keys=100)
+    away = threading.Event()
+    away.set()
+    answer(lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED)
+    with relays_in_threads(poll_interval=0.05, workers=3, limits=QUICK) as start:
+        relay = start()
+        eventually(lambda: sum(change["state"] == "open" for change in changes) > 3)
+        met = [len(batch) for batch in ScriptedPublisher.batches]
+        away.clear()
+        eventually(lambda: relay.tally.processed == 100)
+    states = [change["state"] for change in changes]
+    assert states[0] == "open"
+    assert states[-1] == "closed"
+    assert states[1:-1:2] == ["half-open"] * (len(states) // 2)
+    assert changes[0]["reason"] == "the broker is away"
+    assert changes[0]["seconds"] > 0
+    # Each worker may have had a whole batch at the broker when it went away; whatever came then was a trial.
+    assert sum(size > QUICK.trial_size for size in met) <= 3 < len(met)
+    assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {1}

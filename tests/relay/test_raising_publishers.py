@@ -1,0 +1,171 @@
+"""A publisher that raises, or whose outcomes are of no use: it is an outage of this publisher only."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, unanswered
+from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.outcomes import NO_REASON, call_publisher
+from django_outbox.relay import Relay
+from django_outbox.signals import breaker_changed
+from tests.support.messages import put
+from tests.support.misbehaviour import (
+    BAD,
+    Hostile,
+    Misbehaving,
+    Unprintable,
+    Verdictless,
+    assert_others_go_on,
+    processed,
+    publish_by,
+    raising,
+)
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import QUICK
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.misbehaviour_fixtures"]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("misbehaving")]
+
+
+class Empty(Exception):
+    """Is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Untold(BatchRefused):
+    """Leaves out what its base class wants to know."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def endless(messages: Sequence[Message]) -> Iterator[Outcome]:
+    while True:
+        yield ACCEPTED
+
+
+def generating(error: BaseException) -> Callable[[Sequence[Message]], Any]:
+    def script(messages: Sequence[Message]) -> Iterator[Outcome]:
+        yield ACCEPTED
+        raise error
+
+    return script
+
+
+NOTHING_KNOWN: dict[str, Callable[[Sequence[Message]], Any]] = {
+    "None": lambda messages: None,
+    "True": lambda messages: True,
+    "one outcome, not in a list": lambda messages: ACCEPTED,
+    "a dict": lambda messages: dict.fromkeys(range(len(messages)), ACCEPTED),
+    "a text": lambda messages: "x" * len(messages),
+    "too few": lambda messages: [ACCEPTED] * (len(messages) - 1),
+    "too many": lambda messages: [ACCEPTED] * (len(messages) + 1),
+    "an endless generator": endless,
+    "a generator that raises": generating(KeyError("a bug")),
+    "verdicts": lambda messages: [Verdict.ACCEPTED] * len(messages),
+    "what raises on comparison": lambda messages: [Verdictless()] * len(messages),
+    "an exception": raising(KeyError("a bug")),
+    "an exception without a text": raising(Unprintable()),
+    "an exception that is false": raising(Empty()),
+    "an exception whose text ends the process": raising(Hostile()),
+    "CancelledError": raising(asyncio.CancelledError()),
+    "SystemExit": raising(SystemExit(2)),
+    "GeneratorExit": raising(GeneratorExit()),
+    "KeyboardInterrupt in a thread": raising(KeyboardInterrupt()),
+    "a refusal without outcomes": raising(BatchRefused("406", [])),
+    "a refusal with None for outcomes": raising(BatchRefused("406", None)),  # type: ignore[arg-type]
+    "a refusal with a number for outcomes": raising(BatchRefused("406", 5)),  # type: ignore[arg-type]
+    "a refusal with too many outcomes": raising(BatchRefused("406", [ACCEPTED] * 99)),
+    "a refusal that was told nothing": raising(Untold()),
+    "a refusal without a reason": raising(BatchRefused("", [])),
+    "an outage without a reason": lambda messages: [unanswered("")] * len(messages),
+    "an outage with a blank reason": lambda messages: [unanswered(" \n")] * len(messages),
+    "an outage with None for a reason": lambda messages: [Outcome(Verdict.UNANSWERED, error=None)] * 5,  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("script", NOTHING_KNOWN.values(), ids=NOTHING_KNOWN)
+def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
+    running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any], caplog: pytest.LogCaptureFixture
+):
+    publish_by(script)
+    put(5, publisher="bad")
+    opened: list[str] = []
+
+    def note(*, publisher: str, state: str, reason: str, **_: Any) -> None:
+        if state == "open":
+            opened.append(f"{publisher}: {reason}")
+
+    breaker_changed.connect(note)
+    try:
+        relay = running()
+        eventually(lambda: len(opened) > 2)
+        assert relay.outage
+        assert_others_go_on()
+    finally:
+        breaker_changed.disconnect(note)
+    assert all(reason.startswith("bad: ") and len(reason) > len("bad: ") for reason in opened)
+    assert any("Circuit breaker open" in record.getMessage() for record in caplog.records)
+    assert set(OutboxMessage.objects.filter(publisher="bad").values_list("attempts", "error")) == {(0, "")}
+    publish_by(lambda messages: [ACCEPTED] * len(messages))
+    eventually(lambda: processed("bad") == 5)
+    eventually(lambda: relay.outage == "")
+
+
+def test_a_drain_gives_up_an_outage_without_a_reason():
+    publish_by(lambda messages: [unanswered("")] * len(messages))
+    put(2, publisher="bad")
+    put(2)
+    with Relay(limits=QUICK) as relay, pytest.raises(RelayUnavailable, match=NO_REASON):
+        relay.drain()
+    assert Misbehaving.calls == QUICK.drain_patience
+    assert processed("default") == 2
+
+
+def test_delivering_once_reports_an_outage_without_a_reason():
+    publish_by(lambda messages: [unanswered("")] * len(messages))
+    put(1, publisher="bad")
+    put(1)
+    with Relay(publishers=["bad", "default"]) as relay, pytest.raises(RelayUnavailable, match=NO_REASON):
+        relay.deliver_once()
+    assert processed("default") == 1
+
+
+def test_the_users_ctrl_c_is_not_caught_in_the_main_thread():
+    with pytest.raises(KeyboardInterrupt):
+        call_publisher(raising(KeyboardInterrupt()), [])
+
+
+WRONG_COPIES = {
+    **NOTHING_KNOWN,
+    "a generator": lambda messages: (ACCEPTED for _ in messages),
+    "a refusal of each": lambda messages: [rejected("no")] * len(messages),
+}
+
+
+@pytest.mark.parametrize("script", WRONG_COPIES.values(), ids=WRONG_COPIES)
+def test_a_message_fails_whatever_the_dead_letter_publisher_does(
+    running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any]
+):
+    publish_by(script)
+    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == b"2" else ACCEPTED)
+    with override_settings(
+        OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": BAD, "third": SCRIPTED}, "DEAD_LETTER_PUBLISHER": "bad"}
+    ):
+        running(publishers=["default", "third"])
+        put(3)
+        put(2, publisher="third")
+        failed = eventually(lambda: OutboxMessage.objects.failed().first())
+        eventually(lambda: (processed("default"), processed("third")) == (2, 2))
+    assert (failed.error, failed.attempts) == ("never", 1)
+    assert (failed.dead_lettered_at is None) == (script is not WRONG_COPIES["a generator"])
+    assert Misbehaving.calls == 1

@@ -1,0 +1,190 @@
+"""Signal receivers, retry functions and log handlers that raise, and workers that crash: deliveries go on."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.dispatch import Signal
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.models import Status
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay import Relay, delivery
+from django_outbox.relay.batch import deliver_batch
+from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished
+from tests.support.messages import put
+from tests.support.misbehaviour import (
+    BAD,
+    Hostile,
+    Misbehaving,
+    Unprintable,
+    assert_others_go_on,
+    instead_of_first,
+    processed,
+    publish_by,
+    raising,
+)
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.misbehaviour_fixtures"]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("misbehaving")]
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError(), Hostile(), KeyError("a bug")])
+@pytest.mark.parametrize("signal", [phase_finished, messages_failed, messages_recovered, breaker_changed])
+def test_a_receiver_may_raise_anything(running: Callable[..., Relay], signal: Signal, error: BaseException):
+    heard = []
+
+    def receive(**_: Any) -> None:
+        heard.append(1)
+        raise error
+
+    tries: dict[int, int] = {}
+
+    def answer(message: Message) -> Outcome:
+        if message.payload != b"1":
+            return rejected("never") if message.payload == b"2" else ACCEPTED
+        tries[message.id] = tries.get(message.id, 0) + 1
+        return [unanswered("away"), retry_later("busy", retry_after=0), ACCEPTED][min(tries[message.id], 3) - 1]
+
+    ScriptedPublisher.answer = staticmethod(answer)
+    signal.connect(receive)
+    try:
+        running()
+        put(3)
+        eventually(lambda: processed("default") == 2 and OutboxMessage.objects.failed().count() == 1)
+        eventually(lambda: heard)
+        put(2, publisher="bad")
+        eventually(lambda: processed("bad") == 2)
+    finally:
+        signal.disconnect(receive)
+    assert OutboxMessage.objects.get(payload=1, publisher="default").attempts == 2
+
+
+def policy_raising(error: BaseException) -> Callable[..., Any]:
+    def policy(attempt: int, outcome: Outcome, message: Message) -> Any:
+        raise error
+
+    return policy
+
+
+POLICIES: dict[str, Callable[..., Any]] = {
+    "SystemExit": policy_raising(SystemExit(1)),
+    "CancelledError": policy_raising(asyncio.CancelledError()),
+    "an exception without a text": policy_raising(Unprintable()),
+    "NaN": lambda *_: float("nan"),
+    "infinity": lambda *_: float("inf"),
+    "a huge number": lambda *_: 10**5000,
+    "a negative number": lambda *_: -(10**5000),
+    "True": lambda *_: True,
+    "a text": lambda *_: "5",
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_retry_function_that_fails_only_delays_its_message(
+    running: Callable[..., Relay], policy: Callable[..., Any], caplog: pytest.LogCaptureFixture
+):
+    publish_by(instead_of_first(retry_later("busy")))
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": {**BAD, "RETRY": policy}}}):
+        running()
+        put(3, publisher="bad")
+        eventually(lambda: processed("bad") == 2)
+        waiting = eventually(lambda: OutboxMessage.objects.filter(publisher="bad", attempts=1, error="busy").first())
+        assert_others_go_on()
+    assert waiting.status == Status.PENDING
+    assert "the function under RETRY failed for 1 message;" in caplog.text
+
+
+class RaisingHandler(logging.Handler):
+    """A handler that lets its errors out, as a careless one does."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+        self.lines = 0
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        self.lines += 1
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(1), Hostile()])
+def test_a_log_handler_may_raise_anything(running: Callable[..., Relay], error: BaseException):
+    handler = RaisingHandler(error)
+    logger = logging.getLogger("django_outbox")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        running()
+        publish_by(instead_of_first(rejected("never")))
+        put(3, publisher="bad")
+        eventually(lambda: processed("bad") == 2 and OutboxMessage.objects.failed().count() == 1)
+        assert_others_go_on()
+        publish_by(raising(KeyError("a bug")))
+        put(1, publisher="bad")
+        eventually(lambda: Misbehaving.calls > 8)
+        assert_others_go_on()
+        publish_by(lambda messages: [ACCEPTED] * len(messages))
+        eventually(lambda: processed("bad") == 3)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert handler.lines > 3
+
+
+# Workers
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), RuntimeError("a bug"), Unprintable()])
+def test_a_worker_that_crashes_restarts_and_others_go_on(
+    running: Callable[..., Relay],
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    broken = [True]
+
+    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
+        if publisher.alias == "bad" and broken:
+            raise error
+        return deliver_batch(publisher, *arguments, **options)
+
+    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    put(3, publisher="bad")
+    running()
+    lines = eventually(lambda: [line for line in caplog.messages if "Publisher 'bad': a worker crashed" in line][2:])
+    assert type(error).__name__ in lines[0]
+    assert_others_go_on()
+    broken.clear()
+    eventually(lambda: processed("bad") == 3)
+
+
+def test_a_drain_serves_the_other_publishers_and_raises_the_error_of_one(monkeypatch: pytest.MonkeyPatch):
+
+    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
+        if publisher.alias == "default":
+            raise RuntimeError("a bug")
+        return deliver_batch(publisher, *arguments, **options)
+
+    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    put(2, publisher="bad")
+    with Relay(workers=2) as relay, pytest.raises(RuntimeError, match="a bug"):
+        relay.drain()
+    assert processed("bad") == 2
+
+
+def test_a_wrong_setting_ends_the_relay_with_an_error(monkeypatch: pytest.MonkeyPatch):
+    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
+        raise ImproperlyConfigured("no such database")
+
+    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    with Relay(poll_interval=0.05) as relay, pytest.raises(ImproperlyConfigured, match="no such database"):
+        relay.run()

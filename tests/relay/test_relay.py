@@ -1,0 +1,341 @@
+"""The relay: claim, publish, settle; waiting; stopping; outages of the broker and of the database."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.messages import ACCEPTED, Message, rejected, retry_later, unanswered
+from django_outbox.models import Status
+from django_outbox.relay import Relay
+from django_outbox.relay.tally import Tally
+from django_outbox.signals import phase_finished
+from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import statements_of_new_connections
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}}
+
+
+def statuses(using: str = "default") -> dict[Status, int]:
+    counts: dict[Status, int] = {}
+    for message in OutboxMessage.objects.using(using):
+        counts[message.status] = counts.get(message.status, 0) + 1
+    return counts
+
+
+def answer(script: Callable[[Message], Any]) -> None:
+    ScriptedPublisher.answer = staticmethod(script)
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[..., Relay]]:
+    """Start relays in threads of their own, and stop them at the end."""
+    with relays_in_threads(poll_interval=0.05, limits=QUICK) as start:
+        yield start
+
+
+def test_drain_delivers_everything_in_order_and_keeps_it_as_processed(using: str):
+    put(2500, using)
+    with Relay(using=using) as relay:
+        tally = relay.drain()
+    assert (tally.claimed, tally.processed) == (2500, 2500)
+    assert statuses(using) == {Status.PROCESSED: 2500}
+    assert ScriptedPublisher.published() == sorted(ScriptedPublisher.published())
+    assert [len(batch) for batch in ScriptedPublisher.batches] == [2000, 500]
+
+
+def test_drain_with_workers_delivers_each_message_once(using: str):
+    put(1000, using)
+    with Relay(using=using, workers=3, batch_size=50) as relay:
+        assert relay.drain().processed == 1000
+    assert len(ScriptedPublisher.published()) == len(set(ScriptedPublisher.published())) == 1000
+
+
+def test_a_drain_leaves_messages_that_are_not_due(using: str):
+    with transaction.atomic(using=using):
+        enqueue("later", 1, delay=3600, using=using)
+        enqueue("now", 2, using=using)
+    with Relay(using=using) as relay:
+        assert relay.drain().processed == 1
+    assert statuses(using) == {Status.PENDING: 1, Status.PROCESSED: 1}
+
+
+def test_each_verdict_has_its_state(using: str):
+    put(5, using)
+    verdicts = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
+    answer(lambda message: verdicts[int(message.payload)])
+    with Relay(using=using, limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="connection lost"):
+        relay.deliver_once()
+    rows = {message.payload: message for message in OutboxMessage.objects.using(using)}
+    assert [rows[n].status for n in range(5)] == [
+        Status.PROCESSED,
+        Status.FAILED,
+        Status.PENDING,
+        Status.PENDING,
+        Status.PROCESSED,
+    ]
+    assert [rows[n].attempts for n in range(5)] == [1, 1, 1, 0, 1]
+    assert [rows[n].error for n in range(5)] == ["", "unroutable", "queue full", "", ""]
+    due = OutboxMessage.objects.using(using).due()
+    assert [message.payload for message in due] == [3], "only the one that nobody answered for is due again at once"
+
+
+def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt():
+    put(1)
+    answer(lambda message: retry_later("queue full"))
+    retry = {"MAX_ATTEMPTS": 3, "DELAY": 0.001, "JITTER": 0}
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETRY": retry}), Relay() as relay:
+        eventually(lambda: relay.drain().failed == 1)
+    message = OutboxMessage.objects.get()
+    assert (message.status, message.attempts, message.error) == (Status.FAILED, 3, "queue full")
+
+
+def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str):
+    put(3, using)
+    answer(lambda message: unanswered("the broker is away"))
+    with (
+        Relay(using=using, limits=QUICK) as relay,
+        pytest.raises(RelayUnavailable, match=r"'default' .*: the broker is away"),
+    ):
+        relay.drain()
+    assert len(ScriptedPublisher.batches) == QUICK.drain_patience
+    assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
+    assert OutboxMessage.objects.using(using).due().count() == 3
+
+
+def test_a_drain_that_makes_progress_survives_any_number_of_outages():
+    put(2 * QUICK.drain_patience)
+
+    def one_a_batch(message: Message) -> Any:
+        first = ScriptedPublisher.batches[-1][0]
+        return ACCEPTED if message.id == first.id else unanswered("the connection was lost")
+
+    answer(one_a_batch)
+    with Relay(limits=QUICK) as relay:
+        assert relay.drain().processed == 2 * QUICK.drain_patience
+
+
+def test_an_outage_of_one_publisher_does_not_affect_another():
+    put(3)
+    put(3, publisher="other")
+    first = set(OutboxMessage.objects.filter(publisher="default").values_list("id", flat=True))
+    answer(lambda message: unanswered("away") if message.id in first else ACCEPTED)
+    for workers in (1, 2):
+        with Relay(workers=workers, limits=QUICK) as relay, pytest.raises(RelayUnavailable):
+            relay.drain()
+    assert OutboxMessage.objects.filter(publisher="other").processed().count() == 3
+    assert OutboxMessage.objects.filter(publisher="default").pending().count() == 3
+
+
+def test_a_publisher_that_raises_gives_the_batch_back(caplog: pytest.LogCaptureFixture):
+    put(2)
+
+    def explode(message: Message) -> Any:
+        raise KeyError("a bug")
+
+    answer(explode)
+    with Relay(limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="KeyError: 'a bug'"):
+        relay.drain()
+    assert OutboxMessage.objects.due().count() == 2
+    assert any(record.exc_info for record in caplog.records), "the traceback is in the log"
+
+
+def test_a_publisher_that_answers_for_too_few_gives_the_batch_back(monkeypatch: pytest.MonkeyPatch):
+    put(3)
+    monkeypatch.setattr(ScriptedPublisher, "publish", lambda self, messages: [])
+    with (
+        Relay(limits=QUICK) as relay,
+        pytest.raises(RelayUnavailable, match="wrong number of outcomes: 0"),
+    ):
+        relay.drain()
+    assert OutboxMessage.objects.due().count() == 3
+
+
+def test_only_the_named_publishers_are_served():
+    put(1)
+    put(2, publisher="other")
+    with Relay(publishers=["other"]) as relay:
+        assert relay.drain().processed == 2
+    assert OutboxMessage.objects.pending().get().publisher == "default"
+
+
+def test_zero_retention_deletes_at_once(using: str):
+    put(5, using)
+    answer(lambda message: rejected("no") if message.payload == b"4" else ACCEPTED)
+    outbox = {"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": timedelta(0)}
+    with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
+        assert relay.drain().processed == 4
+    assert statuses(using) == {Status.FAILED: 1}
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_max_messages_is_never_exceeded(workers: int):
+    put(30)
+    with Relay(max_messages=12, batch_size=5, workers=workers) as relay:
+        assert relay.run().processed == 12
+    assert statuses() == {Status.PROCESSED: 12, Status.PENDING: 18}
+
+
+def test_a_drain_begins_no_batch_after_max_seconds():
+    put(10)
+    with Relay(batch_size=1) as relay:
+        assert relay.drain(max_seconds=0).claimed == 0
+    assert OutboxMessage.objects.due().count() == 10
+
+
+def test_a_batch_is_bounded_in_bytes(using: str):
+    with transaction.atomic(using=using):
+        enqueue_many([OutboxMessage(type="t", payload="x" * 10_000) for _ in range(20)], using=using)
+    outbox = {"PUBLISHERS": {"default": SCRIPTED}, "BATCH_BYTES": 50_000}
+    with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
+        relay.drain()
+    assert max(len(batch) for batch in ScriptedPublisher.batches) == 5
+    assert statuses(using) == {Status.PROCESSED: 20}
+
+
+def test_a_batch_costs_the_same_statements_whatever_its_size(using: str):
+    counts = []
+    for size in (2, 500):
+        put(size, using)
+        with Relay(using=using, publishers=["default"]) as relay, statements_of_new_connections() as statements:
+            relay.deliver_once()
+        counts.append(len(statements))
+    assert 0 < counts[0] == counts[1] <= 11
+
+
+def test_a_running_relay_delivers_new_messages_until_it_is_stopped(running: Callable[..., Relay], using: str):
+    relay = running(using=using, workers=2)
+    for _ in range(3):
+        put(10, using)
+        eventually(lambda: OutboxMessage.objects.using(using).pending().count() == 0)
+    eventually(lambda: relay.tally.processed == 30)
+
+
+def test_a_running_relay_survives_an_outage_of_the_broker(running: Callable[..., Relay]):
+    answer(lambda message: unanswered("the broker is away"))
+    relay = running()
+    put(5)
+    eventually(lambda: len(ScriptedPublisher.batches) > 6)
+    assert relay.outage == "the broker is away"
+    answer(lambda message: ACCEPTED)
+    eventually(lambda: relay.tally.processed == 5)
+    eventually(lambda: relay.outage == "")
+    assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {1}
+
+
+@pytest.mark.parametrize("alias", LOCKING)
+def test_a_running_relay_survives_the_loss_of_its_database_connection(running: Callable[..., Relay], alias: str):
+    relay = running(using=alias)
+    put(3, alias)
+    eventually(lambda: relay.tally.processed == 3)
+    with connections[alias].cursor() as cursor:
+        if alias == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        else:
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+            )
+            for (id,) in cursor.fetchall():
+                cursor.execute(f"KILL {id}")
+    put(3, alias)
+    eventually(lambda: relay.tally.processed == 6)
+
+
+def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay]):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(message: Message) -> Any:
+        inside.set()
+        assert go_on.wait(20)
+        return ACCEPTED
+
+    answer(wait)
+    put(2)
+    relay = running(batch_size=1)
+    assert inside.wait(20)
+    relay.stop()
+    go_on.set()
+    eventually(lambda: statuses() == {Status.PROCESSED: 1, Status.PENDING: 1})
+
+
+def test_a_running_relay_purges_at_intervals(running: Callable[..., Relay]):
+    put(3)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": timedelta(milliseconds=1)}):
+        running(limits=replace(QUICK, purge_interval=0.05))
+        eventually(lambda: OutboxMessage.objects.count() == 0)
+
+
+def test_each_phase_is_signalled_with_its_count_and_time():
+    phases: list[tuple[str, int, str, bool]] = []
+
+    def listen(*, phase: str, count: int, publisher: str, seconds: float, **_: Any) -> None:
+        phases.append((phase, count, publisher, seconds >= 0))
+
+    phase_finished.connect(listen)
+    try:
+        put(4)
+        with Relay() as relay:
+            relay.drain()
+    finally:
+        phase_finished.disconnect(listen)
+    assert phases == [(phase, 4, "default", True) for phase in ("claim", "publish", "settle")]
+
+
+def test_a_receiver_that_raises_does_not_affect_deliveries(caplog: pytest.LogCaptureFixture):
+    def listen(**_: Any) -> None:
+        raise RuntimeError("broken metrics")
+
+    phase_finished.connect(listen)
+    try:
+        put(1)
+        with Relay() as relay:
+            assert relay.drain().processed == 1
+    finally:
+        phase_finished.disconnect(listen)
+    assert "broken metrics" in caplog.text
+
+
+def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "django_outbox")
+    with transaction.atomic():
+        message = enqueue("t", {"secret": "hunter2"})
+    answer(lambda message: rejected("unroutable"))
+    with Relay() as relay:
+        relay.drain()
+    assert f"1 message failed (id {message.id})" in caplog.text
+    assert "unroutable" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_close_closes_the_publishers():
+    with Relay():
+        pass
+    assert ScriptedPublisher.closed == 2
+
+
+def test_tallies_add_up():
+    assert Tally(1, 10, 1, outage="a") + Tally(2, 5, 0, 1, 1) == Tally(3, 15, 1, 1, 1, outage="a")
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=False)
+def test_a_drain_inside_a_tests_own_transaction_sees_its_messages(using: str):
+    put(3, using)
+    with Relay(using=using) as relay:
+        assert relay.drain().processed == 3

@@ -1,0 +1,70 @@
+"""A source claims and settles: a batch is delivered from any of them, without a database."""
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from django_outbox.conf import get_settings
+from django_outbox.messages import ACCEPTED, Message, rejected
+from django_outbox.relay.batch import deliver_batch
+from django_outbox.relay.sources import Source
+from django_outbox.stores import Claim, Settlement
+from tests.support.publishers import ScriptedPublisher
+
+pytestmark = pytest.mark.usefixtures("scripted")
+
+
+class ListSource(Source):
+    """Hands out messages from a list, and keeps what was settled."""
+
+    using = "default"
+    exhausted = complete = True
+
+    def __init__(self, *messages: Message) -> None:
+        self._messages = list(messages)
+        self.settlements: list[Settlement] = []
+        self.open = False
+
+    @contextmanager
+    def claim(self, limit: int) -> Iterator[Claim]:
+        self.open = True
+        yield Claim(self._messages[:limit])  # type: ignore[arg-type]
+        self.open = False
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        assert self.open, "a batch is settled while it is claimed"
+        self.settlements.append(settlement)
+
+    def rewind(self) -> None:
+        raise AssertionError
+
+    def sweep_next(self) -> None:
+        raise AssertionError
+
+
+def message(id: int) -> Message:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return Message(id, str(id), "t", "", "", b"1", {}, now, 0)
+
+
+def test_a_batch_is_claimed_published_and_settled_by_any_source():
+    source = ListSource(message(1), message(2), message(3))
+    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.id == 2 else ACCEPTED)
+    tally = deliver_batch(ScriptedPublisher("default"), source, limit=10, settings=get_settings())
+    assert (tally.claimed, tally.processed, tally.failed) == (3, 2, 1)
+    (settlement,) = source.settlements
+    assert settlement.processed == [1, 3]
+    assert [(failed.id, failed.error) for failed in settlement.failed] == [(2, "never")]
+
+
+def test_an_empty_claim_is_not_settled():
+    source = ListSource()
+    assert deliver_batch(ScriptedPublisher("default"), source, limit=10, settings=get_settings()).claimed == 0
+    assert source.settlements == []
+
+
+def test_no_more_than_the_limit_is_claimed():
+    source = ListSource(message(1), message(2))
+    assert deliver_batch(ScriptedPublisher("default"), source, limit=1, settings=get_settings()).processed == 1

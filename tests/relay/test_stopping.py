@@ -1,0 +1,383 @@
+"""Signals: whatever hangs, a relay ends in time, as a real process."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.management.stop_signals import StopSignals
+from tests.conftest import ALIASES
+from tests.support.messages import ago, put
+from tests.support.scripts import StartProcess, ends_with
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+SERVERS = ["postgresql", "mariadb"]
+TABLE = OutboxMessage._meta.db_table
+
+RUN_OUTBOX = """
+import json, os, sys, time
+from tests import settings
+alias, name, outbox, *flags = sys.argv[1:]
+settings.DATABASES[alias]["NAME"] = name
+settings.OUTBOX = json.loads(outbox)
+
+import django
+django.setup()
+from dataclasses import replace
+from django_outbox.management.commands.run_outbox import Command
+Command.limits = replace(Command.limits, purge_interval=0.1)
+
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--stop-timeout", "1", *flags])
+"""
+
+MEMORY = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+
+
+@pytest.fixture
+def run_outbox(start: StartProcess) -> StartProcess:
+    """Start `run_outbox --stop-timeout 1` on the test's database."""
+
+    def run(alias: str, *flags: str, outbox: Any = MEMORY, **options: Any) -> Any:
+        name = str(connections[alias].settings_dict["NAME"])
+        return start(RUN_OUTBOX, alias, name, json.dumps(outbox), *flags, **options)
+
+    return run
+
+
+@contextmanager
+def locked_table(alias: str) -> Iterator[None]:
+    """Let every statement on the outbox's table wait."""
+    connection = connections[alias].copy()
+    with connection.cursor() as cursor:
+        if alias == "postgresql":
+            cursor.execute(f"BEGIN; LOCK TABLE {TABLE}")
+        else:
+            cursor.execute(f"LOCK TABLES {TABLE} WRITE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+def waits_for_a_lock(alias: str) -> bool:
+    with connections[alias].cursor() as cursor:
+        if alias == "postgresql":
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+        else:
+            cursor.execute(
+                "SELECT count(*) FROM information_schema.processlist "
+                "WHERE db = DATABASE() AND id <> CONNECTION_ID() AND command = 'Query' AND time_ms > 100"
+            )
+        return bool(cursor.fetchone()[0])
+
+
+class FrozenServer:
+    """A server that takes every connection and says nothing."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self.port: int = listening.getsockname()[1]
+        self._listening = listening
+        self._taken: list[socket.socket] = []
+
+    def connections(self) -> int:
+        """Return how many connections were made so far."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._taken.append(self._listening.accept()[0])
+        return len(self._taken)
+
+    def close(self) -> None:
+        """End all connections."""
+        for each in self._taken:
+            each.close()
+
+
+@contextmanager
+def frozen_server() -> Iterator[FrozenServer]:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        listening.setblocking(False)
+        server = FrozenServer(listening)
+        yield server
+        server.close()
+
+
+@pytest.mark.parametrize("flags", [[], ["--once"], ["--drain"]], ids=["run", "once", "drain"])
+@pytest.mark.parametrize("alias", SERVERS)
+class TestDriverThatWaits:
+    def test_a_relay_whose_driver_waits_for_a_lock_ends_in_time(
+        self, run_outbox: StartProcess, alias: str, flags: list[str]
+    ):
+        with locked_table(alias):
+            process = run_outbox(alias, *flags)
+            eventually(lambda: waits_for_a_lock(alias))
+            process.send_signal(signal.SIGTERM)
+            assert ends_with(process) == 0
+
+    def test_the_second_signal_ends_it_at_once(self, run_outbox: StartProcess, alias: str, flags: list[str]):
+        with locked_table(alias):
+            process = run_outbox(alias, *flags, "--stop-timeout", "60")
+            eventually(lambda: waits_for_a_lock(alias))
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert ends_with(process) == 128 + signal.SIGINT
+
+
+def test_a_purge_that_waits_for_a_lock_does_not_delay_the_end(run_outbox: StartProcess):
+    put(1, "mariadb")
+    rows = OutboxMessage.objects.using("mariadb")
+    rows.update(available_at=None, processed_at=ago(days=30), occurred_at=ago(days=30))
+    with transaction.atomic(using="mariadb"):
+        list(rows.select_for_update())
+        process = run_outbox("mariadb")
+        eventually(lambda: waits_for_a_lock("mariadb"))
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert output.startswith(b"0 delivered"), "the relay itself had nothing to wait for"
+
+
+REFUSING = {
+    "PUBLISHERS": {"default": {"BACKEND": "tests.support.publishers.RefusingPublisher"}},
+    "RETRY": {"DELAY": 0.001, "MAX_DELAY": 0.001, "MAX_ATTEMPTS": 1_000_000},
+}
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """A pipe into which nothing more can be written, and which nobody reads."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 512)
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.fixture
+def broken_pipe() -> Iterator[int]:
+    """A pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def attempts(using: str) -> int:
+    return OutboxMessage.objects.using(using).get().attempts
+
+
+class TestStandardError:
+    """The publisher refuses each message, which is a warning in the log."""
+
+    def test_a_relay_whose_log_is_not_read_ends_in_time(self, run_outbox: StartProcess, full_pipe: int):
+        put(1, "postgresql")
+        process = run_outbox("postgresql", outbox=REFUSING, stderr=full_pipe)
+        eventually(lambda: attempts("postgresql") >= 1)
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
+        assert attempts("postgresql") <= 2, "the log holds up both workers"
+
+    def test_a_second_signal_ends_it_at_once(self, run_outbox: StartProcess, full_pipe: int):
+        put(1, "postgresql")
+        process = run_outbox("postgresql", "--stop-timeout", "60", outbox=REFUSING, stderr=full_pipe)
+        eventually(lambda: attempts("postgresql") >= 1)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 128 + signal.SIGTERM
+
+    def test_a_relay_whose_output_is_not_read_ends_in_time(self, run_outbox: StartProcess, full_pipe: int):
+        process = run_outbox("postgresql", stdout=full_pipe, stderr=full_pipe)
+        eventually(lambda: is_served("postgresql"))
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
+
+    @pytest.mark.parametrize("flags", [[], ["--once"]], ids=["run", "once"])
+    def test_a_relay_whose_output_is_a_broken_pipe_goes_on_and_ends_well(
+        self, run_outbox: StartProcess, broken_pipe: int, flags: list[str]
+    ):
+        put(1, "postgresql")
+        process = run_outbox("postgresql", *flags, outbox=REFUSING, stdout=broken_pipe, stderr=broken_pipe)
+        if not flags:
+            eventually(lambda: attempts("postgresql") > 2)
+            process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
+
+    @pytest.mark.parametrize("flags", [[], ["--once"]], ids=["run", "once"])
+    def test_a_relay_without_standard_error_goes_on_and_ends_well(self, run_outbox: StartProcess, flags: list[str]):
+        put(1, "postgresql")
+        closing = ("sh", "-c", 'exec "$@" 2>&-', "sh")
+        process = run_outbox("postgresql", *flags, outbox=REFUSING, prefix=closing)
+        if not flags:
+            eventually(lambda: attempts("postgresql") > 2)
+            process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
+
+    def test_a_batch_that_is_not_finished_goes_back_without_standard_error(self, run_outbox: StartProcess):
+        with locked_table("postgresql"):
+            process = run_outbox("postgresql", prefix=("sh", "-c", 'exec "$@" 2>&-', "sh"))
+            eventually(lambda: waits_for_a_lock("postgresql"))
+            process.send_signal(signal.SIGTERM)
+            assert ends_with(process) == 0
+
+
+def is_served(alias: str) -> bool:
+    """Whether a relay polls on PostgreSQL."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+class TestFrozenBroker:
+    """The publishers wait for it before they claim anything."""
+
+    @pytest.fixture
+    def broker(self) -> Iterator[FrozenServer]:
+        with frozen_server() as server:
+            yield server
+
+    @pytest.fixture
+    def outbox(self, broker: FrozenServer) -> Any:
+        options = {"url": f"amqp://guest:guest@127.0.0.1:{broker.port}/%2F", "connect_timeout": 60}
+        backend = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+        names = ["default", "b", "c", "d"]
+        return {"PUBLISHERS": {name: {"BACKEND": backend, "OPTIONS": options} for name in names}}
+
+    def start(self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any, *flags: str) -> Any:
+        with override_settings(OUTBOX=outbox):
+            for publisher in outbox["PUBLISHERS"]:
+                put(1, "postgresql", publisher=publisher)
+        process = run_outbox("postgresql", *flags, outbox=outbox)
+        waiting = 1 if "--once" in flags else 4
+        eventually(lambda: broker.connections() == waiting)
+        return process
+
+    @pytest.mark.parametrize("flags", [[], ["--once"], ["--drain"]], ids=["run", "once", "drain"])
+    def test_four_publishers_that_wait_for_it_end_in_time(
+        self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any, flags: list[str]
+    ):
+        process = self.start(run_outbox, broker, outbox, *flags)
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 0
+
+    def test_the_second_signal_ends_them_at_once(self, run_outbox: StartProcess, broker: FrozenServer, outbox: Any):
+        process = self.start(run_outbox, broker, outbox, "--stop-timeout", "60")
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert ends_with(process) == 128 + signal.SIGTERM
+
+
+class TestBeforeTheStart:
+    """A system check connects to a database that does not answer."""
+
+    def test_a_relay_that_waits_for_its_database_ends_in_time(self, start: StartProcess):
+        with frozen_server() as server:
+            process = self.checking(start, server.port, "--stop-timeout", "1")
+            process.send_signal(signal.SIGTERM)
+            assert ends_with(process) == 0
+
+    def test_the_second_signal_ends_it_at_once(self, start: StartProcess):
+        with frozen_server() as server:
+            process = self.checking(start, server.port, "--stop-timeout", "60")
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert ends_with(process) == 128 + signal.SIGTERM
+
+    def checking(self, start: StartProcess, port: int, *flags: str) -> Any:
+        process = start(BEFORE_THE_START, str(port), *flags)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"checking\n"
+        time.sleep(0.3)
+        return process
+
+
+BEFORE_THE_START = """
+import os, sys
+from tests import settings
+port, *flags = sys.argv[1:]
+settings.DATABASES = {"default": {"ENGINE": "django.db.backends.mysql", "HOST": "127.0.0.1", "PORT": port}}
+
+import django
+django.setup()
+from django.core.checks import register
+from django.db import connections
+
+@register
+def connect(app_configs, **options):
+    os.write(1, b"checking\\n")
+    connections["default"].ensure_connection()
+
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "run_outbox", *flags])
+"""
+
+
+def test_a_relay_that_is_the_first_process_of_a_container_ends_by_a_signal(run_outbox: StartProcess):
+    """The system ignores a signal to the process with the number 1, unless it has a handler."""
+    prefix = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a namespace of processes cannot be made here")
+    put(1, "postgresql")
+    process = run_outbox("postgresql", prefix=prefix)
+    eventually(lambda: OutboxMessage.objects.using("postgresql").processed().exists())
+    (relay,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True).stdout.split()
+    os.kill(int(relay), signal.SIGTERM)
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 0, errors
+    assert output.startswith(b"1 delivered")
+
+
+class TestHandlers:
+    def test_in_the_end_signals_are_handled_as_before(self):
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        with StopSignals(60, until_exit=False):
+            assert signal.getsignal(signal.SIGTERM) not in before
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_child_that_is_forked_has_its_signals_to_itself(self):
+        """It inherits the socket to which its parent's signals are written."""
+        reader, writer = os.pipe()
+        with StopSignals(60, until_exit=False) as signals:
+            child = os.fork()
+            if not child:
+                os.write(writer, b"!")
+                time.sleep(10)
+                os._exit(1)
+            os.read(reader, 1)
+            os.kill(child, signal.SIGTERM)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+            time.sleep(0.2)
+            assert not signals.received
+        os.close(reader)
+        os.close(writer)

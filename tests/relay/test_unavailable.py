@@ -1,0 +1,130 @@
+"""A relay whose publisher sets messages aside, or is unavailable."""
+
+import time
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.messages import ACCEPTED, set_aside, unanswered
+from django_outbox.relay import Relay
+from django_outbox.tasks import drain_outbox
+from tests.conftest import ALIASES
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.rabbitmq_tools import TcpProxy, broker_url
+from tests.support.relay_threads import relays_in_threads
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+
+def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
+    using: str, caplog: pytest.LogCaptureFixture
+):
+    put(6, using, keys=2)
+    ScriptedPublisher.answer = staticmethod(
+        lambda message: set_aside("full", 30.0, error_class="rabbitmq.nack") if message.key == "k0" else ACCEPTED
+    )
+    with Relay(using=using) as relay:
+        relay.drain()
+    messages = OutboxMessage.objects.using(using)
+    assert sorted(messages.processed().values_list("payload", flat=True)) == [1, 3, 5]
+    first, *others = messages.pending().order_by("id")
+    assert (first.payload, first.attempts, first.error, first.error_class) == (0, 0, "full", "rabbitmq.nack")
+    assert [(other.attempts, other.error) for other in others] == [(0, "")] * 2
+    assert first.available_at is not None
+    assert 20 < (first.available_at - first.last_error_at).total_seconds() <= 31  # type: ignore[operator]
+    # The publisher reports it, once for a destination, and not the relay for each batch.
+    assert "will be retried" not in caplog.text
+
+
+def test_however_often_a_message_is_set_aside_it_does_not_fail(using: str):
+    put(1, using)
+    ScriptedPublisher.answer = staticmethod(lambda message: set_aside("full", 0.0))
+    with Relay(using=using) as relay:
+        for _ in range(15):
+            relay.deliver_once()
+    message = OutboxMessage.objects.using(using).get()
+    assert (message.attempts, message.status.value) == (0, "pending")
+
+
+def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, monkeypatch: pytest.MonkeyPatch):
+    """A claim is a database transaction, which would stay open while the publisher tries to connect."""
+    reasons = ["cannot connect"]
+    monkeypatch.setattr(ScriptedPublisher, "prepare", lambda self: reasons[0] if reasons else "")
+    put(3, using)
+    with Relay(using=using) as relay:
+        with pytest.raises(RelayUnavailable, match="cannot connect"):
+            relay.deliver_once()
+        with pytest.raises(RelayUnavailable, match="cannot connect"):
+            relay.drain()
+        assert ScriptedPublisher.batches == []
+        assert relay.tally.claimed == 0
+        reasons.clear()
+        time.sleep(relay._shared.breakers.seconds_until_trial("default") + 0.1)
+        assert relay.drain().processed == 3
+
+
+def test_a_drain_whose_time_ends_during_an_outage_raises_an_error(using: str):
+    put(1, using)
+    ScriptedPublisher.answer = staticmethod(lambda message: unanswered("the broker is away"))
+    with Relay(using=using) as relay, pytest.raises(RelayUnavailable, match="the broker is away"):
+        relay.drain(max_seconds=0.05)
+
+
+def test_a_drain_whose_time_ends_after_a_delivery_raises_no_error(using: str):
+    put(1, using)
+    with Relay(using=using) as relay:
+        assert relay.drain(max_seconds=30).processed == 1
+        assert relay.drain(max_seconds=0).processed == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_task_fails_if_the_broker_swallows_everything(proxy: TcpProxy, workers: int):
+    """Also a broker that has let the relay in, and then accepts everything without a reply."""
+    options = {"url": broker_url(port=proxy.port), "timeout": 1.5, "connect_timeout": 1}
+    rabbitmq = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
+    proxy.hold_back()
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": rabbitmq}}):
+        put(5, "postgresql")
+        with pytest.raises(RelayUnavailable, match="cannot connect to RabbitMQ"):
+            drain_outbox(using="postgresql", max_seconds=2, workers=workers)
+    assert {*OutboxMessage.objects.using("postgresql").values_list("attempts", flat=True)} == {0}
+
+
+def test_nothing_is_published_in_a_session_that_can_only_read():
+    """As on a standby, whose advisory locks are not those of the primary either."""
+    put(3, "postgresql", keys=3)
+    name = connections["postgresql"].settings_dict["NAME"]
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
+    try:
+        with Relay(using="postgresql") as relay, pytest.raises(RelayUnavailable, match="read-only"):
+            relay.drain()
+    finally:
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    assert ScriptedPublisher.batches == []
+
+
+def test_an_idle_relay_notices_that_an_outage_is_over(using: str, monkeypatch: pytest.MonkeyPatch):
+    reasons = ["cannot connect", ""]
+    monkeypatch.setattr(ScriptedPublisher, "prepare", lambda _: reasons[0])
+    with relays_in_threads(using=using, poll_interval=0.05) as start:
+        relay = start()
+        eventually(lambda: relay.outage == "cannot connect")
+        del reasons[0]
+        eventually(lambda: relay.outage == "")
+
+
+def test_a_drain_of_two_publishers_settles_as_many_messages_as_it_may(using: str):
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "b": SCRIPTED}}):
+        put(1, using)
+        with transaction.atomic(using=using):
+            enqueue_many([OutboxMessage(type="t", payload=n, publisher="b") for n in range(5)], using=using)
+        with Relay(using=using, max_messages=6) as relay:
+            assert relay.drain().processed == 6

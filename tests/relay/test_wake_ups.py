@@ -1,0 +1,201 @@
+"""Wake-ups: a commit notifies the relay of new work, but deliveries never depend on that."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.enqueueing import notify
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.relay import Relay
+from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.stores.postgresql import PostgreSQLStore
+from tests.conftest import ALIASES
+from tests.support.messages import write
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}, "NOTIFY": True}
+
+
+@pytest.fixture(autouse=True)
+def nothing_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "_notified_at", {})
+
+
+@pytest.fixture
+def notifications() -> Iterator[Callable[[], list[str]]]:
+    """Listens on PostgreSQL; returns the publishers that were named since it was asked last."""
+    connection = connections["postgresql"].copy()
+    with connection.cursor() as cursor:
+        cursor.execute("LISTEN django_outbox")
+    yield lambda: [heard.payload for heard in connection.connection.notifies(timeout=0.2)]
+    connection.close()
+
+
+class TestNotifying:
+    def test_it_is_sent_after_the_commit_and_not_before(self, notifications: Callable[[], list[str]]):
+        with transaction.atomic(using="postgresql"):
+            with CaptureQueriesContext(connections["postgresql"]) as queries:
+                enqueue("t", 1, using="postgresql")
+            assert not [query for query in queries if "notify" in query["sql"].lower()]
+            assert notifications() == []
+        assert notifications() == ["default"]
+
+    def test_nothing_is_sent_after_a_rollback(self, notifications: Callable[[], list[str]]):
+        with transaction.atomic(using="postgresql"):
+            enqueue("t", 1, using="postgresql")
+            transaction.set_rollback(True, using="postgresql")
+        assert notifications() == []
+
+    def test_it_names_each_publisher_once(self, notifications: Callable[[], list[str]]):
+        messages = [OutboxMessage(type="t", payload=n, publisher=("default", "other")[n % 2]) for n in range(10)]
+        with transaction.atomic(using="postgresql"):
+            enqueue_many(messages, using="postgresql")
+        assert notifications() == ["default", "other"]
+
+    def test_commits_within_the_debounce_time_share_one(
+        self, notifications: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    ):
+        now = 100.0
+        monkeypatch.setattr(notify, "time", SimpleNamespace(monotonic=lambda: now))
+        for _ in range(20):
+            write("postgresql")
+        write("postgresql", publisher="other")
+        now += 2 * notify.DEBOUNCE
+        write("postgresql")
+        assert notifications() == ["default", "other", "default"]
+
+    def test_without_a_transaction_it_is_sent_at_once(self, notifications: Callable[[], list[str]]):
+        enqueue("t", 1, using="postgresql", require_transaction=False)
+        assert notifications() == ["default"]
+
+    def test_none_is_sent_for_a_message_that_is_not_due(self, notifications: Callable[[], list[str]]):
+        write("postgresql", delay=timedelta(hours=1))
+        assert notifications() == []
+
+    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}})
+    def test_it_is_off_by_default(self, notifications: Callable[[], list[str]]):
+        write("postgresql")
+        assert notifications() == []
+
+    def test_an_error_in_it_does_not_reach_the_caller(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        def fail(*_: Any) -> None:
+            raise DatabaseError("no notifications today")
+
+        monkeypatch.setattr(PostgreSQLStore, "wake", fail)
+        write("postgresql")
+        assert OutboxMessage.objects.using("postgresql").count() == 1
+        assert "no notifications today" in caplog.text
+
+    def test_on_other_databases_it_costs_no_statement(self, using: str):
+        if using == "postgresql":
+            return
+        with CaptureQueriesContext(connections[using]) as woken:
+            write(using)
+        with override_settings(OUTBOX={**OUTBOX, "NOTIFY": False}), CaptureQueriesContext(connections[using]) as plain:
+            write(using)
+        assert len(woken) == len(plain)
+
+
+class TestIdleWaits:
+    def test_a_wake_up_before_the_wait_ends_it_at_once(self):
+        waiting = WakeUps()
+        waiting.wake(["default"])
+        assert waiting.wait("default", 60)
+        assert not waiting.wait("default", 0)
+
+    def test_a_wake_up_is_for_one_worker_of_the_publisher_that_is_named(self):
+        waiting = WakeUps()
+        waiting.wake(["other"])
+        assert not waiting.wait("default", 0)
+        waiting.wake(["default"])
+        assert sorted(waiting.wait("default", 0) for _ in range(2)) == [False, True]
+
+
+@pytest.fixture
+def asleep() -> Iterator[Callable[..., Relay]]:
+    """Start relays that look once, and then not again within the hour, unless they are woken."""
+    limits = replace(QUICK, first_idle_wait=3600.0)
+    with relays_in_threads(using="postgresql", poll_interval=3600, limits=limits) as start:
+        yield start
+
+
+def listeners() -> list[int]:
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%LISTEN django_outbox'"
+        )
+        return [pid for (pid,) in cursor.fetchall()]
+
+
+class TestListening:
+    def test_it_wakes_an_idle_relay(self, asleep: Callable[..., Relay]):
+        relay = asleep(workers=2)
+        eventually(listeners)
+        for count in (1, 2, 3):
+            time.sleep(notify.DEBOUNCE)
+            write("postgresql")
+            eventually(lambda: relay.tally.processed == count)  # noqa: B023 - it is over before the next round
+
+    def test_messages_committed_before_the_relay_listens_are_delivered(self, asleep: Callable[..., Relay]):
+        write("postgresql")
+        relay = asleep()
+        eventually(lambda: relay.tally.processed == 1)
+
+    def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay]):
+        both_at_work = threading.Barrier(2, timeout=20)
+        relay = asleep(workers=2, batch_size=1)
+        eventually(listeners)
+
+        def answer(message: Message) -> Outcome:
+            if message.payload != b"0":
+                both_at_work.wait()
+            return ACCEPTED
+
+        ScriptedPublisher.answer = staticmethod(answer)
+        with transaction.atomic(using="postgresql"):
+            enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using="postgresql")
+        eventually(lambda: relay.tally.processed == 3)
+
+    def test_a_lost_connection_is_logged_and_replaced(
+        self, asleep: Callable[..., Relay], caplog: pytest.LogCaptureFixture
+    ):
+        relay = asleep()
+        eventually(listeners)
+        (old,) = listeners()
+        with caplog.at_level(logging.WARNING, logger="django_outbox"), connections["postgresql"].cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [old])
+            eventually(lambda: "The connection that listens to database 'postgresql' was lost" in caplog.text)
+        eventually(lambda: set(listeners()) - {old})
+        write("postgresql")
+        eventually(lambda: relay.tally.processed == 1)
+
+    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}})
+    def test_no_relay_listens_if_it_is_off(self, asleep: Callable[..., Relay]):
+        write("postgresql")
+        relay = asleep()
+        eventually(lambda: relay.tally.processed == 1)
+        assert listeners() == []
+
+    @pytest.mark.parametrize("using", [alias for alias in ALIASES if alias != "postgresql"])
+    def test_other_databases_are_polled(self, using: str):
+        write(using)
+        with Relay(using=using, poll_interval=0.01, max_messages=2) as relay:
+            write(using)
+            assert relay.run().processed == 2

@@ -1,0 +1,61 @@
+"""The actors of a schedule, and the way a relay settles its batch."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from django_outbox.stores import Claim, Failed, Retried, Settlement
+from django_outbox.stores.cursor import Cursor
+from tests.stores.schedules.model import Entry, Hand, Outcome
+
+LATER = 300 * 86_400.0
+"""Seconds of a delay that ends only when a schedule says so."""
+
+
+@dataclass(eq=False)
+class Writer:
+    """A caller with its transaction."""
+
+    name: str
+    alias: str
+    block: AbstractContextManager[Any] | None = None
+    entries: list[Entry] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Relay:
+    """A relay with its open claim."""
+
+    name: str
+    alias: str
+    cursor: Cursor
+    context: AbstractContextManager[Claim] | None = None
+    claim: Claim | None = None
+    hand: Hand | None = None
+
+
+class Death(BaseException):
+    """Ends a claim whose process has died."""
+
+
+def settlement(hand: Hand) -> Settlement:
+    """Return the settlement of a published batch."""
+    found = Settlement()
+    for entry, outcome in hand.outcomes.items():
+        if outcome is Outcome.ACCEPTED:
+            found.processed.append(entry.id)
+        elif outcome in {Outcome.REJECTED, Outcome.BLOCKING}:
+            found.failed.append(Failed(entry.id, "refused", "test", outcome is Outcome.BLOCKING))
+        elif outcome in {Outcome.RETRIED, Outcome.DEFERRED}:
+            found.retried.append(Retried(entry.id, "busy", LATER if outcome is Outcome.DEFERRED else 0.0, "test"))
+    return found
+
+
+def new_cursor() -> Cursor:
+    """Return a cursor on which the time that a claim took has no influence."""
+
+    def clock() -> float:
+        return 0.0
+
+    return Cursor(after=0, clock=clock)

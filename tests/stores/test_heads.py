@@ -1,0 +1,156 @@
+"""The claim's algorithm: which partitions it owns, and which messages of them it reads."""
+
+from collections.abc import Collection
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_outbox.stores import heads
+from django_outbox.stores.cursor import LAST_PARTITION, MAX_HEADS_INTERVAL, SPARED, Cursor, Span
+from django_outbox.stores.heads import (
+    SLOT_BITS,
+    SLOT_SIZE,
+    SLOTS,
+    BatchReader,
+    OwnedHeads,
+    Queued,
+    choose,
+    is_spared,
+    own_partitions,
+)
+from tests.support.messages import Clock
+
+
+class Table(BatchReader):
+    """A store that has nothing but heads, by partition; each partition has its own slot."""
+
+    read_unkeyed = read_partitions = mock.Mock(side_effect=NotImplementedError)
+
+    def __init__(self, due: dict[int, bool], locked: Collection[int] = ()) -> None:
+        self.due = dict(sorted(due.items()))
+        self.locked = set(locked)
+        self.listings = 0
+
+    def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
+        self.listings += 1
+        after, until = span
+        found: list[int] = []
+        steps = 0
+        for partition, due in self.due.items():
+            if not after < partition <= until:
+                continue
+            if len(found) == wanted or steps == max_steps:
+                return OwnedHeads(found, after, at_end=False, steps=steps, slots_met=slots_met)
+            after, steps = partition, steps + 1
+            if due and partition not in self.locked:
+                if not is_spared(slots_met):
+                    found.append(partition)
+                slots_met += 1
+        return OwnedHeads(found, after, len(found) < wanted and steps < max_steps, steps, slots_met)
+
+
+class TestOwnPartitions:
+    def find(self, table: Table, cursor: Cursor, limit: int) -> list[int]:
+        return own_partitions(table, "default", cursor, limit=limit)
+
+    def test_a_listing_continues_after_the_last_partition_and_starts_over_at_the_end(self):
+        table, cursor = Table(dict.fromkeys(range(1, 8), True)), Cursor(after=4)
+        assert [self.find(table, cursor, 3) for _ in range(2)] == [[5, 6, 7], [1, 2, 3]]
+
+    def test_partitions_of_other_relays_are_skipped(self):
+        table = Table(dict.fromkeys(range(1, 8), True), locked={1, 2, 3})
+        assert self.find(table, Cursor(after=0), 2) == [4, 5]
+
+    def test_one_free_slot_in_eight_is_left_to_other_relays(self):
+        table, cursor = Table(dict.fromkeys(range(1, 17), True)), Cursor(after=0)
+        assert self.find(table, cursor, 100) == [partition for partition in range(1, 17) if partition % SPARED]
+
+    def test_the_only_free_slot_is_never_left_to_other_relays(self):
+        table, cursor = Table({5: True}), Cursor(after=0)
+        assert all(self.find(table, cursor, 100) == [5] for _ in range(3 * SPARED))
+
+    def test_many_waiting_heads_cost_a_claim_a_bounded_number_of_steps(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(heads, "MAX_STEPS", 100)
+        table, cursor = Table(dict.fromkeys(range(1, 1000), False)), Cursor(after=500)
+        assert self.find(table, cursor, 10) == []
+        assert not cursor.complete
+        assert table.listings == 1
+        claims = 1
+        while not cursor.complete:
+            assert self.find(table, cursor, 10) == []
+            claims += 1
+        assert claims < 20
+
+    @given(
+        st.dictionaries(st.integers(1, 60), st.booleans()),
+        st.sets(st.integers(1, 60)),
+        st.integers(0, 60),
+        st.integers(1, 100),
+    )
+    def test_a_claim_owns_due_and_free_partitions_except_for_spared_slots(
+        self, due: dict[int, bool], locked: set[int], after: int, limit: int
+    ):
+        table, cursor = Table(due, locked), Cursor(after=after)
+        free = [partition for partition in sorted(due) if due[partition] and partition not in locked]
+        found = self.find(table, cursor, limit)
+        assert set(found) <= set(free)
+        assert len(found) == len(set(found))
+        wanted = max(limit // 8, min(limit, 64))
+        assert len(found) >= min(len(free) - len(free) // SPARED, wanted)
+        assert cursor.complete == (not found)
+
+    @pytest.mark.parametrize(
+        ("seconds", "due", "pause"),
+        [
+            (0.02, 100, 0.0),
+            (0.02, 75, 0.08),
+            (0.02, 0, 0.38),
+            (0.001, 0, 0.0),
+            (60.0, 99, MAX_HEADS_INTERVAL),
+            (60.0, 100, 0.0),
+        ],
+        ids=["all due", "most due", "none due", "none due, short", "most due, a minute", "all due, a minute"],
+    )
+    def test_the_next_listing_is_put_off_by_the_time_that_this_one_wasted(self, seconds: float, due: int, pause: float):
+        clock = Clock()
+        cursor = Cursor(after=0, clock=clock)
+        cursor.begin_listing()
+        clock.now += seconds
+        cursor.end_listing(steps=100, owned=due)
+        allowed = []
+        for moment in (clock.now, clock.now + 0.99 * pause, clock.now + 1.01 * pause):
+            clock.now = moment
+            allowed.append(cursor.may_list_heads)
+        assert allowed == [not pause, not pause, True]
+
+
+def queue(partition: int, *messages: tuple[int, bool | None, int]) -> list[Queued]:
+    return [Queued(partition, id, due, size) for id, due, size in messages]
+
+
+@pytest.mark.parametrize(
+    ("queues", "ids"),
+    [
+        ([], []),
+        (queue(1, (11, True, 1), (12, True, 1)), [11, 12]),
+        (queue(1, (11, False, 1), (12, True, 1)) + queue(2, (21, True, 1)), [21]),
+        (queue(1, (11, True, 1), (12, None, 1), (13, True, 1)) + queue(2, (21, True, 1)), [21, 11]),
+        (queue(1, (11, True, 1), (12, True, 1)) + queue(2, (21, True, 1), (22, True, 1)), [21, 22, 11, 12]),
+        (queue(1, (11, True, 900), (12, True, 900)) + queue(2, (21, True, 50), (22, True, 50)), [21, 22, 11]),
+        (queue(1, (11, True, 5000)), [11]),
+    ],
+    ids=["none", "one key", "head not due", "waiting in the middle", "by turns", "large messages", "one too large"],
+)
+def test_a_batch_takes_from_each_key_up_to_its_share_of_the_bytes(queues: list[Queued], ids: list[int]):
+    assert choose(queues, [2, 1], 960) == ids
+
+
+def test_every_partition_has_one_slot():
+    assert [partition >> SLOT_BITS for partition in (1, SLOT_SIZE - 1, SLOT_SIZE, LAST_PARTITION)] == [
+        0,
+        0,
+        1,
+        SLOTS - 1,
+    ]

@@ -1,0 +1,385 @@
+"""The databases' query plans, with 50,000 due messages behind 100,000 that wait for a retry, and many processed.
+
+Beside them are 60,000 of 200 keys, each as deep as the other, and as many processed.
+
+The statements are those that the outbox runs, caught on the way.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+from pytest_django import DjangoDbBlocker
+
+from django_outbox import OutboxMessage
+from django_outbox.stores import mysql, postgresql, sqlite
+from django_outbox.stores.heads import MANY_PARTITIONS, SLOT_SIZE
+from tests.conftest import ALIASES, MYSQL_AND_MARIADB
+from tests.support.databases import another_alias
+from tests.support.messages import claim, claimed_ids, settle, store_of
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+
+LIMIT = 100
+WAITING, IDLE, DUE, PROCESSED = 100_000, 10_000, 50_000, 20_000
+KEYED, KEYS = 60_000, 200
+
+PAYLOAD = json.dumps({"order": "x" * 300})
+
+# The words of each vendor.
+NUMBERS = {
+    "sqlite": "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count}) ",
+    "postgresql": "",
+    "mysql": "",
+}
+SOURCE = {
+    "sqlite": "numbers",
+    "postgresql": "generate_series(1, {count}) AS numbers(n)",
+    # MySQL has no sequences, and its recursion ends after 1,000 rows.
+    "mysql": "JSON_TABLE(CONCAT('[', REPEAT('0,', {count} - 1), '0]'), '$[*]' COLUMNS (n FOR ORDINALITY)) numbers",
+}
+UUID = {"sqlite": "lower(hex(randomblob(16)))", "postgresql": "gen_random_uuid()", "mysql": "REPLACE(uuid(), '-', '')"}
+TIME = {
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now', '{seconds} seconds')",
+    "postgresql": "statement_timestamp() + interval '{seconds} seconds'",
+    "mysql": "UTC_TIMESTAMP(6) + INTERVAL {seconds} SECOND",
+}
+TIDY = {"sqlite": "ANALYZE {}", "postgresql": "VACUUM ANALYZE {}", "mysql": "ANALYZE TABLE {}"}
+CLEAR = {"sqlite": "DELETE FROM {}", "postgresql": "TRUNCATE {}", "mysql": "TRUNCATE {}"}
+
+
+def fill(using: str, count: int, *, column: str, seconds: int, publisher: str = "default", keys: int = 0) -> None:
+    """Write many messages with one statement; `column` is the time to set, in seconds from now."""
+    # Each key has a slot of its own.
+    key = f"'key', {SLOT_SIZE} * (1 + n % {keys}), {column == 'available_at'}" if keys else "'', 0, false"
+    connection = connections[using]
+    vendor, quote = connection.vendor, connection.ops.quote_name
+    columns = ["message_id", "type", "topic", quote("key"), quote("partition"), "blocks_key", "payload", "headers"]
+    columns += ["publisher"]
+    columns += ["attempts", "error", "error_class"]
+    time = TIME[vendor].format(seconds=seconds)
+    others = sorted({"available_at", "processed_at", "failed_at"} - {column})
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {quote(OutboxMessage._meta.db_table)} "
+            f"({', '.join([*columns, 'occurred_at', column, *others])}) {NUMBERS[vendor].format(count=count)}"
+            f"SELECT {UUID[vendor]}, 'order.created', '', {key}, '{PAYLOAD}', '{{}}', '{publisher}', 0, '', '', "
+            f"{time}, {time}, NULL, NULL "
+            f"FROM {SOURCE[vendor].format(count=count)}"
+        )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    table = OutboxMessage._meta.db_table
+    with django_db_blocker.unblock():
+        try:
+            for using in ALIASES:
+                fill(using, WAITING, column="available_at", seconds=86_400)
+                fill(using, IDLE, column="available_at", seconds=86_400, publisher="idle")
+                fill(using, PROCESSED, column="processed_at", seconds=-86_400)
+                fill(using, DUE, column="available_at", seconds=-3600)
+                fill(using, KEYED, column="processed_at", seconds=-86_400, publisher="keyed", keys=KEYS)
+                fill(using, KEYED, column="available_at", seconds=-3600, publisher="keyed", keys=KEYS)
+                run(using, TIDY[connections[using].vendor].format(table))
+            yield
+        finally:
+            for using in ALIASES:
+                run(using, CLEAR[connections[using].vendor].format(table))
+
+
+def run(using: str, sql: str, params: Any = ()) -> list[tuple[Any, ...]]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        return cursor.fetchall() if cursor.description else []
+
+
+def caught(using: str, action: Any, beginning: str, part: str = "") -> str:
+    """Return the first statement of the action with this beginning and part, its parameters filled in."""
+    with CaptureQueriesContext(connections[using]) as queries:
+        action()
+    statements = [str(query["sql"]).strip() for query in queries.captured_queries]
+    sql, *_ = [sql for sql in statements if sql.startswith(beginning) and part in sql]
+    return sql
+
+
+def claim_sql(using: str, publisher: str = "default") -> str:
+    return caught(using, lambda: claimed_ids(using, publisher, limit=LIMIT), "SELECT id")
+
+
+def nodes(plan: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON plan."""
+    if isinstance(plan, dict):
+        yield plan
+        for value in plan.values():
+            yield from nodes(value)
+    elif isinstance(plan, list):
+        for value in plan:
+            yield from nodes(value)
+
+
+def postgresql_plan(sql: str) -> list[dict[str, Any]]:
+    ((plan,),) = run("postgresql", "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql.replace("%", "%%"))
+    plan = json.loads(plan) if isinstance(plan, str) else plan
+    return [node for node in nodes(plan) if "Node Type" in node]
+
+
+def removed(scan: dict[str, Any]) -> int:
+    """Return how many rows were read and then filtered out."""
+    return sum(value for name, value in scan.items() if name.startswith("Rows Removed"))
+
+
+def mysql_plan(using: str, sql: str, *, analyze: bool = True) -> list[dict[str, Any]]:
+    """Return the plan of MariaDB, or that of MySQL with MariaDB's names."""
+    query = sql.replace("%", "%%")
+    if using == "mariadb":
+        ((plan,),) = run(using, f"{'ANALYZE' if analyze else 'EXPLAIN'} FORMAT=JSON {query}")
+        return list(nodes(json.loads(plan)))
+    # MySQL does not analyse every UPDATE and DELETE. The first format has MariaDB's words, and estimates.
+    analyze = analyze and sql.lstrip().startswith(("SELECT", "WITH"))
+    run(using, f"SET SESSION explain_json_format_version = {2 if analyze else 1}")
+    ((plan,),) = run(using, f"EXPLAIN {'ANALYZE' if analyze else ''} FORMAT=JSON {query}")
+    return [in_words_of_mariadb(node) for node in nodes(json.loads(plan))]
+
+
+ACCESS = {"index_scan": "index", "index_range_scan": "range", "index_lookup": "ref"}
+
+
+def in_words_of_mariadb(node: dict[str, Any]) -> dict[str, Any]:
+    kind = str(node.get("access_type"))
+    if "rows_examined_per_scan" in node:
+        return node | {"r_rows": node["rows_examined_per_scan"]}
+    if kind == "filter":
+        # The share that it lets through belongs to what it reads from, which comes after it.
+        source, *_ = node["inputs"]
+        source["r_filtered"] = 100 * node["actual_rows"] / (source["actual_rows"] or 1)
+    elif kind == "sort":
+        return node | {"filesort": True}
+    elif kind in {"materialize", "temp_table_aggregate"}:
+        return node | {"temporary_table": True}
+    elif kind.startswith(("zero_rows", "rows_fetched_before_execution")):
+        return node | {"message": node["operation"]}
+    elif "table_name" in node:
+        return node | {
+            "table_name": node.get("alias", node["table_name"]),
+            "key": node.get("index_name"),
+            "used_key_parts": node.get("key_columns"),
+            "access_type": ACCESS.get(str(node.get("index_access_type")), "ALL"),
+            "r_rows": node["actual_rows"],
+            "r_filtered": node.get("r_filtered", 100),
+            "using_index": node.get("covering"),
+        }
+    return node
+
+
+def sqlite_plan(sql: str, params: Any = ()) -> list[str]:
+    return [row[-1] for row in run("default", "EXPLAIN QUERY PLAN " + sql, params)]
+
+
+class TestClaim:
+    def test_postgresql_reads_only_the_rows_that_it_claims(self):
+        plan = postgresql_plan(claim_sql("postgresql"))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert (scan["Node Type"], scan["Index Name"]) == ("Index Scan", "outbox_pending")
+        assert scan["Actual Rows"] == LIMIT
+        assert removed(scan) == 0
+        assert all(node["Actual Rows"] <= LIMIT for node in plan)
+        assert plan[0]["Shared Hit Blocks"] + plan[0]["Shared Read Blocks"] < 20 * LIMIT
+
+    def test_postgresql_reads_no_waiting_rows_when_nothing_is_due(self):
+        (scan,) = [node for node in postgresql_plan(claim_sql("postgresql", "idle")) if "Relation Name" in node]
+        assert (scan["Index Name"], scan["Actual Rows"]) == ("outbox_pending", 0)
+        assert removed(scan) == 0
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_read_only_the_rows_that_they_claim(self, using: str):
+        plan = mysql_plan(using, claim_sql(using))
+        (table,) = [node for node in plan if "table_name" in node]
+        # `r_rows` leaves out what the index itself refuses, so that the time must be part of the range.
+        assert (table["key"], table["access_type"]) == ("outbox_pending", "range")
+        assert table["used_key_parts"] == ["publisher", "partition", "available_at"]
+        assert table["r_rows"] <= LIMIT + 1
+        assert table["r_filtered"] == 100
+        assert not any("filesort" in node or "temporary_table" in node for node in plan)
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_read_no_waiting_rows_when_nothing_is_due(self, using: str):
+        (table,) = [node for node in mysql_plan(using, claim_sql(using, "idle")) if "table_name" in node]
+        assert (table["key"], table["used_key_parts"]) == ("outbox_pending", ["publisher", "partition", "available_at"])
+        assert table["r_rows"] == 0
+
+    def test_sqlite_reads_due_messages_in_the_order_of_the_index(self):
+        plan = sqlite_plan(claim_sql("default"))
+        (search,) = [step for step in plan if "outbox_pending" in step]
+        assert "outbox_pending (publisher=? AND partition=? AND avail" in search
+        # Only what was found is sorted again; the search itself comes in order, or it would sort all that is due.
+        assert "USE TEMP B-TREE FOR ORDER BY" not in plan[: plan.index(search) + 2]
+        assert not any(step.startswith("SCAN django_outbox") for step in plan)
+
+    def test_sqlite_leases_by_the_primary_key(self):
+        plan = sqlite_plan(table(sqlite.LEASE), [60, "[]"])
+        assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
+
+
+class TestKeys:
+    """A listing of heads reads neither the later messages of a key nor processed ones."""
+
+    def test_postgresql_takes_one_probe_of_the_index_for_each_key(self):
+        plan = postgresql_plan(keyed_sql("postgresql", "WITH RECURSIVE probe"))
+        scans = [node for node in plan if "Relation Name" in node]
+        assert {scan["Index Name"] for scan in scans} == {"outbox_partitions"}
+        assert all(removed(scan) == 0 for scan in scans)
+        assert "partition > CASE" in scans[-1]["Index Cond"]
+        assert plan[0]["Shared Hit Blocks"] + plan[0]["Shared Read Blocks"] < 10 * MANY_PARTITIONS
+
+    def test_postgresql_reads_only_the_rows_of_a_key_that_it_claims(self):
+        plan = postgresql_plan(keyed_sql("postgresql", "SELECT", "unnest", limit=5 * MANY_PARTITIONS))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert scan["Index Name"] == "outbox_partitions"
+        assert (scan["Actual Rows"], scan["Actual Loops"], removed(scan)) == (5, MANY_PARTITIONS, 0)
+
+    @mysql_and_mariadb
+    @pytest.mark.parametrize(
+        ("first_stretch", "most"),
+        [
+            pytest.param(512, KEYED // KEYS * MANY_PARTITIONS + 4096, id="shallow keys are read through"),
+            pytest.param(128, 128 + 2 * mysql.MAX_JUMP * MANY_PARTITIONS, id="deep keys are jumped over"),
+        ],
+    )
+    def test_mysql_and_mariadb_read_a_bounded_number_of_rows_for_each_key(
+        self, using: str, monkeypatch: pytest.MonkeyPatch, first_stretch: int, most: int
+    ):
+        monkeypatch.setattr(mysql, "FIRST_STRETCH", first_stretch)
+        with CaptureQueriesContext(connections[using]) as queries:
+            claimed_ids(using, "keyed", limit=MANY_PARTITIONS)
+        listings = [query["sql"] for query in queries if query["sql"].strip().startswith("SELECT message.`partition`")]
+        assert listings
+        rows = 0
+        for sql in listings:
+            scans = {node["table_name"]: node for node in mysql_plan(using, sql) if "table_name" in node}
+            stretch = scans[OutboxMessage._meta.db_table]
+            assert (stretch["key"], stretch["used_key_parts"]) == (
+                "outbox_partitions",
+                ["processed_at", "blocks_key", "publisher", "partition"],
+            )
+            assert stretch["using_index"]
+            assert (scans["message"]["key"], scans["message"]["r_rows"]) == ("PRIMARY", 1)
+            rows += stretch["r_rows"]
+        assert rows <= most
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_read_only_the_rows_of_a_key_that_they_claim(self, using: str):
+        plan = mysql_plan(using, keyed_sql(using, "SELECT message.`partition`", "UNION ALL", limit=5 * MANY_PARTITIONS))
+        scans = [node for node in plan if node.get("key") == "outbox_partitions"]
+        assert len(scans) == MANY_PARTITIONS
+        assert all(scan["r_rows"] <= 5 for scan in scans)
+
+    @pytest.mark.parametrize(
+        ("beginning", "bounds"),
+        [
+            ("WITH RECURSIVE probe", "(publisher=? AND partition>? AND partition<?)"),
+            ("WITH RECURSIVE queue", "(publisher=? AND partition=? AND id>?)"),
+        ],
+    )
+    def test_sqlite_takes_one_probe_of_the_index_for_each_row(self, beginning: str, bounds: str):
+        plan = sqlite_plan(keyed_sql("default", beginning, limit=5 * MANY_PARTITIONS))
+        searches = [step for step in plan if "outbox_partitions" in step]
+        assert searches
+        assert all(bounds in search for search in searches)
+        assert not any(step.startswith("SCAN django_outbox") for step in plan)
+
+    def test_a_slot_of_another_relay_costs_postgresql_one_probe(self):
+        with another_alias("postgresql") as other, claim(other, "keyed", limit=MANY_PARTITIONS):
+            plan = postgresql_plan(keyed_sql("postgresql", "WITH RECURSIVE probe"))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert scan["Actual Loops"] <= KEYS
+
+
+def keyed_sql(using: str, beginning: str, part: str = "", limit: int = MANY_PARTITIONS) -> str:
+    return caught(using, lambda: claimed_ids(using, "keyed", limit=limit), beginning, part)
+
+
+def table(sql: str) -> str:
+    return sql.replace("{table}", OutboxMessage._meta.db_table)
+
+
+SETTLEMENTS: list[Any] = [
+    lambda ids: {"processed": ids},
+    lambda ids: {"processed": ids, "delete_processed": True},
+    lambda ids: {"failed": [(id, "no") for id in ids]},
+    lambda ids: {"retried": [(id, "no", 1.0) for id in ids]},
+]
+
+
+@pytest.mark.parametrize("settlement", SETTLEMENTS, ids=["processed", "deleted", "failed", "retried"])
+class TestSettle:
+    def settle_sql(self, using: str, settlement: Any) -> str:
+        with claim(using, limit=LIMIT) as batch, CaptureQueriesContext(connections[using]) as queries:
+            settle(using, batch, **settlement([message.id for message in batch.messages]))
+        (query,) = queries.captured_queries
+        return str(query["sql"]).strip()
+
+    def test_postgresql_finds_each_row_by_the_primary_key(self, settlement: Any):
+        plan = postgresql_plan(self.settle_sql("postgresql", settlement))
+        scans = [node for node in plan if "Relation Name" in node and "Scan" in node["Node Type"]]
+        assert {scan.get("Index Name") for scan in scans} <= {"django_outbox_outboxmessage_pkey", None}
+        assert not any(scan["Node Type"] == "Seq Scan" for scan in scans)
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb_find_each_row_by_the_primary_key(self, using: str, settlement: Any):
+        plan = mysql_plan(using, self.settle_sql(using, settlement), analyze=False)
+        (found,) = [node for node in plan if node.get("table_name") not in {None, "settled", "done"}]
+        assert found["key"] == "PRIMARY"
+        assert found["access_type"] in {"eq_ref", "range"}
+
+
+@pytest.mark.parametrize("name", ["PROCESSED", "DELETED", "FAILED", "RETRIED", "RELEASED"])
+def test_sqlite_settles_each_row_by_the_primary_key(name: str):
+    plan = sqlite_plan(table(getattr(sqlite, name)), ["[]", "2026"])
+    assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
+
+
+class TestPurge:
+    def test_postgresql(self):
+        sql = caught("postgresql", lambda: store_of("postgresql").purge(3600, LIMIT, None), "WITH")
+        scans = [node for node in postgresql_plan(sql) if "Index Name" in node]
+        assert {"outbox_processed", "django_outbox_outboxmessage_pkey"} == {scan["Index Name"] for scan in scans}
+        assert all(scan["Actual Rows"] <= LIMIT for scan in scans)
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb(self, using: str):
+        sql = caught(using, lambda: store_of(using).purge(3600, LIMIT, None), "SELECT")
+        (found,) = [node for node in mysql_plan(using, sql) if "table_name" in node]
+        assert found["key"] == "outbox_processed"
+        assert found["r_rows"] <= LIMIT
+
+    def test_sqlite(self):
+        plan = sqlite_plan(table(sqlite.PURGE), [-3600, LIMIT])
+        assert any("USING COVERING INDEX outbox_processed" in step for step in plan)
+        assert not any("TEMP B-TREE" in step for step in plan)
+
+
+def test_the_backlog_of_postgresql_is_read_from_the_index_alone():
+    with another_alias("postgresql") as alias:
+        # Where few rows are dead, VACUUM would leave their index entries, and not mark their pages as visible to all.
+        run(alias, f"VACUUM (INDEX_CLEANUP ON) {OutboxMessage._meta.db_table}")
+    backlog = OutboxMessage.objects.using("postgresql").backlog()
+    plan = postgresql_plan(caught("postgresql", lambda: list(backlog), "SELECT"))
+    (scan,) = [node for node in plan if "Relation Name" in node]
+    assert (scan["Node Type"], scan["Index Name"], scan["Heap Fetches"]) == ("Index Only Scan", "outbox_pending", 0)
+    expected = {"default": WAITING + DUE, "idle": IDLE, "keyed": KEYED}
+    assert {found["publisher"]: found["count"] for found in backlog} == expected
+
+
+def test_the_tested_statements_are_those_of_the_stores():
+    """Guards the tests above: the statements that they capture are those of the stores."""
+    assert "SKIP LOCKED" in claim_sql("postgresql")
+    assert "SKIP LOCKED" in caught("mariadb", lambda: claimed_ids("mariadb", limit=LIMIT), "SELECT id", "PRIMARY")
+    assert postgresql.UNKEYED.strip().startswith("SELECT id")
+    assert mysql.UNKEYED.strip().startswith("SELECT id")
+    assert sqlite.UNKEYED.strip().startswith("SELECT id")

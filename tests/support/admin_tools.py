@@ -1,0 +1,58 @@
+"""Helpers for tests of the admin."""
+
+import datetime
+from typing import Any
+
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_outbox.models import OutboxMessage, Status
+
+CHANGELIST = reverse("admin:django_outbox_outboxmessage_changelist")
+TIME_OF = {Status.PENDING: "available_at", Status.PROCESSED: "processed_at", Status.FAILED: "failed_at"}
+
+
+def put(status: Status, count: int = 1, *, using: str = "default", age: float = 0, **fields: Any) -> list[int]:
+    """Write messages that came into a state `age` seconds ago, each a second after the one before; return their ids."""
+    now = timezone.now()
+    for n in range(count):
+        times: dict[str, Any] = dict.fromkeys(TIME_OF.values())
+        times[TIME_OF[status]] = now - datetime.timedelta(seconds=age - n)
+        values = {"type": "order.created", "payload": {"n": n}, "error": "no queue" if status is Status.FAILED else ""}
+        OutboxMessage.objects.using(using).create(**{**values, **times, **fields})
+    newest = OutboxMessage.objects.using(using).order_by("-pk").values_list("pk", flat=True)[:count]
+    return sorted(newest)
+
+
+def client_with(*permissions: str) -> Client:
+    """A client that is logged in as a member of the staff with these permissions on outbox messages, `view` for one."""
+    user = User.objects.create_user(f"staff-{'-'.join(permissions)}", is_staff=True)
+    wanted = Permission.objects.filter(codename__in=[f"{name}_outboxmessage" for name in permissions])
+    assert len(wanted) == len(permissions)
+    user.user_permissions.set(wanted)
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def url(name: str, *args: Any) -> str:
+    """One of the admin's URLs for outbox messages."""
+    return reverse(f"admin:django_outbox_outboxmessage_{name}", args=args)
+
+
+def listed(response: Any) -> list[int]:
+    """The ids of the messages on a page of the list."""
+    assert response.status_code == 200
+    return [message.pk for message in response.context["cl"].result_list]
+
+
+def text(response: Any) -> str:
+    """The page."""
+    return str(response.content.decode())
+
+
+def statuses(using: str = "default") -> dict[int, Status]:
+    """The state of every message, by id."""
+    return {message.pk: message.status for message in OutboxMessage.objects.using(using)}

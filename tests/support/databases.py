@@ -1,0 +1,120 @@
+"""Databases of the test run: their connections, statements and temporary databases on the same servers."""
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import quote
+
+import MySQLdb
+import psycopg
+from django.conf import settings
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.test.utils import CaptureQueriesContext
+
+_numbers = itertools.count(1)
+
+TABLES = ("django_outbox_outboxmessage", "shop_order", "shop_receivedmessage")
+
+
+def statements(queries: CaptureQueriesContext) -> list[str]:
+    """The first words of the captured queries, without those that open and end transactions."""
+    words = [query["sql"].split()[0].upper() for query in queries.captured_queries]
+    return [word for word in words if word not in {"BEGIN", "COMMIT", "SAVEPOINT", "RELEASE", "ROLLBACK"}]
+
+
+@contextmanager
+def statements_of_new_connections() -> Iterator[list[str]]:
+    """Collect the statements over all connections that are opened meanwhile, in whichever thread."""
+    found: list[str] = []
+
+    def note(execute: Callable[..., Any], sql: str, *arguments: Any) -> Any:
+        found.append(sql)
+        return execute(sql, *arguments)
+
+    def listen(*, connection: BaseDatabaseWrapper, **_: Any) -> None:
+        # MySQL's connection connects once more to ask for the server's version.
+        if note not in connection.execute_wrappers:
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(listen)
+    try:
+        yield found
+    finally:
+        connection_created.disconnect(listen)
+
+
+@contextmanager
+def another_alias(alias: str, **options: Any) -> Iterator[str]:
+    """A second connection to the database of `alias`, with other OPTIONS, under an alias for this thread alone."""
+    name = f"{alias}_{next(_numbers)}"
+    connection = connections[alias].copy(alias=name)
+    connection.settings_dict["OPTIONS"].update(options)
+    connections[name] = connection
+    try:
+        yield name
+    finally:
+        connection.close()
+        del connections[name]
+
+
+def isolation(using: str, level: str) -> dict[str, Any]:
+    """The OPTIONS that make a level the default of a connection; SQLite has but one."""
+    if using == "postgresql":
+        from psycopg import IsolationLevel  # noqa: PLC0415 - only where it is installed
+
+        return {"isolation_level": IsolationLevel[level.upper().replace(" ", "_")]}
+    return {"isolation_level": level} if connections[using].vendor == "mysql" else {}
+
+
+class Database:
+    """A database on the server of an alias of `tests.settings`, created now and dropped at the end."""
+
+    def __init__(self, alias: str) -> None:
+        self._server = settings.DATABASES[alias]
+        self._postgresql = alias == "postgresql"
+        self.name = f"test_outbox{settings.RUN}_{uuid.uuid4().hex[:8]}"
+        user = ":".join(quote(self._server[part], safe="") for part in ("USER", "PASSWORD"))
+        scheme = "postgres" if self._postgresql else "mysql"
+        self.url = f"{scheme}://{user}@{self._server['HOST']}:{self._server['PORT']}/{self.name}"
+
+    def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        return self._run(self.name, sql, params)
+
+    def count(self, condition: str, table: str = TABLES[0]) -> int:
+        """Return how many rows of a table, by default the outbox, fulfil a condition in SQL."""
+        count: int = self.rows(f"SELECT count(*) FROM {table} WHERE {condition}")[0][0]
+        return count
+
+    def locked(self) -> int:
+        """Return how many pending messages are claimed by a relay."""
+        free = self.rows(f"SELECT id FROM {TABLES[0]} WHERE available_at IS NOT NULL FOR UPDATE SKIP LOCKED")
+        return self.count("available_at IS NOT NULL") - len(free)
+
+    def empty(self) -> None:
+        """Delete the orders and the messages."""
+        for table in TABLES:
+            self.rows(f"DELETE FROM {table}")
+
+    def __enter__(self) -> "Database":
+        self._run("", f"CREATE DATABASE {self.name}" + ("" if self._postgresql else " CHARACTER SET utf8mb4"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run("", f"DROP DATABASE {self.name}" + (" WITH (FORCE)" if self._postgresql else ""))
+
+    def _run(self, name: str, sql: str, params: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with closing(self._connect(name)) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def _connect(self, name: str) -> Any:
+        server = {"host": self._server["HOST"], "port": int(self._server["PORT"]), "user": self._server["USER"]}
+        password = self._server["PASSWORD"]
+        if self._postgresql:
+            return psycopg.connect(**server, password=password, dbname=name or "postgres", autocommit=True)
+        return MySQLdb.connect(**server, password=password, database=name, charset="utf8mb4", autocommit=True)

@@ -1,0 +1,35 @@
+"""Fixtures of the RabbitMQ tests: `pytest_plugins = ["tests.support.rabbitmq_fixtures"]`."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.conf import settings
+
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def proxy() -> Iterator[TcpProxy]:
+    with TcpProxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def make_publisher() -> Iterator[MakePublisher]:
+    made: list[RabbitMQPublisher] = []
+
+    def make(url: str | Sequence[str] = settings.AMQP_URL, **options: Any) -> RabbitMQPublisher:
+        made.append(RabbitMQPublisher("shop", url=url, **options))
+        return made[-1]
+
+    yield make
+    for publisher in made:
+        publisher.close()

@@ -1,0 +1,44 @@
+"""Database routers that send the outbox to one database of the test run, and leave everything else on `default`."""
+
+from typing import Any
+
+from django_outbox.models import OutboxMessage
+
+
+class OutboxRouter:
+    """Routes the outbox to `alias`."""
+
+    alias = "default"
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        return self.alias if model is OutboxMessage else None
+
+    db_for_write = db_for_read
+
+
+class ToPostgreSQL(OutboxRouter):
+    alias = "postgresql"
+
+
+class ToMariaDB(OutboxRouter):
+    alias = "mariadb"
+
+
+class NotOnMariaDB:
+    """Keeps the table of the outbox off one database."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if (db, app_label) == ("mariadb", "django_outbox") else None
+
+
+class ToMySQL(OutboxRouter):
+    alias = "mysql"
+
+
+ROUTERS: dict[str, list[str]] = {
+    "default": [],
+    "postgresql": ["tests.support.routers.ToPostgreSQL"],
+    "mariadb": ["tests.support.routers.ToMariaDB"],
+    "mysql": ["tests.support.routers.ToMySQL"],
+}
+"""The setting DATABASE_ROUTERS that sends the outbox to an alias."""

@@ -1,0 +1,296 @@
+"""Find or start the servers that the tests run on: PostgreSQL, MariaDB and RabbitMQ.
+
+Each server comes from the first of these places where a login succeeds:
+
+1. the URL in the environment: POSTGRES_URL, MARIADB_URL or AMQP_URL;
+2. the standard port on this machine, where `docker compose up` puts it too;
+3. a container, if a Docker engine answers;
+4. a package of the system, if there is apt-get and this user is root or has sudo without a password.
+
+MySQL is optional: the tests use it if MYSQL_URL is set.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from tests.support import system_packages
+
+PATIENCE = 120
+"""Seconds to wait for a server that was just started."""
+
+MYSQL_VARIABLE = "MYSQL_URL"
+
+
+class WrongServer(Exception):
+    """The server that answers is a different product."""
+
+
+class ServerMissing(Exception):
+    """A server could neither be found nor started; the text names it and the remedies."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One kind of server, and how to find or start it."""
+
+    name: str
+    variable: str
+    """The environment variable that holds its URL."""
+    local_urls: tuple[str, ...]
+    """URLs to try on this machine; the last one is the login that `prepare` creates."""
+    log_in: Callable[[str], None]
+    """Logs in with a URL and out again; raises the driver's error if that fails."""
+    image: str
+    image_settings: tuple[str, ...]
+    image_url: str
+    """The URL of the container, with `{address}` for host and port."""
+    port: int
+    package: str
+    service: str
+    prepare: tuple[str, ...] = ()
+    """The command with which root creates the login for the tests, once the service runs."""
+
+
+def log_in_to_postgresql(url: str) -> None:
+    import psycopg  # noqa: PLC0415 - the drivers are installed after this file is imported
+
+    psycopg.connect(url, connect_timeout=5).close()
+
+
+def log_in_to_mariadb(url: str) -> None:
+    if "MariaDB" not in (version := version_of_mysql(url)):
+        raise WrongServer(f"it is MySQL {version}; its URL belongs in {MYSQL_VARIABLE}")
+
+
+def log_in_to_mysql(url: str) -> None:
+    if "MariaDB" in (version := version_of_mysql(url)):
+        raise WrongServer(f"it is {version}; its URL belongs in MARIADB_URL")
+
+
+def version_of_mysql(url: str) -> str:
+    import MySQLdb  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    with closing(
+        MySQLdb.connect(
+            host=parts.hostname or "127.0.0.1",
+            port=parts.port or 3306,
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            connect_timeout=5,
+        )
+    ) as connection:
+        version: str = connection.get_server_info()
+    return version
+
+
+def log_in_to_rabbitmq(url: str) -> None:
+    import pika  # noqa: PLC0415
+
+    parameters = pika.URLParameters(url)
+    parameters.connection_attempts = 1
+    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5
+    pika.BlockingConnection(parameters).close()
+
+
+# This role may do no more than the test databases need.
+POSTGRESQL_ROLE = """
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'outbox') THEN
+        CREATE ROLE outbox LOGIN CREATEDB CREATEROLE PASSWORD 'outbox';
+    END IF;
+END $$
+"""
+
+MARIADB_ROLE = r"""
+CREATE USER IF NOT EXISTS 'outbox'@'localhost' IDENTIFIED BY 'outbox', 'outbox'@'127.0.0.1' IDENTIFIED BY 'outbox';
+GRANT ALL ON `test\_outbox%`.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1' WITH GRANT OPTION;
+GRANT CREATE USER ON *.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1';
+"""
+
+SERVERS = (
+    Server(
+        name="PostgreSQL",
+        variable="POSTGRES_URL",
+        local_urls=(
+            "postgres://postgres@127.0.0.1:5432/postgres",
+            "postgres://outbox:outbox@127.0.0.1:5432/postgres",
+        ),
+        log_in=log_in_to_postgresql,
+        image="postgres:15",
+        image_settings=("POSTGRES_HOST_AUTH_METHOD=trust",),
+        image_url="postgres://postgres@{address}/postgres",
+        port=5432,
+        package="postgresql",
+        service="postgresql",
+        prepare=("runuser", "-u", "postgres", "--", "psql", "-X", "-q", "-c", POSTGRESQL_ROLE),
+    ),
+    Server(
+        name="MariaDB",
+        variable="MARIADB_URL",
+        local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
+        log_in=log_in_to_mariadb,
+        image="mariadb:10.11",
+        image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1",),
+        image_url="mysql://root@{address}/test",
+        port=3306,
+        package="mariadb-server",
+        service="mariadb",
+        prepare=("mariadb", "-e", MARIADB_ROLE),
+    ),
+    Server(
+        name="RabbitMQ",
+        variable="AMQP_URL",
+        local_urls=("amqp://guest:guest@127.0.0.1:5672/%2F",),
+        log_in=log_in_to_rabbitmq,
+        image="rabbitmq:3",
+        image_settings=(),
+        image_url="amqp://guest:guest@{address}/%2F",
+        port=5672,
+        package="rabbitmq-server",
+        service="rabbitmq-server",
+    ),
+)
+
+
+def find_all() -> dict[str, str]:
+    """Return the URL of each server by its environment variable, and print where it comes from.
+
+    Raises:
+        ServerMissing: a server could neither be found nor started.
+    """
+    found = {server.variable: find(server) for server in SERVERS}
+    if os.environ.get(MYSQL_VARIABLE):
+        found[MYSQL_VARIABLE] = _from_environment("MySQL", MYSQL_VARIABLE, log_in_to_mysql)
+        print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
+    else:
+        print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
+    return found
+
+
+def find(server: Server) -> str:
+    """Return the URL of this server.
+
+    Raises:
+        ServerMissing: it could neither be found nor started.
+    """
+    if os.environ.get(server.variable):
+        url, how = _from_environment(server.name, server.variable, server.log_in), f"found by {server.variable}"
+    else:
+        url, how = _from_this_machine(server)
+    print(f"{server.name}: {how}, {without_password(url)}")
+    return url
+
+
+def _from_this_machine(server: Server) -> tuple[str, str]:
+    for look, how in WAYS:
+        url = look(server)
+        if url:
+            return url, how
+    raise ServerMissing(
+        f"{server.name} could neither be found nor started. Do one of these and run this command again:\n"
+        f"  - set {server.variable} to the URL of a server, such as {server.local_urls[-1]}\n"
+        f"  - start {server.name} on its standard port, with the login of that URL\n"
+        f"  - start a Docker engine that this user may use\n"
+        f"  - on Debian or Ubuntu, run this command as root, or allow sudo without a password"
+    )
+
+
+def _from_environment(name: str, variable: str, log_in: Callable[[str], None]) -> str:
+    url = os.environ[variable]
+    reason = refusal(log_in, url)
+    if reason:
+        remedy = "test without MySQL" if variable == MYSQL_VARIABLE else "let the tests find or start a server"
+        raise ServerMissing(
+            f"Cannot log in to {name} at {variable}={without_password(url)}: {reason}\n"
+            f"Start it, correct {variable}, or unset {variable} to {remedy}."
+        )
+    return url
+
+
+def _already_running(server: Server) -> str:
+    return next((url for url in server.local_urls if not refusal(server.log_in, url)), "")
+
+
+def _started_in_docker(server: Server) -> str:
+    if not docker_answers():
+        return ""
+    container = f"django-outbox-{server.name.lower()}"
+    if not _output("docker", "container", "inspect", container):
+        print(f"{server.name}: starting the container {container} from {server.image}")
+        settings = [part for setting in server.image_settings for part in ("--env", setting)]
+        # Docker chooses the port, because another server may use the standard one.
+        publish = f"127.0.0.1::{server.port}"
+        subprocess.call(
+            ["docker", "run", "--detach", "--name", container, "--publish", publish, *settings, server.image]
+        )
+    else:
+        subprocess.call(["docker", "start", container])
+    addresses = _output("docker", "port", container, f"{server.port}/tcp").split()
+    return _wait_for(server, server.image_url.format(address=addresses[0])) if addresses else ""
+
+
+def _started_as_service(server: Server) -> str:
+    if not system_packages.can_install():
+        return ""
+    missing = system_packages.missing_packages(server.package)
+    # `service` works with systemd and without it.
+    commands = [*system_packages.install_commands(missing), ("service", server.service, "start")]
+    if server.prepare:
+        commands.append(server.prepare)
+    purpose = f"{'install and start' if missing else 'start'} {server.name}"
+    return _wait_for(server, server.local_urls[-1]) if system_packages.run_as_root(*commands, purpose=purpose) else ""
+
+
+WAYS: tuple[tuple[Callable[[Server], str], str], ...] = (
+    (_already_running, "already running on this machine"),
+    (_started_in_docker, "started in Docker"),
+    (_started_as_service, "started as a service"),
+)
+"""Functions that return the URL of a server, or nothing if they cannot find or start one; and how they did."""
+
+
+@functools.cache
+def docker_answers() -> bool:
+    """Return whether a Docker engine answers."""
+    return bool(shutil.which("docker")) and bool(_output("docker", "info", "--format", "{{.ServerVersion}}"))
+
+
+def refusal(log_in: Callable[[str], None], url: str) -> str:
+    """Log in and out; return the reason if that fails, or nothing."""
+    try:
+        log_in(url)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip() or 'no answer'}"
+        return reason.replace(url, without_password(url))
+    return ""
+
+
+def without_password(url: str) -> str:
+    """Return the URL with its password hidden."""
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", ":***@") if password else url
+
+
+def _wait_for(server: Server, url: str) -> str:
+    deadline = time.monotonic() + PATIENCE
+    while reason := refusal(server.log_in, url):
+        if time.monotonic() > deadline:
+            print(f"{server.name}: no login within {PATIENCE} s: {reason}")
+            return ""
+        print(f"{server.name}: waiting for it to answer")
+        time.sleep(2)
+    return url
+
+
+def _output(*command: str) -> str:
+    """Return what a command printed, or nothing if it failed."""
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if ended.returncode else ended.stdout.strip()

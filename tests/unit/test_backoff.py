@@ -1,0 +1,63 @@
+"""Growing waits: pure functions of the number of failures."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_outbox.backoff import Backoff, Kind
+
+failure_counts = st.integers(1, 10**9)
+shares = st.floats(0, 1)
+
+
+def backoffs(jitter: st.SearchStrategy[float] = shares) -> st.SearchStrategy[Backoff]:
+    return st.builds(
+        Backoff,
+        delay=st.floats(0.001, 1e6),
+        factor=st.floats(1, 100) | st.integers(1, 100),
+        max_delay=st.floats(0.001, 1e7),
+        jitter=jitter,
+        kind=st.sampled_from(get_args(Kind)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("fixed", [2, 2, 2, 2, 2, 2]),
+        ("linear", [2, 4, 6, 8, 10, 11]),
+        ("exponential", [2, 6, 11, 11, 11, 11]),
+    ],
+)
+def test_a_wait_grows_by_its_kind_up_to_the_ceiling(kind: Kind, expected: list[float]):
+    backoff = Backoff(delay=2, factor=3, max_delay=11, jitter=0, kind=kind)
+    assert [backoff.after(failures) for failures in range(1, 7)] == expected
+
+
+def test_a_small_factor_reaches_the_ceiling_too():
+    assert Backoff(factor=1.01, jitter=0).after(2000) == 600
+
+
+def test_jitter_adds_at_most_its_share():
+    backoff = Backoff(delay=10, jitter=0.5)
+    assert backoff.after(1, rand=lambda: 0.0) == 10
+    assert backoff.after(1, rand=lambda: 1.0) == 15
+
+
+@given(backoffs(), failure_counts, shares)
+def test_every_wait_is_positive_and_at_most_the_ceiling_with_jitter(backoff: Backoff, failures: int, chance: float):
+    assert 0 < backoff.after(failures, rand=lambda: chance) <= backoff.max_delay * (1 + backoff.jitter)
+
+
+@given(backoffs(), failure_counts, shares)
+def test_jitter_never_shortens_a_wait_and_adds_at_most_its_share(backoff: Backoff, failures: int, chance: float):
+    plain = backoff.after(failures, rand=lambda: 0.0)
+    assert plain <= backoff.after(failures, rand=lambda: chance) <= plain * (1 + backoff.jitter)
+
+
+@given(backoffs(jitter=st.just(0.0)), failure_counts, st.integers(1, 10**6))
+@example(Backoff(factor=1.5, max_delay=1e7, jitter=0), 40, 1)
+def test_without_jitter_more_failures_never_wait_less(backoff: Backoff, failures: int, more: int):
+    assert backoff.after(failures) <= backoff.after(failures + more)

@@ -1,0 +1,218 @@
+"""The system checks, each by its ID."""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.db import connections
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.checks import TAG
+from tests.conftest import ALIASES
+from tests.support.publishers import ScriptedPublisher
+
+SCRIPTED = "tests.support.publishers.ScriptedPublisher"
+
+
+# Without `databases`, Django 6.1 takes all of them.
+def found(outbox: Any = None, databases: list[str] | None = None) -> dict[str, CheckMessage]:
+    settings = {} if outbox is None else {"OUTBOX": outbox}
+    with override_settings(**settings):
+        return {str(m.id): m for m in run_checks(tags=[TAG], databases=databases or [])}
+
+
+def only(problems: dict[str, CheckMessage], id: str) -> CheckMessage:
+    assert list(problems) == [f"django_outbox.{id}"]
+    problem = problems[f"django_outbox.{id}"]
+    assert problem.hint, "the check has no remedy"
+    return problem
+
+
+def publishers(**default: Any) -> dict[str, Any]:
+    return {"PUBLISHERS": {"default": default}}
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_valid_settings_give_no_message():
+    assert found(databases=ALIASES) == {}
+
+
+@pytest.mark.parametrize("value", ["console", 3, []])
+def test_e001_outbox_is_not_a_dict(value: Any):
+    assert "must be a dict, not " in only(found(value), "E001").msg
+
+
+def test_e001_outbox_is_not_set(settings: Any):
+    del settings.OUTBOX
+    problem = only(found(), "E001")
+    assert problem.msg == "OUTBOX is not set."
+    assert "ConsolePublisher" in str(problem.hint)
+
+
+def test_e002_unknown_key_and_the_hint_lists_the_known_keys():
+    problem = only(found({**publishers(BACKEND=SCRIPTED), "BATCHSIZE": 3}), "E002")
+    assert "'BATCHSIZE'" in problem.msg
+    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: BATCH_BYTES, BATCH_SIZE, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("publishers", "PUBLISHERS"), ("RETENSION", "RETENTION"), ("colour", ""), (3, "")]
+)
+def test_e002_the_hint_suggests_a_similar_key(name: Any, meant: str):
+    hint = str(only(found({**publishers(BACKEND=SCRIPTED), name: 3}), "E002").hint)
+    assert hint.startswith(f"Did you mean {meant}? Known keys: " if meant else "Known keys: ")
+
+
+def test_e003_invalid_value():
+    assert "OUTBOX['BATCH_SIZE'] is 0" in only(found({**publishers(BACKEND=SCRIPTED), "BATCH_SIZE": 0}), "E003").msg
+
+
+@pytest.mark.parametrize("outbox", [{}, {"PUBLISHERS": {}}, {"PUBLISHERS": {"other": {"BACKEND": SCRIPTED}}}])
+def test_e004_no_default_publisher(outbox: dict[str, Any]):
+    only(found(outbox), "E004")
+
+
+@pytest.mark.parametrize(
+    "entry", [SCRIPTED, {}, {"BACKEND": 3}, {"BACKEND": SCRIPTED, "OPTIONS": []}, {"BACKEND": SCRIPTED, "URL": "x"}]
+)
+def test_e005_invalid_publisher_entry(entry: Any):
+    outbox = {"PUBLISHERS": {"default": {"BACKEND": SCRIPTED}, "orders": entry}}
+    assert "'orders'" in only(found(outbox), "E005").msg
+
+
+@pytest.mark.parametrize("backend", ["nowhere.Publisher", "tests.support.publishers.Missing", "Publisher"])
+def test_e006_backend_cannot_be_imported(backend: str):
+    assert backend in only(found(publishers(BACKEND=backend)), "E006").msg
+
+
+def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
+    rabbitmq = "django_outbox.publishers.rabbitmq.publisher"
+    with mock.patch.dict("sys.modules", {"pika": None, rabbitmq: None}):
+        problem = only(found(publishers(BACKEND=f"{rabbitmq}.RabbitMQPublisher")), "E006")
+    assert "django-transactional-outbox[rabbitmq]" in str(problem.hint)
+
+
+@pytest.mark.parametrize("backend", ["decimal.Decimal", "json.dumps"])
+def test_e007_backend_is_not_a_publisher(backend: str):
+    only(found(publishers(BACKEND=backend)), "E007")
+
+
+def test_e008_publisher_does_not_accept_its_options():
+    problem = only(found(publishers(BACKEND=SCRIPTED, OPTIONS={"color": "red"})), "E008")
+    assert "unexpected keyword argument 'color'" in problem.msg
+    assert found(publishers(BACKEND=SCRIPTED, OPTIONS={"colour": "red"})) == {}
+
+
+def test_e008_ends_in_one_full_stop():
+    rabbitmq = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+    problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": 3})), "E008")
+    assert problem.msg.endswith(".")
+    assert not problem.msg.endswith("..")
+
+
+def test_e008_is_reported_for_each_publisher():
+    entry = {"BACKEND": SCRIPTED, "OPTIONS": {"color": 1}}
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry, "other": entry}}):
+        assert [m.id for m in run_checks(tags=[TAG], databases=[])].count("django_outbox.E008") == 2
+
+
+def test_e009_use_tz_is_off():
+    with override_settings(USE_TZ=False):
+        only(found(), "E009")
+
+
+@pytest.mark.django_db
+def test_e010_database_of_an_unsupported_vendor():
+    with mock.patch.object(connections["default"], "vendor", "oracle"):
+        assert "oracle" in only(found(databases=["default"]), "E010").msg
+
+
+@pytest.mark.django_db(databases=["postgresql"])
+def test_e011_server_without_skip_locked():
+    with mock.patch.object(connections["postgresql"].features, "has_select_for_update_skip_locked", new=False):
+        assert "SKIP LOCKED" in only(found(databases=["postgresql"]), "E011").msg
+
+
+@pytest.mark.django_db
+def test_e011_sqlite_without_returning():
+    with mock.patch.object(connections["default"].features, "can_return_columns_from_insert", new=False):
+        assert "RETURNING" in only(found(databases=["default"]), "E011").msg
+
+
+@pytest.mark.django_db(databases=["mariadb"])
+def test_e012_database_that_stores_local_times():
+    connection = connections["mariadb"]
+    with mock.patch.dict(connection.settings_dict, {"TIME_ZONE": "Europe/Zurich"}):
+        for name in ("timezone", "timezone_name"):
+            connection.__dict__.pop(name, None)
+        problems = found(databases=["mariadb"])
+    for name in ("timezone", "timezone_name"):
+        connection.__dict__.pop(name, None)
+    only(problems, "E012")
+
+
+@pytest.mark.django_db(databases=["mariadb"], transaction=True)
+def test_e013_table_with_a_character_set_that_lacks_characters():
+    table = OutboxMessage._meta.db_table
+    with connections["mariadb"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} MODIFY error LONGTEXT CHARACTER SET latin1 NOT NULL")
+        try:
+            problem = only(found(databases=["mariadb"]), "E013")
+        finally:
+            cursor.execute(f"ALTER TABLE {table} MODIFY error LONGTEXT CHARACTER SET utf8mb4 NOT NULL")
+    assert "latin1" in problem.msg
+    assert "utf8mb4" in str(problem.hint)
+
+
+def test_e015_autocommit_is_off():
+    with mock.patch.dict(connections["postgresql"].settings_dict, {"AUTOCOMMIT": False}):
+        problem = only(found(), "E015")
+    assert "'postgresql'" in problem.msg
+    assert "transaction.atomic()" in str(problem.hint)
+
+
+@override_settings(DATABASE_ROUTERS=["tests.support.routers.NotOnMariaDB"])
+def test_e015_autocommit_may_be_off_on_a_database_without_the_outbox():
+    with mock.patch.dict(connections["mariadb"].settings_dict, {"AUTOCOMMIT": False}):
+        assert found() == {}
+
+
+def test_checks_of_the_settings_send_no_query():
+    # A check may catch the error, and an open connection would not connect again.
+    with mock.patch("django.db.backends.base.base.BaseDatabaseWrapper.ensure_connection") as connect:
+        connect.side_effect = AssertionError
+        run_checks(tags=[TAG], databases=[])
+    connect.assert_not_called()
+
+
+def test_checking_the_publishers_publishes_nothing():
+    ScriptedPublisher.reset()
+    found(publishers(BACKEND=SCRIPTED))
+    assert ScriptedPublisher.batches == []
+
+
+REMOTE = {"HOST": "db.example.com"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [
+        (REMOTE, ["connect_timeout", "tcp_user_timeout"]),
+        ({**REMOTE, "OPTIONS": {"connect_timeout": 5}}, ["tcp_user_timeout"]),
+        ({**REMOTE, "OPTIONS": {"connect_timeout": 5, "tcp_user_timeout": 8000}}, []),
+        ({**REMOTE, "OPTIONS": {"service": "shop"}}, []),
+        ({"HOST": "127.0.0.1"}, []),
+        ({"HOST": "/run/postgresql"}, []),
+    ],
+)
+def test_w016_remote_postgresql_without_timeouts(settings: dict[str, Any], missing: list[str]):
+    with mock.patch.dict(connections["postgresql"].settings_dict, {"OPTIONS": {}, **settings}):
+        problems = run_checks(tags=[TAG], databases=[], include_deployment_checks=True)
+        assert "django_outbox.W016" not in {each.id for each in run_checks(tags=[TAG], databases=[])}
+    warnings = [problem for problem in problems if problem.id == "django_outbox.W016"]
+    assert len(warnings) == bool(missing)
+    for warning in warnings:
+        assert f"no {' and no '.join(missing)} in its OPTIONS" in warning.msg
+        assert "tcp_user_timeout" in str(warning.hint)

@@ -1,0 +1,90 @@
+"""The OUTBOX setting: defaults, lazy access, and errors."""
+
+import datetime
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from django_outbox.conf import get_settings, parse
+from django_outbox.retry import RetryPolicy
+
+MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+
+
+def test_the_defaults_match_the_reference():
+    settings, problems = parse({"PUBLISHERS": MEMORY})
+    assert problems == []
+    assert settings is not None
+    assert settings.batch_size == 2000
+    assert settings.poll_interval == 1.0
+    assert settings.retention == datetime.timedelta(days=7)
+    assert settings.max_payload_bytes == 1024 * 1024
+    assert settings.require_transaction is True
+    assert settings.retry_policy("default", "order.created") == RetryPolicy()
+    assert settings.failed_blocks_key is False
+    assert settings.lock_keys is False
+    assert settings.dead_letter_publisher is None
+
+
+def test_a_changed_setting_takes_effect_at_once():
+    with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "BATCH_SIZE": 7}):
+        assert get_settings().batch_size == 7
+    assert get_settings().batch_size == 2000
+
+
+def test_the_first_use_of_an_invalid_setting_raises_an_error_that_names_it():
+    with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "BATCH_SIZE": 0}), pytest.raises(ImproperlyConfigured) as info:
+        get_settings()
+    assert "OUTBOX['BATCH_SIZE'] is 0. It must be a whole number of at least 1." in str(info.value)
+
+
+def test_every_mistake_is_reported_not_only_the_first():
+    _, problems = parse({"PUBLISHERS": MEMORY, "BATCH_SIZE": -1, "BATCHSIZE": 5, "RETENTION": 7})
+    assert sorted(problem.check_id for problem in problems) == ["E002", "E003", "E003"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("BATCH_SIZE", True, "a whole number of at least 1"),
+        ("BATCH_SIZE", 1.5, "a whole number of at least 1"),
+        ("BATCH_BYTES", 0, "a whole number of at least 1"),
+        ("POLL_INTERVAL", 0, "a number of seconds greater than 0 and less than a year, or an equivalent timedelta"),
+        (
+            "POLL_INTERVAL",
+            float("nan"),
+            "a number of seconds greater than 0 and less than a year, or an equivalent timedelta",
+        ),
+        ("POLL_INTERVAL", "1", "a number of seconds greater than 0 and less than a year, or an equivalent timedelta"),
+        ("RETENTION", 7, "a timedelta of 0 or more, or None to keep messages forever"),
+        ("RETENTION", datetime.timedelta(-1), "a timedelta of 0 or more, or None to keep messages forever"),
+        ("REQUIRE_TRANSACTION", "no", "True or False"),
+        ("MAX_PAYLOAD_BYTES", None, "a whole number of at least 1"),
+        ("CLAIM_TIMEOUT", -1, "a number of seconds greater than 0 and less than a year, or an equivalent timedelta"),
+        ("CLAIM_TIMEOUT", 0.5, "a number of seconds of at least 1, or an equivalent timedelta"),
+        ("FAILED_BLOCKS_KEY", 1, "True or False"),
+        ("LOCK_KEYS", None, "True or False"),
+        ("DEAD_LETTER_PUBLISHER", 3, "the alias of a publisher, or None to send no copies of failed messages"),
+        ("DEAD_LETTER_PUBLISHER", "graveyard", "one of default, or None"),
+    ],
+)
+def test_the_error_about_an_invalid_value_names_the_valid_ones(key: str, value: Any, remedy: str):
+    settings, problems = parse({"PUBLISHERS": MEMORY, key: value})
+    assert settings is None
+    assert [problem.check_id for problem in problems] == ["E003"]
+    assert key in problems[0].message
+    assert remedy in problems[0].hint
+
+
+def test_a_duration_may_be_a_timedelta():
+    settings, _ = parse({"PUBLISHERS": MEMORY, "POLL_INTERVAL": datetime.timedelta(milliseconds=250)})
+    assert settings is not None
+    assert settings.poll_interval == 0.25
+
+
+def test_an_invalid_retry_of_a_publisher_causes_no_second_error_about_the_publisher():
+    publishers = {**MEMORY, "dead": {**MEMORY["default"], "RETRY": {"DELAY": 0}}}
+    _, problems = parse({"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead"})
+    assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['dead']['RETRY']['DELAY'] is 0."]

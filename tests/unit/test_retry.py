@@ -1,0 +1,284 @@
+"""The retry policy: pure functions of the attempt, the outcome and the policy."""
+
+import datetime
+import math
+import uuid
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_outbox.backoff import Kind
+from django_outbox.messages import Message, Outcome, retry_later
+from django_outbox.retry import (
+    DEFAULT_POLICY,
+    LONGEST_DELAY,
+    LONGEST_RETRY_AFTER,
+    RetryPolicy,
+    cause_chain,
+    retry_delay,
+)
+
+MESSAGE = Message(
+    id=1,
+    message_id=str(uuid.UUID(int=1)),
+    type="order.created",
+    topic="",
+    key="",
+    payload=b"{}",
+    headers={},
+    occurred_at=datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc),
+    attempts=0,
+)
+BUSY = retry_later("queue full")
+
+kinds = st.sampled_from(get_args(Kind))
+shares = st.floats(0, 1)
+
+
+def policies(jitter: st.SearchStrategy[float] = shares) -> st.SearchStrategy[RetryPolicy]:
+    return st.builds(
+        RetryPolicy,
+        max_attempts=st.integers(1, 100),
+        backoff=kinds,
+        delay=st.floats(0.001, 1e6),
+        factor=st.floats(1, 100) | st.integers(1, 100),
+        max_delay=st.floats(0.001, 1e7),
+        jitter=jitter,
+    )
+
+
+def refused(attempt: int) -> Message:
+    """The message as it was claimed for this attempt."""
+    return MESSAGE._replace(attempts=attempt - 1)
+
+
+def delays(policy: RetryPolicy, count: int = 6) -> list[float | None]:
+    return [retry_delay(refused(attempt), BUSY, policy) for attempt in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("fixed", [2, 2, 2, 2, 2, 2]),
+        ("linear", [2, 4, 6, 8, 10, 11]),
+        ("exponential", [2, 6, 11, 11, 11, 11]),
+    ],
+)
+def test_delay_grows_by_its_kind_up_to_the_ceiling(kind: Kind, expected: list[float]):
+    assert delays(RetryPolicy(backoff=kind, delay=2, factor=3, max_delay=11, jitter=0)) == expected
+
+
+def test_default_delays_are_those_of_the_reference():
+    waits = [DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.0) for attempt in range(1, 10)]
+    assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert retry_delay(refused(10), BUSY, DEFAULT_POLICY) is None
+
+
+@given(policies(), st.integers(1, 200))
+def test_a_message_fails_exactly_at_the_last_attempt(policy: RetryPolicy, attempt: int):
+    given_up = retry_delay(refused(attempt), BUSY, policy) is None
+    assert given_up == (attempt >= policy.max_attempts)
+
+
+# Which exceptions are retried.
+
+
+class Gone(Exception):
+    pass
+
+
+class GoneForGood(Gone):
+    pass
+
+
+def chain(*errors: BaseException) -> BaseException:
+    """Raise each from the next, and return the first."""
+    for error, reason in pairwise(errors):
+        error.__cause__ = reason
+    return errors[0]
+
+
+def is_retried(cause: BaseException | None, **fields: Any) -> bool:
+    return retry_delay(MESSAGE, Outcome(BUSY.verdict, "busy", cause=cause), RetryPolicy(**fields)) is not None
+
+
+@pytest.mark.parametrize(
+    ("cause", "include", "exclude", "again"),
+    [
+        (ValueError(), (), (), True),
+        (Gone(), (), (Gone,), False),
+        (GoneForGood(), (), (Gone,), False),
+        (Gone(), (), (GoneForGood,), True),
+        (ValueError(), (), (Gone, ValueError), False),
+        (TimeoutError(), (OSError,), (), True),
+        (ValueError(), (OSError,), (), False),
+        (ValueError(), (OSError, ValueError), (), True),
+        (TimeoutError(), (OSError,), (TimeoutError,), False),
+        (chain(RuntimeError(), Gone()), (), (Gone,), False),
+        (chain(RuntimeError(), KeyError(), OSError()), (OSError,), (), True),
+        (chain(OSError(), Gone()), (OSError,), (Gone,), False),
+        (chain(Gone(), OSError()), (OSError,), (Gone,), False),
+        (KeyboardInterrupt(), (Exception,), (), False),
+    ],
+)
+def test_exclude_and_include_follow_the_chain_of_causes(
+    cause: BaseException, include: tuple[Any, ...], exclude: tuple[Any, ...], again: bool
+):
+    assert is_retried(cause, include=include, exclude=exclude) is again
+
+
+def test_neither_affects_a_failed_attempt_without_a_cause():
+    assert is_retried(None, include=(OSError,), exclude=(Exception,))
+
+
+def test_an_error_raised_while_another_is_handled_is_part_of_the_chain():
+    with pytest.raises(KeyError) as raised:
+        try:
+            raise Gone
+        except Gone:
+            dict[str, int]()["missing"]
+    assert not is_retried(raised.value, exclude=(Gone,))
+
+
+def test_raise_from_none_cuts_the_chain():
+    with pytest.raises(KeyError) as raised:
+        try:
+            raise Gone
+        except Gone:
+            raise KeyError from None
+    assert is_retried(raised.value, exclude=(Gone,))
+    assert not is_retried(raised.value, include=(Gone,))
+
+
+def test_a_cause_takes_precedence_over_the_context():
+    with pytest.raises(KeyError) as raised:
+        try:
+            raise Gone
+        except Gone:
+            raise KeyError from OSError()
+    assert [type(link) for link in cause_chain(raised.value)] == [KeyError, OSError]
+
+
+errors = st.lists(st.sampled_from([OSError, TimeoutError, ValueError, KeyError, Gone, GoneForGood]), min_size=1)
+classes = st.lists(st.sampled_from([OSError, ValueError, LookupError, Gone, GoneForGood]), max_size=3).map(tuple)
+
+
+@given(errors, st.none() | st.integers(0), classes, classes)
+def test_exclude_wins_over_include_however_deep_the_chain_and_even_in_a_cycle(
+    kinds: list[type[Exception]], back_to: int | None, include: Any, exclude: Any
+):
+    links = [kind() for kind in kinds]
+    cause = chain(*links)
+    if back_to is not None:
+        links[-1].__cause__ = links[back_to % len(links)]
+    again = is_retried(cause, include=include, exclude=exclude)
+    assert list(cause_chain(cause)) == links
+    if any(issubclass(kind, exclude) for kind in kinds):
+        assert not again
+    else:
+        assert again == (not include or any(issubclass(kind, include) for kind in kinds))
+
+
+def test_a_chain_of_ten_thousand_links_is_walked_to_its_end():
+    links: list[BaseException] = [ValueError() for _ in range(10_000)]
+    assert not is_retried(chain(*links, Gone()), exclude=(Gone,))
+    while links:
+        # Else Python would free them by one recursion as deep as the chain.
+        links.pop().__cause__ = None
+
+
+# Delays that the broker asks for.
+
+
+@given(st.floats(0, LONGEST_RETRY_AFTER) | st.integers(0, int(LONGEST_RETRY_AFTER)), policies())
+def test_retry_after_replaces_the_delay(asked: float, policy: RetryPolicy):
+    delay = retry_delay(MESSAGE, retry_later("busy", retry_after=asked), policy)
+    assert delay == (asked if policy.max_attempts > 1 else None)
+
+
+@pytest.mark.parametrize("asked", [LONGEST_RETRY_AFTER + 1, 1e300, 10**400, math.inf])
+def test_retry_after_is_bounded_by_a_day(asked: float):
+    assert retry_delay(MESSAGE, retry_later("busy", retry_after=asked), DEFAULT_POLICY) == 86_400
+
+
+@pytest.mark.parametrize("asked", [-1, -math.inf, math.nan, True, "120", datetime.timedelta(1), None])
+def test_a_retry_after_that_is_not_a_number_of_seconds_is_ignored(asked: Any):
+    policy = RetryPolicy(delay=7, jitter=0)
+    assert retry_delay(MESSAGE, retry_later("busy", retry_after=asked), policy) == 7
+
+
+def test_retry_after_overrides_neither_the_last_attempt_nor_exclude():
+    assert retry_delay(refused(10), retry_later("busy", retry_after=1), DEFAULT_POLICY) is None
+    refusal = retry_later("gone", cause=Gone(), retry_after=1)
+    assert retry_delay(MESSAGE, refusal, RetryPolicy(exclude=(Gone,))) is None
+
+
+# Custom functions.
+
+
+def test_a_function_gets_the_attempt_the_outcome_and_the_message_and_decides():
+    got: list[Any] = []
+
+    def own(attempt: int, outcome: Outcome, message: Message) -> float | None:
+        got.append((attempt, outcome, message))
+        return 5 if attempt < 30 else None
+
+    outcome = retry_later("busy", retry_after=99)
+    message = refused(29)
+    assert retry_delay(message, outcome, own) == 5
+    assert got == [(29, outcome, message)]
+    assert retry_delay(refused(30), outcome, own) is None
+
+
+@given(st.floats(0, LONGEST_DELAY) | st.integers(0, int(LONGEST_DELAY)))
+def test_a_function_may_ask_for_any_delay_up_to_a_year(delay: float):
+    faults: list[BaseException] = []
+    assert retry_delay(MESSAGE, BUSY, lambda *_: delay, on_fault=faults.append) == delay
+    assert faults == []
+
+
+def broken(*_: object) -> float:
+    raise KeyError("a bug")
+
+
+def leaving(*_: object) -> float:
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("own", "kind"),
+    [
+        (broken, KeyError),
+        (leaving, SystemExit),
+        (lambda: 1.0, TypeError),
+        (lambda *_: "5", TypeError),
+        (lambda *_: True, TypeError),
+        (lambda *_: datetime.timedelta(1), TypeError),
+        (lambda *_: -0.001, ValueError),
+        (lambda *_: math.nan, ValueError),
+        (lambda *_: math.inf, ValueError),
+        (lambda *_: LONGEST_DELAY + 1, ValueError),
+        (lambda *_: 10**5000, ValueError),
+    ],
+)
+@pytest.mark.parametrize("attempt", [1, 3, 10_000])
+def test_a_function_that_fails_loses_nothing_at_any_attempt(own: Callable[..., Any], kind: type, attempt: int):
+    faults: list[BaseException] = []
+    delay = retry_delay(refused(attempt), BUSY, own, rand=lambda: 0.5, on_fault=faults.append)
+    assert delay == DEFAULT_POLICY.wait.after(attempt, rand=lambda: 0.5)
+    assert [type(fault) for fault in faults] == [kind]
+    assert retry_delay(refused(attempt), BUSY, own) is not None, "without `on_fault` too"
+
+
+def test_a_function_that_fails_leaves_the_delay_to_the_broker():
+    assert retry_delay(MESSAGE, retry_later("busy", retry_after=33), broken) == 33
+
+
+def test_a_wrong_return_value_is_reported_without_its_content():
+    faults: list[BaseException] = []
+    retry_delay(MESSAGE, BUSY, lambda *_: {"card": "4111"}, on_fault=faults.append)  # type: ignore[arg-type]
+    assert str(faults[0]) == "RETRY returned a dict, not a number of seconds or None"

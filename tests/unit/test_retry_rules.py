@@ -1,0 +1,356 @@
+"""The RETRY settings: the policy for a message, the errors for mistakes, and the relay's retries."""
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.conf import OutboxSettings, parse
+from django_outbox.messages import Message, Outcome, rejected, retry_later
+from django_outbox.models import Status
+from django_outbox.relay import Relay
+from django_outbox.retry import RetryFunction, RetryPolicy
+from tests.support.publishers import ScriptedPublisher
+
+BACKEND = "tests.support.publishers.ScriptedPublisher"
+HERE = "tests.unit.test_retry_rules"
+
+
+def hourly(attempt: int, outcome: Outcome, message: Message) -> float | None:
+    return 3600.0 if attempt < 5 else None
+
+
+def daily(attempt: int, outcome: Outcome, message: Message) -> float | None:
+    return 86_400.0
+
+
+def two(attempt: int, outcome: Outcome) -> float:
+    return 1.0
+
+
+async def coroutine(attempt: int, outcome: Outcome, message: Message) -> float:
+    return 1.0
+
+
+class Gone(Exception):
+    pass
+
+
+def outbox(retry: Any = None, publisher: Any = None) -> dict[str, Any]:
+    setting: dict[str, Any] = {"PUBLISHERS": {"default": {"BACKEND": BACKEND}, "hook": {"BACKEND": BACKEND}}}
+    if retry is not None:
+        setting["RETRY"] = retry
+    if publisher is not None:
+        setting["PUBLISHERS"]["hook"]["RETRY"] = publisher
+    return setting
+
+
+def settings_of(retry: Any = None, publisher: Any = None) -> OutboxSettings:
+    settings, problems = parse(outbox(retry, publisher))
+    assert problems == []
+    assert settings is not None
+    return settings
+
+
+def policy_of(retry: Any, publisher: Any = None, type: str = "order.created") -> RetryPolicy | RetryFunction:
+    """The policy of the publisher "hook"."""
+    return settings_of(retry, publisher).retry_policy("hook", type)
+
+
+def test_every_key_is_read():
+    retry = {
+        "MAX_ATTEMPTS": 3,
+        "BACKOFF": "linear",
+        "DELAY": timedelta(seconds=5),
+        "FACTOR": 3,
+        "MAX_DELAY": 60,
+        "JITTER": 0,
+        "INCLUDE": [OSError, "tests.unit.test_retry_rules.Gone"],
+        "EXCLUDE": ("builtins.TimeoutError",),
+    }
+    assert policy_of(retry) == RetryPolicy(
+        max_attempts=3,
+        backoff="linear",
+        delay=5,
+        factor=3,
+        max_delay=60,
+        jitter=0,
+        include=(OSError, Gone),
+        exclude=(TimeoutError,),
+    )
+
+
+def test_an_empty_setting_is_the_default_policy():
+    for settings in (settings_of(), settings_of({}, {}), settings_of({"TYPES": {}}, {"TYPES": {"*": {}}})):
+        assert settings.retry_policy("default", "order.created") == RetryPolicy()
+        assert settings.retry_policy("hook", "order.created") == RetryPolicy()
+
+
+def test_a_publisher_that_is_not_configured_has_the_policy_for_all():
+    assert settings_of({"DELAY": 3}).retry_policy("removed", "t") == RetryPolicy(delay=3)
+
+
+def test_a_publisher_overrides_key_by_key_and_only_for_itself():
+    settings = settings_of({"DELAY": 2, "MAX_ATTEMPTS": 20}, {"DELAY": 30})
+    assert settings.retry_policy("hook", "t") == RetryPolicy(delay=30, max_attempts=20)
+    assert settings.retry_policy("default", "t") == RetryPolicy(delay=2, max_attempts=20)
+
+
+def test_the_publishers_type_wins_over_the_publisher_over_the_type_over_the_rest():
+    retry = {"DELAY": 1, "FACTOR": 11, "JITTER": 0.1, "MAX_DELAY": 100}
+    retry_for_type = {"DELAY": 2, "FACTOR": 12, "JITTER": 0.2}
+    publisher = {"DELAY": 3, "FACTOR": 13}
+    publisher_for_type = {"DELAY": 4}
+    found = policy_of(
+        {**retry, "TYPES": {"order.*": retry_for_type}}, {**publisher, "TYPES": {"order.*": publisher_for_type}}
+    )
+    assert found == RetryPolicy(delay=4, factor=13, jitter=0.2, max_delay=100)
+
+
+def test_a_publishers_policy_wins_over_a_type_for_all_publishers():
+    retry = {"TYPES": {"order.*": {"MAX_ATTEMPTS": 50}}}
+    assert policy_of(retry, {"MAX_ATTEMPTS": 3}) == RetryPolicy(max_attempts=3)
+    assert policy_of(retry, {"DELAY": 9}) == RetryPolicy(max_attempts=50, delay=9)
+
+
+@pytest.mark.parametrize(
+    ("type", "delay"),
+    [
+        ("order.created", 1),
+        ("order.line.added", 1),
+        ("order.", 1),
+        ("Order.created", 9),
+        ("order", 9),
+        ("reorder.created", 9),
+        ("invoice.a", 2),
+        ("invoice.b", 3),
+        ("invoice.ab", 9),
+        ("user.1", 4),
+        ("user.x", 9),
+        ("", 9),
+    ],
+)
+def test_the_first_pattern_that_fits_counts_and_case_matters(type: str, delay: float):
+    patterns = {"order.*": 1, "invoice.a": 2, "invoice.?": 3, "user.[0-9]": 4, "*": 9, "order.created": 10}
+    retry = {"TYPES": {pattern: {"DELAY": delay} for pattern, delay in patterns.items()}}
+    assert policy_of(retry, type=type) == RetryPolicy(delay=delay)
+
+
+def test_an_empty_list_clears_an_earlier_one():
+    assert policy_of({"INCLUDE": [OSError], "EXCLUDE": [Gone]}, {"INCLUDE": []}) == RetryPolicy(exclude=(Gone,))
+
+
+@pytest.mark.parametrize("own", [hourly, f"{HERE}.hourly"])
+def test_a_function_may_stand_in_each_place(own: Any):
+    assert policy_of(own) is hourly
+    assert policy_of({"DELAY": 3}, own) is hourly
+    assert policy_of({"TYPES": {"order.*": own}}) is hourly
+    assert policy_of({"TYPES": {"order.*": daily}}, {"TYPES": {"order.*": own}}) is hourly
+    assert policy_of({"TYPES": {"order.*": own}}, type="other") == RetryPolicy()
+
+
+def test_a_function_replaces_earlier_keys_and_later_keys_begin_from_the_defaults():
+    assert policy_of({"DELAY": 3, "TYPES": {"*": {"FACTOR": 3}}}, hourly) is hourly
+    assert policy_of(hourly, {"DELAY": 3}) == RetryPolicy(delay=3)
+    assert policy_of(hourly, {"TYPES": {"order.*": {"DELAY": 3}}}, type="other") is hourly
+    assert policy_of(hourly, {}) is hourly
+
+
+def test_the_policy_of_a_type_is_made_once():
+    settings = settings_of({"TYPES": {"order.*": {"DELAY": 3}}})
+    assert settings.retry_policy("hook", "order.created") is settings.retry_policy("hook", "order.created")
+
+
+CALLABLE = "a dict, or a function with the parameters attempt, outcome and message, or its dotted path"
+PATTERN = 'It must be a non-blank string, such as "order.*".'
+SECONDS = "It must be a number of seconds greater than 0 and less than a year, or an equivalent timedelta."
+
+
+@pytest.mark.parametrize(
+    ("retry", "message", "remedy"),
+    [
+        (3, " is 3.", f"It must be {CALLABLE}."),
+        (None, " is None.", f"It must be {CALLABLE}."),
+        (RetryPolicy, f" is {RetryPolicy!r}.", f"It must be {CALLABLE}."),
+        pytest.param(
+            two,
+            f" is {two!r}.",
+            f"{CALLABLE}; this one does not accept three arguments (too many positional arguments).",
+            id="a function of two arguments",
+        ),
+        pytest.param(coroutine, f" is {coroutine!r}.", f"It must be {CALLABLE}.", id="a coroutine"),
+        ("math.pi", " is 'math.pi'.", f"It must be {CALLABLE}."),
+        ("hourly", " is 'hourly'.", "it cannot be imported (ImportError: hourly doesn't look like a module path)."),
+        ("nowhere.wait", " is 'nowhere.wait'.", "(ModuleNotFoundError: No module named 'nowhere')."),
+        (f"{HERE}.weekly", f" is '{HERE}.weekly'.", 'does not define a "weekly" attribute/class).'),
+        (
+            {"ATTEMPTS": 3},
+            " has an unknown key 'ATTEMPTS'.",
+            "Did you mean MAX_ATTEMPTS? "
+            "Known keys: BACKOFF, DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY, TYPES.",
+        ),
+        ({"MAX_ATTEMPTS": 0}, "['MAX_ATTEMPTS'] is 0.", "It must be a whole number of at least 1."),
+        ({"BACKOFF": "Fixed"}, "['BACKOFF'] is 'Fixed'.", 'It must be "fixed", "linear" or "exponential".'),
+        ({"BACKOFF": []}, "['BACKOFF'] is [].", 'It must be "fixed", "linear" or "exponential".'),
+        ({"DELAY": "1"}, "['DELAY'] is '1'.", SECONDS),
+        ({"DELAY": float("nan")}, "['DELAY'] is nan.", SECONDS),
+        ({"MAX_DELAY": 0}, "['MAX_DELAY'] is 0.", SECONDS),
+        ({"MAX_DELAY": float("inf")}, "['MAX_DELAY'] is inf.", SECONDS),
+        ({"FACTOR": 0.5}, "['FACTOR'] is 0.5.", "It must be a number from 1 to 100."),
+        ({"JITTER": 2}, "['JITTER'] is 2.", "It must be a number from 0 to 1."),
+        ({"JITTER": True}, "['JITTER'] is True.", "It must be a number from 0 to 1."),
+        (
+            {"EXCLUDE": "builtins.OSError"},
+            "['EXCLUDE'] is 'builtins.OSError'.",
+            "It must be a list of exception classes or their dotted paths.",
+        ),
+        (
+            {"INCLUDE": [OSError, "nowhere.Gone"]},
+            "['INCLUDE'][1] is 'nowhere.Gone'.",
+            "It must be an exception class or its dotted path; it cannot be imported "
+            "(ModuleNotFoundError: No module named 'nowhere').",
+        ),
+        ({"INCLUDE": [int]}, f"['INCLUDE'][0] is {int!r}.", "It must be an exception class or its dotted path."),
+        (
+            {"TYPES": ["order.*"]},
+            "['TYPES'] is ['order.*'].",
+            "a dict whose keys are patterns of types, such as",
+        ),
+        (
+            {"TYPES": {1: {}}},
+            "['TYPES'][1] is not a valid pattern.",
+            PATTERN,
+        ),
+        (
+            {"TYPES": {"": {}}},
+            "['TYPES'][''] is not a valid pattern.",
+            PATTERN,
+        ),
+        ({"TYPES": {"a.*": 5}}, "['TYPES']['a.*'] is 5.", f"It must be {CALLABLE}."),
+        ({"TYPES": {"a.*": {"DELAY": -1}}}, "['TYPES']['a.*']['DELAY'] is -1.", SECONDS),
+        (
+            {"TYPES": {"a.*": {"TYPES": {}}}},
+            "['TYPES']['a.*'] has an unknown key 'TYPES'.",
+            "Known keys: BACKOFF, DELAY, EXCLUDE, FACTOR, INCLUDE, JITTER, MAX_ATTEMPTS, MAX_DELAY.",
+        ),
+    ],
+)
+def test_the_error_about_an_invalid_value_names_its_path_and_the_valid_values(retry: Any, message: str, remedy: str):
+    for everywhere, where, check_id in (
+        (True, "OUTBOX['RETRY']", "E003"),
+        (False, "OUTBOX['PUBLISHERS']['hook']['RETRY']", "E005"),
+    ):
+        setting = outbox()
+        (setting if everywhere else setting["PUBLISHERS"]["hook"])["RETRY"] = retry
+        settings, problems = parse(setting)
+        assert settings is None
+        assert [(problem.check_id, problem.message) for problem in problems] == [(check_id, where + message)]
+        assert remedy in problems[0].hint
+
+
+def test_every_mistake_is_reported_not_only_the_first():
+    _, problems = parse(
+        outbox({"DELAY": 0, "JITER": 1, "TYPES": {"a": {"FACTOR": 0}, "b": {"INCLUDE": [1, 2]}}}, {"DELAY": 0})
+    )
+    assert [problem.message.removeprefix("OUTBOX") for problem in problems] == [
+        "['RETRY']['DELAY'] is 0.",
+        "['RETRY'] has an unknown key 'JITER'.",
+        "['RETRY']['TYPES']['a']['FACTOR'] is 0.",
+        "['RETRY']['TYPES']['b']['INCLUDE'][0] is 1.",
+        "['RETRY']['TYPES']['b']['INCLUDE'][1] is 2.",
+        "['PUBLISHERS']['hook']['RETRY']['DELAY'] is 0.",
+    ]
+
+
+def test_a_module_that_fails_to_import_is_reported_with_the_reason(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_retries.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, problems = parse(outbox("broken_retries.wait"))
+    assert "it cannot be imported (ZeroDivisionError: division by zero)" in problems[0].hint
+
+
+# Through the relay.
+
+
+@pytest.fixture
+def refusing() -> Iterator[Callable[[Callable[[Message], Outcome]], None]]:
+    ScriptedPublisher.reset()
+
+    def script(answer: Callable[[Message], Outcome]) -> None:
+        ScriptedPublisher.answer = staticmethod(answer)
+
+    yield script
+    ScriptedPublisher.reset()
+
+
+def deliver(*types: str, publisher: str = "hook") -> None:
+    with transaction.atomic():
+        enqueue_many([OutboxMessage(type=type, payload=1, publisher=publisher) for type in types])
+    with Relay() as relay:
+        relay.drain()
+
+
+def waits() -> dict[str, int | None]:
+    """Whole seconds until each message is due, by type; None for what was given up."""
+    found: dict[str, int | None] = {}
+    for message in OutboxMessage.objects.all():
+        if message.available_at is None:
+            found[message.type] = None
+        else:
+            # It was settled some moments after it was enqueued.
+            found[message.type] = (message.available_at - message.occurred_at) // timedelta(seconds=1)
+    return found
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_relay_follows_the_policy_of_the_publisher_and_the_type(refusing: Any):
+    refusing(lambda message: retry_later("busy", cause=Gone() if message.type == "user.gone" else None))
+    retry = {"DELAY": 1000, "JITTER": 0, "MAX_DELAY": 100_000, "TYPES": {"order.*": {"DELAY": 2000}}}
+    own = {"EXCLUDE": [Gone], "TYPES": {"order.paid": hourly, "once.*": {"MAX_ATTEMPTS": 1}}}
+    with override_settings(OUTBOX=outbox(retry, own)):
+        deliver("user.new", "user.gone", "order.new", "order.paid", "once.only")
+    found = waits()
+    assert found == {
+        "user.new": pytest.approx(1000, abs=20),
+        "user.gone": None,
+        "order.new": pytest.approx(2000, abs=20),
+        "order.paid": pytest.approx(3600, abs=20),
+        "once.only": None,
+    }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_relay_waits_as_long_as_the_broker_asks_and_counts_the_attempt(refusing: Any):
+    refusing(lambda message: retry_later("slow down", retry_after=5000))
+    with override_settings(OUTBOX=outbox()):
+        deliver("a")
+    assert waits() == {"a": pytest.approx(5000, abs=20)}
+    assert OutboxMessage.objects.get().attempts == 1
+
+
+def broken(attempt: int, outcome: Outcome, message: Message) -> float:
+    raise LookupError("a bug in the project")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_function_that_fails_is_logged_once_a_batch_and_its_messages_are_tried_again(
+    refusing: Any, caplog: pytest.LogCaptureFixture
+):
+    refusing(lambda message: rejected("never") if message.type == "bad" else retry_later("busy"))
+    with override_settings(OUTBOX={**outbox(broken), "BATCH_SIZE": 50}):
+        with transaction.atomic():
+            enqueue_many([OutboxMessage(type="bad" if n == 7 else "good", payload=n) for n in range(100)])
+        with caplog.at_level(logging.ERROR, "django_outbox"), Relay() as relay:
+            tally = relay.deliver_once()
+    assert (tally.retried, tally.failed) == (49, 1)
+    lines = [record for record in caplog.records if "RETRY" in record.getMessage()]
+    assert [record.levelno for record in lines] == [logging.ERROR]
+    assert "failed for 49 messages" in lines[0].getMessage()
+    assert lines[0].exc_info is not None
+    assert str(lines[0].exc_info[1]) == "a bug in the project"
+    assert OutboxMessage.objects.with_status(Status.PENDING).filter(attempts=1).count() == 49
