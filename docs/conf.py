@@ -1,4 +1,4 @@
-"""The configuration of Sphinx: `sphinx-build -W docs <somewhere>`."""
+"""Configuration of Sphinx: `sphinx-build -W docs <output folder>`."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from django.conf import settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-# autodoc imports the models, which needs a project.
+# autodoc imports the models, which requires configured settings.
 settings.configure(
     SECRET_KEY="only for the documentation",
     INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_outbox"],
@@ -26,14 +26,21 @@ copyright = "django_outbox contributors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = f"django_outbox {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 exclude_patterns = ["_build"]
 
-# The docstrings name code in single backticks.
+# Docstrings mark code with single backticks.
 default_role = "code"
 autodoc_member_order = "bysource"
+# A long signature has one parameter per line.
+python_maximum_signature_line_length = 100
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 nitpicky = True
-# Names outside this documentation, to which nothing can link without the network.
-nitpick_ignore_regex = [("py:.*", r"(?!django_outbox\.).*")]
+# Names outside this documentation cannot be linked without network access. Stores and waits are not public.
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!django_outbox\.).*"),
+    ("py:class", r"django_outbox\.(stores|backoff|relay\.limits)\..*"),
+]
