@@ -140,11 +140,7 @@ def relay_process(start: StartProcess) -> Callable[..., "subprocess.Popen[str]"]
 
 def until_publishing(process: "subprocess.Popen[str]") -> None:
     assert process.stdout is not None
-    # A relay that publishes nothing would keep the test waiting.
-    patience = threading.Timer(60, process.kill)
-    patience.start()
     line = process.stdout.readline()
-    patience.cancel()
     if line != "publishing\n":
         process.kill()
         pytest.fail(f"{line!r} in place of 'publishing'; errors: {process.communicate()[1]}")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import pytest
 
 from tests.support.scripts import StartProcess
 
+LONGEST = 120.0
+"""Seconds after which a process is killed: a test that waits for a line from it fails then, and ends."""
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartProcess]:
-    """Start Python scripts as processes, and kill them at the end."""
+    """Start Python scripts as processes, and kill them at the end, or when they take too long."""
     processes: list[subprocess.Popen[bytes]] = []
+    watchdogs: list[threading.Timer] = []
 
     def start_process(script: str, *arguments: str, prefix: tuple[str, ...] = (), **options: Any) -> Any:
         path = tmp_path / f"{len(processes)}.py"
@@ -26,9 +31,13 @@ def start(tmp_path: Path) -> Iterator[StartProcess]:
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
         )
         processes.append(process)
+        watchdogs.append(threading.Timer(LONGEST, process.kill))
+        watchdogs[-1].start()
         return process
 
     yield start_process
+    for watchdog in watchdogs:
+        watchdog.cancel()
     for process in processes:
         if process.poll() is None:
             process.kill()
