@@ -176,6 +176,7 @@ class OutboxMessage(models.Model):
         permissions = [
             ("requeue_outboxmessage", "Can requeue failed outbox messages"),
             ("discard_outboxmessage", "Can discard failed outbox messages"),
+            ("pause_outboxmessage", "Can pause and resume outbox publishers and message types"),
         ]
         indexes = [
             # Order of the claim, and figures of the backlog. Only pending rows have an available_at, so even on
@@ -234,23 +235,6 @@ class OutboxMessage(models.Model):
         if self.processed_at is not None:
             return Status.PROCESSED
         return Status.PENDING
-
-
-class KeyLock(models.Model):
-    """A lock on keys, for databases whose only transaction-level locks are row locks.
-
-    MySQL and MariaDB lock the row. SQLite stores the time until which the lock is held. PostgreSQL does not use this
-    table, because it has advisory locks.
-    """
-
-    number = models.BigIntegerField(primary_key=True)
-    held_until = models.DateTimeField(null=True)
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return str(self.number)
 
 
 _TIME_OF = {

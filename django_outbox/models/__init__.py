@@ -1,0 +1,20 @@
+"""The tables of the outbox: one module for each."""
+
+from django_outbox.models.delivery_count import DeliveryCount
+from django_outbox.models.heartbeat import Heartbeat
+from django_outbox.models.key_lock import KeyLock
+from django_outbox.models.message import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.pause import Pause
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MAX_NAME_LENGTH",
+    "DeliveryCount",
+    "Heartbeat",
+    "KeyLock",
+    "OutboxMessage",
+    "OutboxMessageQuerySet",
+    "Pause",
+    "Status",
+]

@@ -1,0 +1,41 @@
+"""`Heartbeat`: the latest report of each relay."""
+
+from django.db import models
+
+from django_outbox.db.functions import DatabaseNow
+
+
+class Heartbeat(models.Model):
+    """The latest report of a relay, one row for each process. For information only: no relay decides by it.
+
+    Attributes:
+        relay: the relay's name, `host:pid`. The successor of a container that has the same name and process id takes
+            over its row.
+        publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
+            breaker: `closed`, `open` or `half-open`), `reason` (of the last outage, blank if there was none) and
+            `since` (the Unix time of the last change of the state, or None if there was none).
+        workers: number of threads for each publisher.
+        mode: `run`, `drain` or `once`. Drains and single batches report when they end.
+        processed, retried, failed: counts of messages since the relay started.
+        stopped_at: the time at which the relay ended in order.
+    """
+
+    relay = models.CharField(max_length=255, primary_key=True)
+    host = models.CharField(max_length=240)
+    pid = models.PositiveIntegerField()
+    version = models.CharField(max_length=32)
+    mode = models.CharField(max_length=8)
+    workers = models.PositiveSmallIntegerField()
+    publishers = models.JSONField(default=dict)
+    processed = models.PositiveBigIntegerField(default=0)
+    retried = models.PositiveBigIntegerField(default=0)
+    failed = models.PositiveBigIntegerField(default=0)
+    started_at = models.DateTimeField(db_default=DatabaseNow())
+    seen_at = models.DateTimeField(db_default=DatabaseNow())
+    stopped_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.relay
