@@ -2,11 +2,14 @@
 
 from contextlib import suppress
 
-from django.apps import apps
 from django.db import DatabaseError, InterfaceError, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.exceptions import NotMigrated
+from django_outbox.models import KeyLock, OutboxMessage
+
+REQUIRED = (OutboxMessage, KeyLock)
+"""The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
 
 
 def require_schema(connection: BaseDatabaseWrapper, error: Exception) -> None:
@@ -29,7 +32,7 @@ def missing_schema(connection: BaseDatabaseWrapper) -> str:
     """
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor, include_views=True))
-        for model in apps.get_app_config("django_outbox").get_models():
+        for model in REQUIRED:
             table = model._meta.db_table
             if not router.allow_migrate_model(connection.alias, model):
                 continue
