@@ -9,6 +9,7 @@ __all__ = [
     "Count",
     "FailureGroup",
     "Level",
+    "Outage",
     "PausedType",
     "PeriodCount",
     "PublisherStatus",
@@ -16,6 +17,20 @@ __all__ = [
     "Status",
     "Verdict",
 ]
+
+
+CODES = (
+    "not_delivering",
+    "unavailable",
+    "unknown_publisher",
+    "behind",
+    "paused",
+    "blocked",
+    "failed",
+    "delivering",
+    "idle",
+)
+"""The codes of verdicts, the most important first: of two verdicts of one level, the earlier one comes first."""
 
 
 class Level(enum.IntEnum):
@@ -47,6 +62,13 @@ class Count:
     def __add__(self, other: "Count") -> "Count":
         return Count(self.number + other.number, self.more or other.more)
 
+    def __sub__(self, other: "Count") -> "Count":
+        return Count(max(self.number - other.number, 0), self.more or other.more)
+
+
+NONE = Count()
+"""No rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class PausedType:
@@ -74,6 +96,7 @@ class PublisherStatus:
         blocking: failed messages that block their key.
         processed_per_minute: messages delivered in the last full minute.
         failed_per_minute: messages that failed in the last full minute.
+        processed_lately: whether any message was delivered in the last full minute or since.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`;
             blank if no relay serves it.
         outage: why it is unavailable; blank if it is available.
@@ -85,15 +108,16 @@ class PublisherStatus:
 
     alias: str
     configured: bool = True
-    due: Count = Count()
+    due: Count = NONE
     oldest_due: float | None = None
     oldest_is_exact: bool = True
-    retrying: Count = Count()
-    delayed: Count = Count()
-    failed: Count = Count()
-    blocking: Count = Count()
+    retrying: Count = NONE
+    delayed: Count = NONE
+    failed: Count = NONE
+    blocking: Count = NONE
     processed_per_minute: int = 0
     failed_per_minute: int = 0
+    processed_lately: bool = False
     breaker: str = ""
     outage: str = ""
     outage_since: datetime.datetime | None = None
@@ -146,6 +170,14 @@ class BlockedKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """Why a relay cannot reach a publisher's broker, and since when."""
+
+    reason: str
+    since: datetime.datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RelayStatus:
     """A relay's latest report.
 
@@ -153,7 +185,9 @@ class RelayStatus:
         name: `host:pid`.
         alive: whether it was seen lately and has not ended. Drains are alive only if they end often enough.
         seconds_since_seen: the age of the report.
+        mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, by alias.
+        outages: the outages of publishers, by alias.
     """
 
     name: str
@@ -171,6 +205,7 @@ class RelayStatus:
     processed: int
     retried: int
     failed: int
+    outages: dict[str, Outage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +224,7 @@ class Verdict:
 
     Args:
         level: how urgent it is.
-        code: a stable name: `delivering`, `idle`, `not_delivering`, `unavailable`, `unknown_publisher`, `paused`,
-            `failed`, `blocked` or `not_migrated`.
+        code: a stable name, one of `CODES`.
         sentence: the English sentence, with a full stop.
         publisher: the alias of the publisher that it is about; blank for the whole outbox.
     """

@@ -25,6 +25,15 @@ class Store(BatchReader):
     max_json_key_bytes: ClassVar[int | None] = None
     """Maximum length of a key of a JSON object in bytes of UTF-8; None for no limit."""
 
+    now: ClassVar[str]
+    """SQL of the database's clock, as the claim compares it with `available_at`."""
+
+    undelivered: ClassVar[str] = "blocks_key"
+    """SQL condition of the messages in the index of the partitions."""
+
+    use_partitions: ClassVar[str] = ""
+    """SQL that makes a query read that index, where the database would choose another one."""
+
     can_wake: ClassVar[bool] = False
     """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
 

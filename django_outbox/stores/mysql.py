@@ -195,6 +195,10 @@ class MySQLStore(LockingStore):
         WHERE message.available_at IS NOT NULL
     """
 
+    now = "UTC_TIMESTAMP(6)"
+    undelivered = "processed_at IS NULL AND blocks_key = 1"
+    use_partitions = "FORCE INDEX (outbox_partitions)"
+
     # MariaDB's JSON_VALID refuses JSON that is nested deeper than 32 levels; MySQL's limit is 100.
     max_json_depth = 31
     max_json_key_bytes = 65_535

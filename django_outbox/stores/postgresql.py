@@ -172,6 +172,8 @@ def array(numbers: Iterable[int]) -> str:
 class PostgreSQLStore(LockingStore):
     """Claims with FOR UPDATE SKIP LOCKED over the partial indexes."""
 
+    now = "statement_timestamp()"
+
     can_wake = True
 
     @property

@@ -165,6 +165,8 @@ class Lease:
 class SQLiteStore(Store):
     """Claims by moving `available_at` ahead, and never holds a transaction open while a batch is published."""
 
+    now = NOW
+
     @property
     def missing_feature(self) -> str:
         return "" if self.connection.features.can_return_columns_from_insert else "RETURNING"

@@ -1,0 +1,95 @@
+"""Figures of a publisher's pending messages, each bounded and read from an index."""
+
+import datetime
+from dataclasses import dataclass
+
+from django.db import connections
+from django.db.models import Count as CountRows
+from django.db.models import Min, Q
+
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.monitoring.heads import Heads
+from django_outbox.monitoring.types import Count
+
+MAX_COUNT = 100_000
+"""Maximum number of entries of an index that one count reads."""
+
+MAX_ROWS = 10_000
+"""Maximum number of rows of the table that one count reads, because they cost more than entries of an index."""
+
+MAX_PUBLISHERS = 50
+"""Maximum number of publishers that are looked for in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A publisher's pending messages.
+
+    Args:
+        due: messages that could be delivered now, or that wait behind another one of their key.
+        delayed: messages that wait for the time that `enqueue` was given.
+        retrying: messages that wait for another attempt.
+        oldest_due: since when the oldest message that could be delivered now has been due.
+        oldest_is_exact: False if not all keys were looked at.
+    """
+
+    due: Count
+    delayed: Count
+    retrying: Count
+    oldest_due: datetime.datetime | None
+    oldest_is_exact: bool
+
+
+def find_publishers(using: str) -> list[str]:
+    """Return the publishers of the pending messages, including those that were removed from the settings.
+
+    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
+    finds publishers whose messages are all processed or failed.
+    """
+    rows = OutboxMessage.objects.using(using).order_by()
+    if connections[using].features.supports_partial_indexes:
+        rows = rows.pending()
+    found: list[str] = []
+    publisher = rows.aggregate(next=Min("publisher"))["next"]
+    while publisher is not None and len(found) < MAX_PUBLISHERS:
+        found.append(publisher)
+        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
+    return found
+
+
+def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads) -> Queue:
+    """Read the figures of a publisher's pending messages.
+
+    Args:
+        using: the database alias.
+        publisher: the publisher's alias.
+        now: the time on the database's clock.
+        heads: the figures of the publisher's heads.
+    """
+    messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
+    messages = messages.order_by("publisher", "partition", "available_at", "id")
+    due = Q(available_at__lte=now)
+    unkeyed = messages.filter(partition=0)
+    unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
+    unkeyed_later = _count(unkeyed.filter(available_at__gt=now), MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
+    keyed = _count(messages.filter(partition__gt=0, available_at__isnull=False), MAX_COUNT, all=Q(), due=due)
+    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due]
+    later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
+    retrying = unkeyed_later["tried"] + heads.retrying
+    return Queue(
+        due=unkeyed_due + keyed["due"],
+        delayed=later - retrying,
+        retrying=retrying,
+        oldest_due=min(filter(None, oldest), default=None),
+        oldest_is_exact=heads.complete,
+    )
+
+
+def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict[str, Count]:
+    """Count the first messages that fulfil each condition, among at most `limit` ones."""
+    counts = {"total": CountRows("pk")}
+    for name, condition in conditions.items():
+        counts[name] = CountRows("pk", filter=condition) if condition else CountRows("pk")
+    figures = messages[: limit + 1].aggregate(**counts)
+    more = figures["total"] > limit
+    return {name: Count(min(figures[name], limit), more) for name in conditions}

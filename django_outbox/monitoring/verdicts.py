@@ -1,0 +1,104 @@
+"""Verdicts: what the figures mean, in sentences."""
+
+from collections.abc import Iterator
+
+from django_outbox.monitoring.types import CODES, Count, Level, PublisherStatus, Status, Verdict
+from django_outbox.wording import counted
+
+__all__ = ["MAX_AGE", "judge", "short_duration"]
+
+MAX_AGE = 60.0
+"""Seconds that a due message may wait before the outbox counts as not delivering."""
+
+
+def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
+    """Return what is to be known, the most urgent first; at least one verdict.
+
+    Args:
+        status: the figures.
+        max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
+    """
+    verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
+    verdicts += _judge_failures(status)
+    if not any(verdict.level == Level.CRITICAL for verdict in verdicts):
+        verdicts.append(_all_is_well(status))
+    verdicts.sort(key=lambda verdict: (-verdict.level, CODES.index(verdict.code)))
+    return tuple(verdicts)
+
+
+def short_duration(seconds: float) -> str:
+    """Return a duration in its largest sensible unit, such as `47 min`."""
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{int(seconds // size):,} {unit}"
+    return f"{int(seconds // 86_400):,} days"
+
+
+def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    alias, oldest = publisher.alias, publisher.oldest_due or 0.0
+    late = oldest > max_age
+    waiting = publisher.due + publisher.delayed + publisher.retrying
+    if not publisher.configured:
+        if waiting:
+            sentence = f"{_messages(waiting)} for {alias!r}, which is not in the settings."
+            yield Verdict(Level.CRITICAL if late else Level.WARNING, "unknown_publisher", sentence, alias)
+        return
+    if publisher.paused:
+        yield Verdict(Level.WARNING, "paused", _paused(publisher), alias)
+        return
+    for each in publisher.paused_types:
+        sentence = f"Messages of type {each.type!r} of the publisher {alias!r} are paused{_by(each.paused_by)}."
+        yield Verdict(Level.WARNING, "paused", sentence, alias)
+    if publisher.outage:
+        since = publisher.outage_since or status.at
+        lasted = (status.at - since).total_seconds()
+        sentence = (
+            f"Publisher {alias!r} has been unavailable for {short_duration(lasted)} ({publisher.outage.rstrip('.')}): "
+            f"{publisher.due} due."
+        )
+        yield Verdict(
+            Level.CRITICAL if max(lasted, oldest) > max_age else Level.WARNING, "unavailable", sentence, alias
+        )
+    elif late and not publisher.processed_lately:
+        relays = counted(publisher.relays, "relay") if publisher.relays else "no relay seen"
+        sentence = f"Not delivering for {short_duration(oldest)}: {publisher.due} due for {alias!r}, {relays}."
+        yield Verdict(Level.CRITICAL, "not_delivering", sentence, alias)
+    elif late:
+        sentence = f"Publisher {alias!r} is {short_duration(oldest)} behind: {publisher.due} due."
+        yield Verdict(Level.WARNING, "behind", sentence, alias)
+
+
+def _judge_failures(status: Status) -> Iterator[Verdict]:
+    if status.blocked_keys:
+        keys = len(status.blocked_keys)
+        first = status.blocked_keys[0]
+        sentence = f"{counted(keys, 'key')} {'stands' if keys == 1 else 'stand'} still, for example {first.key!r}."
+        yield Verdict(Level.WARNING, "blocked", sentence, first.publisher)
+    failed = sum((publisher.failed for publisher in status.publishers), Count())
+    if failed:
+        plural = "" if failed.number == 1 and not failed.more else "s"
+        yield Verdict(Level.WARNING, "failed", f"{failed} message{plural} failed.")
+
+
+def _all_is_well(status: Status) -> Verdict:
+    due = sum((publisher.due for publisher in status.publishers if not publisher.paused), Count())
+    rate = sum(publisher.processed_per_minute for publisher in status.publishers)
+    if due or rate:
+        return Verdict(Level.OK, "delivering", f"Delivering: {counted(rate, 'message')} in the last minute, {due} due.")
+    if any(relay.alive for relay in status.relays):
+        return Verdict(Level.OK, "idle", "Nothing is due.")
+    return Verdict(Level.OK, "idle", "Nothing is due. No relay has been seen lately.")
+
+
+def _messages(count: Count) -> str:
+    return "1 message is" if str(count) == "1" else f"{count} messages are"
+
+
+def _paused(publisher: PublisherStatus) -> str:
+    assert publisher.paused is not None
+    reason = f" ({publisher.paused.reason})" if publisher.paused.reason else ""
+    return f"Publisher {publisher.alias!r} is paused{_by(publisher.paused.paused_by)}{reason}: {publisher.due} due."
+
+
+def _by(name: str) -> str:
+    return f" by {name}" if name else ""

@@ -1,0 +1,207 @@
+"""The figures of an outbox, on every database."""
+
+import datetime
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
+from django_outbox.monitoring import heads, queues, status
+from django_outbox.monitoring.status import read_clock, read_status
+from django_outbox.monitoring.types import Count, Level, PublisherStatus
+from tests.conftest import ALIASES
+from tests.support.messages import put
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+
+
+@pytest.fixture(autouse=True)
+def publishers(settings: Any) -> None:
+    settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY, "audit": MEMORY}}
+
+
+def minutes(number: float) -> datetime.timedelta:
+    return datetime.timedelta(minutes=number)
+
+
+def change(using: str, ids: list[int], **fields: Any) -> None:
+    OutboxMessage.objects.using(using).filter(pk__in=ids).update(**fields)
+
+
+def fail(
+    using: str, ids: list[int], error_class: str = "rabbitmq.nack", *, minutes_ago: float = 1, **fields: Any
+) -> None:
+    failed_at = read_clock(using) - minutes(minutes_ago)
+    change(using, ids, failed_at=failed_at, available_at=None, error_class=error_class, **fields)
+
+
+def figures(using: str, alias: str = "default") -> PublisherStatus:
+    (found,) = (each for each in read_status(using).publishers if each.alias == alias)
+    return found
+
+
+def test_an_empty_outbox_has_the_publishers_of_the_settings(using: str):
+    result = read_status(using)
+    assert [(each.alias, each.due, each.oldest_due) for each in result.publishers] == [
+        ("default", Count(), None),
+        ("audit", Count(), None),
+    ]
+    assert (result.level, result.verdict.code) == (Level.OK, "idle")
+    assert (len(result.last_hour), len(result.last_day)) == (60, 96)
+
+
+@pytest.mark.parametrize("keys", [0, 3], ids=["unkeyed", "keyed"])
+def test_pending_messages_are_due_delayed_or_retrying(using: str, keys: int):
+    now = read_clock(using)
+    ids = put(9, using, keys=keys)
+    if keys:
+        # The last messages of the keys; one that waits for its retry is the first of its key.
+        delayed, retrying, due = ids[6:], ids[:2], ids[2:6]
+    else:
+        delayed, retrying, due = ids[:3], ids[3:5], ids[5:]
+    change(using, delayed, available_at=now + minutes(5))
+    change(using, retrying, available_at=now + minutes(5), attempts=1)
+    change(using, due, available_at=now - minutes(2))
+    found = figures(using)
+    assert (found.due, found.delayed, found.retrying) == (Count(4), Count(3), Count(2))
+    assert found.oldest_due == pytest.approx(120, abs=30)
+    assert found.oldest_is_exact
+
+
+def test_a_message_behind_a_failed_one_of_its_key_is_not_the_oldest_due(using: str):
+    """It waits for an operator and not for a relay, so it does not make the outbox late."""
+    now = read_clock(using)
+    first, second = put(2, using, keys=1)
+    (other,) = put(1, using, key="other")
+    fail(using, [first])
+    change(using, [second], available_at=now - minutes(60))
+    change(using, [other], available_at=now - minutes(1))
+    found = figures(using)
+    assert found.due == Count(2)
+    assert found.oldest_due == pytest.approx(60, abs=30)
+
+
+def test_counts_end_at_their_limit(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queues, "MAX_COUNT", 3)
+    monkeypatch.setattr(queues, "MAX_ROWS", 2)
+    monkeypatch.setattr(heads, "MAX_ENTRIES", 2)
+    ids = put(8, using)
+    change(using, ids[:4], available_at=read_clock(using) + minutes(5))
+    put(3, using, keys=3, publisher="audit")
+    found = figures(using)
+    assert (str(found.due), str(found.delayed)) == ("3+", "2+")
+    assert not figures(using, "audit").oldest_is_exact
+
+
+def test_failed_messages_are_grouped_by_cause(using: str):
+    ids = put(6, using)
+    fail(using, ids[:3], "rabbitmq.nack", minutes_ago=5)
+    fail(using, ids[3:4], "rabbitmq.nack", minutes_ago=1)
+    fail(using, ids[4:], "rabbitmq.unroutable", type="other")
+    result = read_status(using)
+    groups = [(group.publisher, group.error_class, group.type, group.count) for group in result.failures]
+    assert groups == [("default", "rabbitmq.nack", "t", 4), ("default", "rabbitmq.unroutable", "other", 2)]
+    assert result.failures[0].last - result.failures[0].first == pytest.approx(minutes(4), abs=minutes(1))
+    assert figures(using).failed == Count(6)
+    assert result.failures_are_complete
+
+
+def test_a_key_stands_still_behind_a_message_that_failed_or_is_retried(using: str):
+    failed, *_, retried, behind_it = put(4, using, key="order-5") + put(2, using, key="order-6")
+    fail(using, [failed])
+    change(using, [retried], available_at=read_clock(using) + minutes(5), attempts=3, error_class="Timeout")
+    keys = read_status(using).blocked_keys
+    assert [(key.key, key.id, key.failed, key.error_class, key.waiting) for key in keys] == [
+        ("order-5", failed, True, "rabbitmq.nack", Count(3)),
+        ("order-6", retried, False, "Timeout", Count(1)),
+    ]
+    assert behind_it not in {key.id for key in keys}
+    assert figures(using).blocking == Count(1)
+
+
+def test_a_blocked_key_is_found_behind_more_keys_than_are_looked_at(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(heads, "MAX_ENTRIES", 3)
+    ids = put(24, using, keys=12)
+    by_partition = OutboxMessage.objects.using(using).order_by("-partition", "id").values_list("pk", flat=True)
+    fail(using, [by_partition[0]])
+    (key,) = read_status(using).blocked_keys
+    assert (key.id, key.waiting) == (by_partition[0], Count(1))
+    assert len(ids) == 24
+
+
+def test_messages_of_a_publisher_that_is_not_in_the_settings_are_reported(using: str, settings: Any):
+    settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY, "old_alias": MEMORY}}
+    put(7, using, publisher="old_alias")
+    settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY}}
+    result = read_status(using)
+    assert [(each.alias, each.configured) for each in result.publishers] == [("default", True), ("old_alias", False)]
+    assert result.verdict.code == "unknown_publisher"
+    assert result.verdict.sentence == "7 messages are for 'old_alias', which is not in the settings."
+
+
+def test_relays_report_breakers_outages_and_their_age(using: str):
+    now = read_clock(using)
+    state = {"state": "open", "reason": "connection refused", "since": (now - minutes(3)).timestamp()}
+    common = {"version": "1", "workers": 2, "pid": 7}
+    reports = Heartbeat.objects.using(using)
+    reports.create(relay="a:7", host="a", mode="run", publishers={"default": state}, seen_at=now, **common)
+    reports.create(relay="b:7", host="b", mode="run", publishers={"audit": state}, seen_at=now - minutes(9), **common)
+    result = read_status(using)
+    assert [(relay.name, relay.alive) for relay in result.relays] == [("a:7", True), ("b:7", False)]
+    found = figures(using)
+    assert (found.relays, found.breaker, found.outage) == (1, "open", "connection refused")
+    assert (figures(using, "audit").relays, figures(using, "audit").outage) == (0, "")
+    assert result.verdict.code == "unavailable"
+    assert "unavailable for 3 min (connection refused)" in result.verdict.sentence
+
+
+def test_rates_are_added_up_over_relays(using: str):
+    now = read_clock(using).replace(second=0, microsecond=0)
+    counts = DeliveryCount.objects.using(using)
+    for relay in ("a:1", "b:1"):
+        counts.create(minute=now - minutes(1), publisher="default", relay=relay, processed=50, failed=2)
+        counts.create(minute=now - minutes(30), publisher="audit", relay=relay, processed=7)
+    result = read_status(using)
+    assert sum(period.processed for period in result.last_hour) == 114
+    assert sum(period.failed for period in result.last_day) == 4
+    # A minute may have begun since.
+    assert max(result.last_hour, key=lambda period: period.processed).processed == 100
+
+
+def test_a_paused_publisher_is_a_warning_and_not_late(using: str):
+    change(using, put(1, using), available_at=read_clock(using) - minutes(60))
+    Pause.objects.using(using).create(publisher="default", reason="upgrade", paused_by="ada")
+    result = read_status(using)
+    assert (result.level, result.verdict.code) == (Level.WARNING, "paused")
+    assert result.verdict.sentence == "Publisher 'default' is paused by ada (upgrade): 1 due."
+
+
+def test_late_messages_without_a_relay_are_critical(using: str):
+    change(using, put(3, using), available_at=read_clock(using) - minutes(47.5))
+    result = read_status(using)
+    assert (result.level, result.verdict.code) == (Level.CRITICAL, "not_delivering")
+    assert result.verdict.sentence == "Not delivering for 47 min: 3 due for 'default', no relay seen."
+
+
+def test_the_number_of_statements_does_not_depend_on_the_number_of_messages(using: str):
+    read_status(using)
+    with CaptureQueriesContext(connections[using]) as few:
+        read_status(using)
+    fail(using, put(30, using, keys=30)[:10])
+    put(30, using)
+    with CaptureQueriesContext(connections[using]) as many:
+        read_status(using)
+    # For each publisher the details of the oldest head and of the blocked ones.
+    assert len(many) <= len(few) + 6
+
+
+def test_figures_are_read_again_only_when_they_are_too_old(using: str):
+    first = status(using, max_cache_age=0)
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert status(using, max_cache_age=60) is first
+    assert not queries.captured_queries
+    assert status(using, max_cache_age=0) is not first
