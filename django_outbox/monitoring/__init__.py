@@ -1,0 +1,1 @@
+"""What an outbox reports about itself: to people, to monitoring systems and to tracing systems."""
