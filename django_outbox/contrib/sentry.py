@@ -17,6 +17,7 @@ from sentry_sdk.scope import add_global_event_processor
 from sentry_sdk.tracing import Span
 from sentry_sdk.tracing_utils import has_tracing_enabled
 
+from django_outbox.allowance import Allowance
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from django_outbox.signals import Failure, messages_failed
 from django_outbox.tracing import PublishedBatch, add_tracer
@@ -75,35 +76,6 @@ class OutboxIntegration(Integration):
         messages_failed.connect(report_failures, dispatch_uid="django_outbox.contrib.sentry")
         add_tracer(SentryTracer())
         add_global_event_processor(drop_failed_line)
-
-
-class Allowance:
-    """Permits something a limited number of times in each interval.
-
-    Args:
-        count: how often.
-        seconds: the length of the interval.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, count: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._count = count
-        self._seconds = seconds
-        self._clock = clock
-        self._began = clock()
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Return whether it is permitted once more, and if so, count it."""
-        with self._lock:
-            now = self._clock()
-            if now - self._began >= self._seconds:
-                self._began, self._used = now, 0
-            if self._used >= self._count:
-                return False
-            self._used += 1
-            return True
 
 
 class Groups:

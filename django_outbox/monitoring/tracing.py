@@ -11,14 +11,15 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from django_outbox.allowance import Allowance
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, class_path
 from django_outbox.models import OutboxMessage
 from django_outbox.tracing import PublishedBatch
 
-MAX_SPANS = 50
-"""Maximum number of spans for one batch. A span costs several times as much as the delivery of a message, so a full
-batch has spans for a sample of its messages; a batch of up to this size has them for all."""
+SPANS_PER_SECOND = 200
+"""Maximum number of publish spans of a process in a second. A span takes about 0.1 ms, several times as much as the
+delivery of a message, so this is about 2% of one CPU; 2,000 spans for each batch of a backlog would halve the rate."""
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -36,6 +37,7 @@ class OpenTelemetryTracer:
         # It uses the provider that is configured when a span begins, also one that is configured later.
         self._tracer = trace.get_tracer("django_outbox")
         self._propagator = TraceContextTextMapPropagator()
+        self._spans = Allowance(SPANS_PER_SECOND, 1.0)
 
     def enqueueing(self, messages: Sequence[OutboxMessage], *, many: bool) -> AbstractContextManager[Mapping[str, str]]:
         """Yield `traceparent` and `tracestate` if there is a current span, for messages without them.
@@ -53,7 +55,7 @@ class OpenTelemetryTracer:
         return self._creating(new, many)
 
     def published(self, batch: PublishedBatch) -> None:
-        """Record a span for each message whose trace is sampled, for at most `MAX_SPANS`: failures come first."""
+        """Record a span for each message whose trace is sampled, while the allowance lasts: failures first."""
         if not get_settings().tracing:
             return
         found = [
@@ -61,9 +63,10 @@ class OpenTelemetryTracer:
             for message, outcome in zip(batch.messages, batch.outcomes, strict=True)
             if message.headers and _is_sampled(message.headers) and outcome.verdict is not Verdict.BLOCKED
         ]
-        if len(found) > MAX_SPANS:
-            found.sort(key=lambda each: each[1] is ACCEPTED)
-        for message, outcome in found[:MAX_SPANS]:
+        found.sort(key=lambda each: each[1] is ACCEPTED)
+        for message, outcome in found:
+            if not self._spans.take():
+                return
             self._record(message, outcome, batch)
 
     @contextmanager

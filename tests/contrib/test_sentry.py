@@ -13,7 +13,8 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.contrib.sentry import Allowance, Groups, OutboxIntegration
+from django_outbox.allowance import Allowance
+from django_outbox.contrib.sentry import Groups, OutboxIntegration
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.relay import Relay
 from tests.support.messages import Clock, put
@@ -277,14 +278,6 @@ def test_an_sdk_that_raises_affects_neither_callers_nor_deliveries(start: Start,
 
 
 # Limits
-
-
-def test_an_allowance_is_renewed_after_its_interval():
-    clock = Clock()
-    allowance = Allowance(2, 60.0, clock)
-    assert [allowance.take() for _ in range(3)] == [True, True, False]
-    clock.now = 60.0
-    assert [allowance.take() for _ in range(3)] == [True, True, False]
 
 
 def test_a_group_is_reported_once_in_an_interval_with_all_that_was_not_reported():

@@ -13,15 +13,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox import OutboxMessage, enqueue, enqueue_many, tracing
+from django_outbox.allowance import Allowance
 from django_outbox.enqueueing import enqueue as enqueue_module
 from django_outbox.enqueueing.validation import MAX_HEADERS_BYTES
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
-from django_outbox.monitoring.tracing import MAX_SPANS
+from django_outbox.monitoring.tracing import OpenTelemetryTracer
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
-from tests.support.messages import put
+from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 from tests.support.rabbitmq_tools import Broker, make_message
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
@@ -262,14 +263,16 @@ def test_a_header_without_a_sampled_trace_has_no_span(
     assert [record for record in caplog.records if "Tracing failed" in record.getMessage()] == []
 
 
-def test_a_batch_has_a_limited_number_of_spans_and_failures_come_first(spans: InMemorySpanExporter):
-    count = MAX_SPANS + 30
-    put(count, headers={"traceparent": traceparent()})
-    last = str(count - 1).encode()
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == last else ACCEPTED)
-    assert len(deliver()) == count
+def test_the_number_of_spans_in_a_second_is_limited_and_failures_come_first(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+):
+    (registered,) = [each for each in tracing._find_tracers() if isinstance(each, OpenTelemetryTracer)]
+    monkeypatch.setattr(registered, "_spans", Allowance(10, 1.0, Clock()))
+    put(30, headers={"traceparent": traceparent()})
+    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == b"29" else ACCEPTED)
+    assert len(deliver()) == 30
     outcomes = [(span.attributes or {})["django_outbox.outcome"] for span in named(spans, "publish t")]
-    assert outcomes == ["rejected"] + ["accepted"] * (MAX_SPANS - 1)
+    assert outcomes == ["rejected"] + ["accepted"] * 9
 
 
 # Failures of the SDK
