@@ -86,7 +86,7 @@ print(json.dumps({
 
 def run(code: str) -> object:
     ended = subprocess.run(
-        [sys.executable, "-c", OUTBOX + code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=120
+        [sys.executable, "-c", OUTBOX + code], capture_output=True, text=True, cwd=ROOT, check=False, timeout=240
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout.splitlines()[-1])

@@ -71,7 +71,7 @@ def run(prepare: str) -> Any:
         text=True,
         cwd=ROOT,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(ended.stdout)
