@@ -24,6 +24,7 @@ MODULES = (
     "django_outbox.signals",
     "django_outbox.tasks",
     "django_outbox.beat",
+    "django_outbox.contrib.sentry",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent
