@@ -56,7 +56,7 @@ def test_e001_outbox_is_not_set(settings: Any):
 def test_e002_unknown_key_and_the_hint_lists_the_known_keys():
     problem = only(found({**publishers(BACKEND=SCRIPTED), "BATCHSIZE": 3}), "E002")
     assert "'BATCHSIZE'" in problem.msg
-    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: BATCH_BYTES, BATCH_SIZE, ")
+    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: ARCHIVE, BATCH_BYTES, BATCH_SIZE, ")
 
 
 @pytest.mark.parametrize(
