@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.db.fields import partition_of
 from django_outbox.db.uuid7 import uuid7
-from django_outbox.models import Status
+from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
 from tests.support.messages import ago, claimed_ids, row, rows, write
@@ -220,10 +220,10 @@ def test_requeue_and_discard_change_only_the_messages_of_the_queryset(using: str
     assert len(rows(using)) == 3
 
 
-@pytest.mark.parametrize("move", ["requeue", "discard"])
-def test_a_sliced_queryset_can_be_neither_requeued_nor_discarded(using: str, move: str):
+@pytest.mark.parametrize("move", [OutboxMessageQuerySet.requeue, discard], ids=["requeue", "discard"])
+def test_a_sliced_queryset_can_be_neither_requeued_nor_discarded(using: str, move: Any):
     with pytest.raises(TypeError, match="slice"):
-        getattr(OutboxMessage.objects.using(using).all()[:1], move)()
+        move(OutboxMessage.objects.using(using).all()[:1])
 
 
 @override_settings(DATABASE_ROUTERS=["tests.enqueueing.test_models.ReadsElsewhere"])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from django.conf.global_settings import STORAGES
 from django.core.files.storage import FileSystemStorage
 from django.test import override_settings
 
@@ -22,7 +23,7 @@ PUBLISHERS = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPubl
 
 def storages(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
     """The setting STORAGES."""
-    return {"outbox_archive": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
+    return {**STORAGES, "outbox_archive": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
 
 
 @contextmanager
