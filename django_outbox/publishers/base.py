@@ -51,8 +51,15 @@ class Publisher(abc.ABC):
     """Set it to True to promise that the publisher, under any failure, never accepts a message before all earlier
     messages of the batch with the same key. Without this promise, a batch contains at most one message per key."""
 
+    broker_name: ClassVar[str] = ""
+    """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
+
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias
+
+    def describe(self) -> str:
+        """Return where it publishes to, without passwords: a relay logs this when it starts. It must not connect."""
+        return self.broker_name or type(self).__name__
 
     def prepare(self) -> str:
         """Connect unless already connected. Return the reason if that fails, and otherwise an empty string.

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
@@ -63,6 +64,8 @@ class RabbitMQPublisher(Publisher):
             password.
     """
 
+    broker_name = "RabbitMQ"
+
     def __init__(
         self,
         alias: str,
@@ -100,6 +103,13 @@ class RabbitMQPublisher(Publisher):
         self._encode = encoder.encode
         self._start_over()
         _publishers.add(self)
+
+    def describe(self) -> str:
+        nodes = ", ".join(
+            f"{'amqps' if host.ssl_options else 'amqp'}://{host.host}:{host.port}/{quote(host.virtual_host, safe='')}"
+            for host in self._options.hosts
+        )
+        return f"RabbitMQ at {nodes}, exchange {self._options.channel.exchange!r}"
 
     def prepare(self) -> str:
         connection = self._connection
