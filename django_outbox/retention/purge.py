@@ -38,6 +38,7 @@ def purge(
     is_stopping: Callable[[], bool] = lambda: False,
     batch_size: int = PURGE_BATCH_SIZE,
     position: Position | None = None,
+    on_progress: Callable[[int], None] = lambda deleted: None,
 ) -> int:
     """Delete processed messages older than the retention period. Pending and failed messages are never touched.
 
@@ -52,6 +53,7 @@ def purge(
         batch_size: maximum number of messages that one statement deletes.
         position: remembers the place to begin from one purge to the next; without it, a purge begins at the oldest
             message.
+        on_progress: called after each batch with the number of messages deleted so far.
 
     Returns:
         The number of deleted messages.
@@ -70,6 +72,7 @@ def purge(
         batch = store.purge(seconds, batch_size, after)
         position.advance(batch.deleted, batch.at)
         total += batch.deleted
+        on_progress(total)
         if batch.deleted < batch_size:
             break
         after = batch.at

@@ -43,7 +43,7 @@ class Command(OutboxCommand):
   manage.py run_outbox                       deliver continuously
   manage.py run_outbox --publisher audit     serve one publisher only
   manage.py run_outbox --drain               stop when nothing is due
-  manage.py run_outbox --check               prove the deployment, deliver nothing
+  manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
 """
     limits = LIMITS
