@@ -97,8 +97,10 @@ def check_databases(
     for alias in databases or []:
         if router.allow_migrate_model(alias, OutboxMessage):
             store = find_store(connections[alias])
-            problems += _check_store(store) if store else _unknown_vendor(connections[alias])
-            problems += _check_migrations(connections[alias])
+            if store is None:
+                problems += _unknown_vendor(connections[alias])
+            else:
+                problems += _check_store(store) + _check_migrations(connections[alias])
     return problems
 
 

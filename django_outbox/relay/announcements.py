@@ -20,7 +20,7 @@ from django_outbox.threads import Threads, own_connection
 from django_outbox.wording import counted, duration
 
 PATIENCE = 0.5
-"""Seconds to wait at the end for a query of the thread."""
+"""Seconds to wait for a log that hangs, and at the end for a query of the thread."""
 
 
 class Figures(NamedTuple):
@@ -68,7 +68,7 @@ def announcing(
         level: the level of the start and the end.
     """
     start = Figures.read(shared)
-    logger.log(
+    _log_in_time(
         level,
         "Relay %s started on %s, process %d: database %s; %s; %s each.",
         find_version(),
@@ -85,9 +85,17 @@ def announcing(
         yield
     finally:
         left.set()
-        threads.wait(PATIENCE)
         whole = Figures.read(shared).since(start)
-        logger.log(level, "Relay ended after %s: %s.", duration(whole.time), str(whole))
+        _log_in_time(level, "Relay ended after %s: %s.", duration(whole.time), str(whole))
+        threads.wait(PATIENCE)
+
+
+def _log_in_time(level: int, text: str, *arguments: object) -> None:
+    """Log a line, but do not wait long for a log that hangs, such as a full pipe."""
+    if logger.isEnabledFor(level):
+        threads = Threads()
+        threads.start(lambda: logger.log(level, text, *arguments), name="outbox-log")
+        threads.wait(PATIENCE)
 
 
 def _announce(shared: Shared, before: Figures, left: threading.Event, *, warn: bool) -> None:
