@@ -3,17 +3,20 @@
 `django_outbox.conf` finds E001 to E005, `django_outbox.publishers.registry` finds E006 to E008, this module the others.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
-from django.db import connections, router
+from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import SettingsProblem, parse
+from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
 from django_outbox.error_text import one_line
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.registry import build_publisher
@@ -143,7 +146,10 @@ def check_databases(
     for alias in databases or []:
         if router.allow_migrate_model(alias, OutboxMessage):
             store = find_store(connections[alias])
-            problems += _check_store(store) if store else _unknown_vendor(connections[alias])
+            if store is None:
+                problems += _unknown_vendor(connections[alias])
+            else:
+                problems += _check_store(store) + _check_migrations(connections[alias])
     return problems
 
 
@@ -211,4 +217,39 @@ def _check_encoding(store: Store) -> list[CheckMessage]:
             hint="Convert it to UTF8: restore a pg_dump of it into a database created with ENCODING 'UTF8'.",
             id="django_outbox.W014",
         )
+    ]
+
+
+def _check_migrations(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+    """Check that the tables are up to date, and, if they are, that every pending message has its publisher."""
+    if sys.argv[1:2] == ["migrate"]:
+        # Django runs the checks before it applies the migrations. That they are missing is no news then.
+        return []
+    unapplied = find_unapplied_migrations(connection)
+    if unapplied:
+        return [
+            Warning(
+                f"The database {connection.alias!r} lacks {len(unapplied)} of the outbox's migrations, the first is "
+                f"{unapplied[0]}.",
+                hint=f'Run "manage.py migrate --database={connection.alias}".',
+                id="django_outbox.W020",
+            )
+        ]
+    return _check_pending_messages(connection.alias)
+
+
+def _check_pending_messages(alias: str) -> list[CheckMessage]:
+    try:
+        unknown = find_unknown_publishers(alias)
+    except (DatabaseError, ImproperlyConfigured):
+        # Other checks report wrong settings. The table may have been changed by hand.
+        return []
+    return [
+        Warning(
+            f"The database {alias!r} has pending messages of the publisher {publisher!r}, which is not in "
+            "OUTBOX['PUBLISHERS'].",
+            hint="Put it back into OUTBOX['PUBLISHERS'] until they are delivered. No relay delivers them without it.",
+            id="django_outbox.W021",
+        )
+        for publisher in unknown
     ]

@@ -1,6 +1,7 @@
 """The base of all commands: examples in the help, and the flag for the database."""
 
 import argparse
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
@@ -18,9 +19,11 @@ class OutboxCommand(BaseCommand):
 
     Attributes:
         examples: lines to show at the end of the help.
+        verbosity: 0 to print nothing but errors and questions; `handle` sets it from the option.
     """
 
     examples = ""
+    verbosity = 1
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         epilog = f"examples:\n{self.examples.strip(chr(10))}" if self.examples else None
@@ -44,3 +47,40 @@ class OutboxCommand(BaseCommand):
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r}; DATABASES has {', '.join(sorted(connections))}.")
         return alias
+
+    def add_no_input_argument(self, parser: CommandParser) -> None:
+        """Add `--no-input`, which is also called `--noinput` and `--yes`."""
+        parser.add_argument(
+            "--no-input",
+            "--noinput",
+            "--yes",
+            action="store_false",
+            dest="interactive",
+            help="Do not ask for confirmation on a terminal.",
+        )
+
+    def is_asking(self, options: dict[str, Any]) -> bool:
+        """Return whether a person is to confirm the change: on a terminal, unless that was ruled out."""
+        if options["dry_run"] or not options["interactive"]:
+            return False
+        return sys.stdin is not None and sys.stdin.isatty()
+
+    def ask(self, question: str) -> bool:
+        """Ask a person, and return whether the answer is yes."""
+        self.stdout.write(f"{question} [y/N] ", ending="")
+        self.stdout.flush()
+        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+            return True
+        self.report("Nothing was changed.")
+        return False
+
+    def report(self, text: str) -> None:
+        """Print a result, unless `--verbosity` is 0."""
+        if self.verbosity > 0:
+            self.stdout.write(text)
+
+    def show_progress(self, text: str) -> None:
+        """Show a text on the last line of the terminal, if there is one, instead of the text before it."""
+        if self.verbosity > 0 and self.stderr.isatty():
+            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
+            self.stderr.flush()

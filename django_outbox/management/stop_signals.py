@@ -11,9 +11,14 @@ from select import select
 from types import FrameType
 from typing import Any
 
+from django_outbox.logs import logger
 from django_outbox.relay import Relay
+from django_outbox.wording import counted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+WIPED = "\r\x1b[2K\x1b[?25h"
+"""Wipes the line of a terminal, and shows its cursor again."""
 
 
 class StopSignals:
@@ -88,11 +93,16 @@ class StopSignals:
                 if number not in SIGNALS:
                     continue
                 if deadline is not None:
+                    _print("")
                     os._exit(128 + number)
                 deadline = time.monotonic() + self._timeout
                 self.received = True
                 if self._relay is not None:
                     self._relay.stop()
+                    # The log may hang, and this thread must not.
+                    threading.Thread(
+                        target=_announce, args=(self._relay, number, self._timeout), name="outbox-stopping", daemon=True
+                    ).start()
         _print("The current batches were not finished in time. Their messages are still pending.\n")
         os._exit(0)
 
@@ -101,11 +111,22 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Replace the default handlers of Python and the system, because a process with the number 1 has no default."""
 
 
+def _announce(relay: Relay, number: int, timeout: float) -> None:
+    """Log that the relay is stopping, and how to stop it at once."""
+    again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
+    if count := relay.open_batches:
+        logger.info("Finishing %s, at most %g s; %s.", counted(count, "batch", "batches"), timeout, again)
+    else:
+        logger.info("Stopping; %s.", again)
+
+
 def _print(text: str) -> None:
-    """Write to standard error, unless it is closed or has lost its reader."""
+    """Write to standard error, unless it is closed or has lost its reader; a live line on a terminal is wiped first."""
     with suppress(Exception):
-        number = sys.stderr.fileno()
-        if select([], [number], [], 0)[1]:
+        number = sys.__stderr__.fileno() if sys.__stderr__ else sys.stderr.fileno()
+        if os.isatty(number):
+            text = f"{WIPED}{text}"
+        if text and select([], [number], [], 0)[1]:
             os.write(number, text.encode())
 
 

@@ -53,9 +53,15 @@ class Publisher(abc.ABC):
 
     messaging_system: ClassVar[str] = "django_outbox"
     """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""
+    broker_name: ClassVar[str] = ""
+    """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
 
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias
+
+    def describe(self) -> str:
+        """Return where it publishes to, without passwords: a relay logs this when it starts. It must not connect."""
+        return self.broker_name or type(self).__name__
 
     def prepare(self) -> str:
         """Connect unless already connected. Return the reason if that fails, and otherwise an empty string.

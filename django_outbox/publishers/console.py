@@ -27,6 +27,9 @@ class ConsolePublisher(Publisher):
         self._stream = stream
         self._lock = threading.Lock()
 
+    def describe(self) -> str:
+        return "standard output" if self._stream is None else "a stream"
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         lines = [_format_line(message) for message in messages]
         with self._lock:

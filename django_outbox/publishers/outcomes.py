@@ -13,6 +13,9 @@ NO_REASON = "the publisher gave no reason"
 MAX_ERROR_CLASS_LENGTH = 255
 """Maximum number of characters of an `error_class`, as in its column."""
 
+MAX_DESCRIPTION_LENGTH = 300
+"""Maximum number of characters of a publisher's description."""
+
 
 CallResult = tuple[list[Outcome | None], BaseException | None]
 """One entry per message, None if the publisher reported no valid outcome for it, and the publisher's error, if any.
@@ -51,6 +54,19 @@ def prepare_publisher(publisher: Publisher) -> str:
             raise
         return describe(error, MAX_ERROR_LENGTH)
     return _read_error(reason) if reason else ""
+
+
+def describe_publisher(publisher: Publisher) -> str:
+    """Return where a publisher publishes to, on one line; the name of its class if it cannot tell.
+
+    It raises nothing but the user's Ctrl-C.
+    """
+    try:
+        return one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return type(publisher).__name__
 
 
 def read_outcome(given: object) -> Outcome:

@@ -1,13 +1,13 @@
-"""The relay's circuit breakers, one for each publisher. State changes are logged and signalled."""
+"""The relay's circuit breakers, one for each publisher. State changes are signalled; outages are noted."""
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from django_outbox.logs import logger
 from django_outbox.relay.breaker import Breaker, Permit, State
 from django_outbox.relay.limits import LIMITS, Limits
+from django_outbox.relay.outages import Outages
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import breaker_changed, send
 
@@ -19,10 +19,22 @@ class Breakers:
         using: the database alias.
         publisher_aliases: the publishers that are served.
         limits: how long a breaker stays open, and how many messages it permits on trial.
+        outages: logs when a publisher becomes unavailable, and when it is available again.
+        broker_names: the names of the publishers' brokers, by alias, as far as they are known.
     """
 
-    def __init__(self, using: str, publisher_aliases: Iterable[str], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        using: str,
+        publisher_aliases: Iterable[str],
+        limits: Limits = LIMITS,
+        *,
+        outages: Outages | None = None,
+        broker_names: Mapping[str, str] | None = None,
+    ) -> None:
         self._using = using
+        self._outages = outages or Outages()
+        self._broker_names = broker_names or {}
         self._breakers = {alias: Breaker(limits) for alias in publisher_aliases}
         self._reasons: dict[str, str] = {}
         self._outages_since: dict[str, float] = {}
@@ -89,12 +101,11 @@ class Breakers:
             self._report(publisher_alias, after, tally.outage, seconds)
 
     def _report(self, publisher_alias: str, state: State, reason: str = "", seconds: float = 0.0) -> None:
+        subject = f"Publisher {publisher_alias!r}"
         if state is State.OPEN:
-            logger.warning(
-                "Publisher %r: %s. Circuit breaker open, next trial in %.1f s.", publisher_alias, reason, seconds
-            )
+            self._outages.note(subject, reason, seconds, name=self._broker_names.get(publisher_alias, ""))
         elif state is State.CLOSED:
-            logger.warning("Publisher %r is available again. Circuit breaker closed.", publisher_alias)
+            self._outages.end(subject)
         send(
             breaker_changed,
             using=self._using,

@@ -14,10 +14,12 @@ class Budget:
 
     Attributes:
         tally: the messages so far.
+        open_batches: number of batches that workers have in hand.
     """
 
     def __init__(self, max_messages: int | None, max_bytes: int) -> None:
         self.tally = Tally()
+        self.open_batches = 0
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._reserved = 0
@@ -39,12 +41,14 @@ class Budget:
             if self._max_messages is not None:
                 limit = max(0, min(limit, self._max_messages - self.tally.settled - self._reserved))
             self._reserved += limit
+            self.open_batches += limit > 0
             return limit
 
     def release(self, limit: int, tally: Tally) -> None:
         """Release what was reserved for a batch, and add its tally."""
         with self._lock:
             self._reserved -= limit
+            self.open_batches -= 1
             self.tally += tally
             if tally.claimed:
                 self._average_size = tally.size // tally.claimed

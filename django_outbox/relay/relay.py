@@ -1,5 +1,6 @@
 """The relay: publishers and threads. The loops are in the workers."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.registry import make_publisher
+from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.counters import Counters
@@ -21,6 +23,7 @@ from django_outbox.relay.delivery import Delivery, unavailable
 from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
+from django_outbox.relay.outages import Outage, Outages
 from django_outbox.relay.reports import reporting
 from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
@@ -81,6 +84,8 @@ class Relay:
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
         self._abandoned = False
+        outages = Outages()
+        names = {publisher.alias: publisher.broker_name for publisher in self.publishers}
         self._shared = Shared(
             using=self.using,
             settings=settings,
@@ -88,7 +93,8 @@ class Relay:
             batch_size=batch_size or settings.batch_size,
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(max_messages, settings.batch_bytes),
-            breakers=Breakers(self.using, self._aliases, limits),
+            breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
+            outages=outages,
             counters=Counters(self._aliases),
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
@@ -111,6 +117,16 @@ class Relay:
         return self._shared.breakers.outage
 
     @property
+    def open_batches(self) -> int:
+        """The number of batches that workers have in hand."""
+        return self._shared.budget.open_batches
+
+    @property
+    def outages(self) -> list[Outage]:
+        """The outages of brokers and of the database that are in progress, the oldest first."""
+        return self._shared.outages.current
+
+    @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._shared.stopping
@@ -129,6 +145,7 @@ class Relay:
         shared = self._shared
         with (
             reporting(shared, "run", self.workers),
+            announcing(shared, self.publishers, self.workers),
             purging(
                 self.using,
                 interval=shared.limits.purge_interval,
@@ -160,7 +177,11 @@ class Relay:
         drain = partial(self._drain, deadline=deadline)
         if self._needs_calling_thread():
             return self._one_after_the_other(drain)
-        with reporting(self._shared, "drain", self.workers):
+        # Celery calls this every few seconds.
+        with (
+            announcing(self._shared, self.publishers, self.workers, level=logging.DEBUG),
+            reporting(self._shared, "drain", self.workers),
+        ):
             return self._in_threads(self._for_each_worker(drain))
 
     def deliver_once(self) -> Tally:

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from django.db import connections
 from django.db.models import F
 
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.deployment import find_version
 from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.models import DeliveryCount, Heartbeat
@@ -138,11 +138,3 @@ class Reporter:
             counts.create(**mine, **new)
             counts.filter(minute__lt=minute - KEEP_COUNTS).delete()
         self._written[alias] = tally
-
-
-def find_version() -> str:
-    """Return the installed version of the package; blank if it was not installed."""
-    try:
-        return version("django-transactional-outbox")
-    except PackageNotFoundError:
-        return ""

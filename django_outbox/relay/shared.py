@@ -9,6 +9,7 @@ from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.counters import Counters
 from django_outbox.relay.limits import Limits
+from django_outbox.relay.outages import Outages
 from django_outbox.relay.wake_ups import WakeUps
 
 
@@ -25,6 +26,7 @@ class Shared:
         budget: how many messages the workers may still claim together.
         breakers: the publishers' circuit breakers.
         counters: counts the messages of each publisher.
+        outages: the brokers and databases that are unavailable.
         wake_ups: ends the idle waits of workers.
         dead_letters: the dead-letter publisher, if there is one.
         stopping: whether the relay is stopping. It is a plain attribute because a signal handler may set it: an
@@ -39,6 +41,7 @@ class Shared:
     budget: Budget
     breakers: Breakers
     counters: Counters
+    outages: Outages
     wake_ups: WakeUps
     dead_letters: Publisher | None
     stopping: bool = False

@@ -2,7 +2,6 @@
 
 import abc
 
-from django_outbox.logs import logger
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breaker import Permit
 from django_outbox.relay.delivery import Attempt, Delivery
@@ -23,6 +22,7 @@ class Worker(abc.ABC):
 
     def __init__(self, publisher: Publisher, shared: Shared) -> None:
         self._alias = publisher.alias
+        self._database = f"Database {shared.using!r}"
         self._shared = shared
         self._limits = shared.limits
         self._source = PollingSource(shared.using, publisher.alias, shared.settings)
@@ -78,13 +78,16 @@ class Worker(abc.ABC):
         self._empty_claims = self._empty_claims + 1 if attempt.found_nothing else 0
         self._database_outages = self._database_outages + 1 if attempt.database_outage else 0
         self._database_outage = attempt.database_outage
+        if attempt.made and not attempt.database_outage:
+            self._shared.outages.end(self._database)
 
     def _wait_for_broker(self) -> float:
         return max(self._shared.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
 
     def _wait_for_database(self) -> float:
         seconds = self._limits.database_wait.after(self._database_outages)
-        logger.warning("Publisher %r: %s. Trying again in %.1f s.", self._alias, self._database_outage, seconds)
+        reason = self._database_outage.removeprefix(f"database {self._shared.using!r}: ")
+        self._shared.outages.note(self._database, reason, seconds)
         return seconds
 
     def _pause(self, seconds: float) -> None:

@@ -43,6 +43,7 @@ def purge(
     is_stopping: Callable[[], bool] = lambda: False,
     batch_size: int = PURGE_BATCH_SIZE,
     position: Position | None = None,
+    on_progress: Callable[[int], None] = lambda deleted: None,
 ) -> int:
     """Delete processed messages older than the retention period. Pending and failed messages are never touched.
 
@@ -58,6 +59,7 @@ def purge(
         batch_size: maximum number of messages that one statement deletes. With an archive, its `max_rows` counts.
         position: remembers the place to begin from one purge to the next; without it, a purge begins at the oldest
             message.
+        on_progress: called after each batch with the number of messages deleted so far.
 
     Returns:
         The number of deleted messages.
@@ -80,6 +82,7 @@ def purge(
         batch = remove_batch(alias, seconds, after, is_stopping=is_stopping)
         position.advance(batch.deleted, batch.at)
         total += batch.deleted
+        on_progress(total)
         if batch.at_end:
             break
         after = batch.at

@@ -205,7 +205,41 @@ def test_a_dry_run_respects_the_filters_and_the_limit(using: str):
 
 
 def test_no_matching_message_is_not_an_error(using: str):
-    assert run(using, "--type", "no.such") == "Found 0 failed messages.\n"
+    assert run(using, "--type", "no.such") == "Found 0 failed messages.\nNo message has failed.\n"
+
+
+def test_where_nothing_matches_it_reports_what_else_there_is(using: str):
+    put(Status.FAILED, 3, using=using, type="order.created", key="order-7")
+    put(Status.FAILED, 2, using=using, type="order\npaid", error_class="shop.Timeout")
+    put(Status.PENDING, using=using, type="invoice.sent")
+    assert run(using, "--dry-run", "--type", "invoice.*").splitlines() == [
+        "Found 0 failed messages.",
+        "No failed message matches.",
+        "5 failed messages have other types: order.created (3), order\N{REPLACEMENT CHARACTER}paid (2).",
+        "This is a dry run: nothing was changed.",
+    ]
+    lines = run(using, "--type", "order.created", "--error-class", "*.Timeout", "--key", "order-8").splitlines()
+    assert lines[2:] == [
+        "3 failed messages match --type alone.",
+        "2 failed messages match --error-class alone.",
+        "5 failed messages have other keys: order-7 (3), (none) (2).",
+    ]
+    (line,) = run(using, "--failed-before", "30d").splitlines()[2:]
+    assert re.fullmatch(r"5 failed messages failed between [\d-]{10} [\d:+]+ and [\d-]{10} [\d:+]+\.", line)
+
+
+def test_only_the_most_common_of_many_names_are_listed(using: str):
+    for number in range(7):
+        put(Status.FAILED, 1 + (number == 3), using=using, type=f"type-{number}")
+    (line,) = run(using, "--type", "other").splitlines()[2:]
+    assert line.startswith("8 failed messages have other types: type-3 (2), ")
+    assert line.endswith(", ….")
+
+
+def test_a_quiet_run_prints_nothing(using: str):
+    (id,) = put(Status.FAILED, using=using)
+    assert run(using, "--all", "--verbosity", "0", stderr=Terminal()) == ""
+    assert pending(using) == [id]
 
 
 def test_many_are_requeued_in_batches_in_the_order_of_their_ids(using: str, monkeypatch: pytest.MonkeyPatch):
@@ -245,7 +279,14 @@ def test_a_message_that_is_no_longer_failed_is_left_alone(using: str, monkeypatc
 
 @pytest.mark.parametrize(
     ("answer", "flags", "done"),
-    [("y\n", [], True), ("n\n", [], False), ("\n", [], False), ("", [], False), ("n\n", ["--no-input"], True)],
+    [
+        ("y\n", [], True),
+        ("n\n", [], False),
+        ("\n", [], False),
+        ("", [], False),
+        ("n\n", ["--no-input"], True),
+        ("n\n", ["--yes"], True),
+    ],
 )
 def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdin", Terminal(answer))
@@ -288,7 +329,7 @@ def test_every_flag_is_in_the_reference():
     documented = set(re.findall(r"^`(--[\w-]+)", page.partition("## outbox_requeue")[2], re.MULTILINE))
     parser = load_command_class("django_outbox", "outbox_requeue").create_parser("manage.py", "outbox_requeue")
     plain = BaseCommand().create_parser("manage.py", "plain")
-    flags = set(parser._option_string_actions) - set(plain._option_string_actions) - {"--noinput"}
+    flags = set(parser._option_string_actions) - set(plain._option_string_actions) - {"--noinput", "--yes"}
     assert documented == flags
 
 

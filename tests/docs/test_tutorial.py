@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial" / "first-message.md"
 
 NOT_REPEATED = (
-    *("mkdir", "cd", "python -m venv", ".", "pip", "docker"),
+    *("mkdir", "cd", "python -m venv", ".", "pip", "docker", "until docker"),
     *("python manage.py createsuperuser", "python manage.py runserver"),
 )
 """Commands that only prepare the reader's machine, ask questions, or never end."""

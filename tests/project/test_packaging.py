@@ -82,6 +82,7 @@ def test_the_metadata_is_that_of_the_project(metadata):
         "postgres",
         "rabbitmq",
         "sentry",
+        "terminal",
     ]
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in PROJECT["urls"].items()]

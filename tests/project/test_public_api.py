@@ -21,6 +21,7 @@ MODULES = {
 DRIVERS = {
     "pika": "django_outbox.publishers.rabbitmq",
     "celery": "django_outbox.tasks",
+    "rich": "django_outbox.management.rich_display",
     "psycopg": None,
     "MySQLdb": None,
     "opentelemetry": "django_outbox.monitoring.tracing",

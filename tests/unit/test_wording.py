@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_outbox.wording import MAX_IDS, counted, some_ids
+from django_outbox.wording import MAX_IDS, counted, duration, some_ids
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,24 @@ def test_only_the_first_ids_are_listed():
     assert some_ids([7, 8]) == "ids 7, 8"
     assert some_ids(range(MAX_IDS)) == "ids 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert some_ids(range(MAX_IDS + 1)) == "ids 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 s"),
+        (0.44, "0.4 s"),
+        (7, "7 s"),
+        (47.4, "47 s"),
+        (60, "1 min"),
+        (95, "1 min 35 s"),
+        (720, "12 min"),
+        (745, "12 min"),
+        (3600, "1 h"),
+        (11_100, "3 h 5 min"),
+        (187_200, "2 d 4 h"),
+        (864_000, "10 d"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(seconds: float, text: str):
+    assert duration(seconds) == text

@@ -4,23 +4,30 @@ import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
 
 from django_outbox.conf import get_settings
+from django_outbox.db.functions import DatabaseNow
 from django_outbox.management.base import OutboxCommand
-from django_outbox.retention.purge import purge
-from django_outbox.wording import counted
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.retention.purge import MAX_AGE, purge
+from django_outbox.wording import counted, duration
 
 
 class Command(OutboxCommand):
     help = (
         "Delete processed messages that are older than OUTBOX['RETENTION'], in batches.\n"
-        "Pending and failed messages are never deleted."
+        "Pending and failed messages are never deleted.\n"
+        "The command asks for confirmation on a terminal."
     )
     examples = """
   manage.py outbox_purge                     delete as a running relay does
+  manage.py outbox_purge --dry-run           show how many would be deleted
   manage.py outbox_purge --older-than 1      keep one day
   manage.py outbox_purge --older-than 0.5    keep 12 hours
 """
+    count_limit = 100_000
+    """Messages are counted up to this number: counting millions would take as long as deleting many of them."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
@@ -30,16 +37,62 @@ class Command(OutboxCommand):
             type=float,
             help="Delete messages that were processed more than this many days ago (default: OUTBOX['RETENTION']).",
         )
+        parser.add_argument("--dry-run", action="store_true", help="Show what would be deleted, and change nothing.")
+        self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self.verbosity = options["verbosity"]
         database = self.get_database(options)
-        days = options["older_than"]
-        if days is not None and not 0 <= days <= 36_500:
+        age = _read_age(options["older_than"])
+        asking = self.is_asking(options)
+        if asking or options["dry_run"]:
+            messages = OutboxMessageQuerySet(OutboxMessage, using=database).processed()
+            found = self._count(messages.filter(processed_at__lt=DatabaseNow() - age))
+            if not found:
+                self._describe_none(messages, age)
+                return
+            if options["dry_run"]:
+                self.report(f"{found} older than {duration(age.total_seconds())} would be deleted.")
+                self.report("This is a dry run: nothing was changed.")
+                return
+            if not self.ask(f"Delete {found.lower()} older than {duration(age.total_seconds())}?"):
+                return
+        deleted = purge(
+            using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} deleted")
+        )
+        self.show_progress("")
+        self.report(f"{counted(deleted, 'message')} deleted.")
+
+    def _count(self, messages: OutboxMessageQuerySet) -> str:
+        """Return the number of processed messages in words, up to a limit; blank if there is none."""
+        count = messages[: self.count_limit + 1].count()
+        if count > self.count_limit:
+            return f"Over {self.count_limit:,} processed messages"
+        return counted(count, "processed message") if count else ""
+
+    def _describe_none(self, messages: OutboxMessageQuerySet, age: datetime.timedelta) -> None:
+        self.report(f"No processed message is older than {duration(age.total_seconds())}.")
+        oldest = messages.order_by("processed_at", "id").values_list("processed_at", flat=True).first()
+        if oldest is None:
+            self.report("There is no processed message.")
+        else:
+            old = duration((timezone.now() - oldest).total_seconds())
+            self.report(f"Found {self._count(messages).lower()}; the oldest was processed {old} ago.")
+
+
+def _read_age(days: float | None) -> datetime.timedelta:
+    """Return the age from which on messages are deleted.
+
+    Raises:
+        CommandError: the number of days is wrong, or missing where messages are kept forever.
+    """
+    if days is not None:
+        if not 0 <= days <= 36_500:
             raise CommandError("--older-than must be a number of days from 0 to 36,500.")
-        if days is None and get_settings().retention is None:
-            raise CommandError(
-                "OUTBOX['RETENTION'] is None, so messages are kept forever. Use --older-than to delete some."
-            )
-        older_than = None if days is None else datetime.timedelta(days=days)
-        deleted = purge(using=database, older_than=older_than)
-        self.stdout.write(f"{counted(deleted, 'message')} deleted.")
+        return datetime.timedelta(days=days)
+    retention = get_settings().retention
+    if retention is None:
+        raise CommandError(
+            "OUTBOX['RETENTION'] is None, so messages are kept forever. Use --older-than to delete some."
+        )
+    return min(retention, MAX_AGE)

@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -14,11 +14,14 @@ from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.gc import frozen
+from django_outbox.management.log_output import shown_log
 from django_outbox.management.progress import ProgressLine
+from django_outbox.management.proof import check_deployment
 from django_outbox.management.stop_signals import StopSignals
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from django_outbox.relay.tally import Tally
+from django_outbox.wording import counted
 
 
 def worker_count(text: str) -> int:
@@ -40,6 +43,7 @@ class Command(OutboxCommand):
   manage.py run_outbox                       deliver continuously
   manage.py run_outbox --publisher audit     serve one publisher only
   manage.py run_outbox --drain               stop when nothing is due
+  manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
 """
     limits = LIMITS
@@ -84,6 +88,13 @@ class Command(OutboxCommand):
         until = parser.add_mutually_exclusive_group()
         until.add_argument("--drain", action="store_true", help="Stop when nothing is due.")
         until.add_argument("--once", action="store_true", help="Deliver one batch for each publisher, then stop.")
+        until.add_argument(
+            "--check",
+            action="store_true",
+            dest="check_deployment",
+            help="Check the database, its migrations and a connection to each publisher, then stop. Exits with 1 if "
+            "anything is wrong.",
+        )
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Run the system checks, but skip them if the database is unavailable: the relay waits for it.
@@ -100,7 +111,9 @@ class Command(OutboxCommand):
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
         self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit)
-        with self.signals:
+        # Only then may the log of the whole process be changed, too.
+        log = shown_log(options["verbosity"]) if until_exit else nullcontext()
+        with self.signals, log:
             return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -119,17 +132,35 @@ class Command(OutboxCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         self.signals.stop(relay)
-        with relay, frozen(), ProgressLine(relay, sys.stderr):
+        if options["check_deployment"]:
+            with relay:
+                self._check_deployment(relay, options["verbosity"])
+            return
+        terminal = sys.stderr if options["verbosity"] > 0 else None
+        with relay, frozen(), ProgressLine(relay, terminal, draining=options["drain"]):
             try:
                 self._deliver(relay, options)
             except OutboxError as error:
                 # A relay that is stopping leaves the rest to the next one.
                 if not self.signals.received:
                     raise CommandError(str(error)) from error
-        tally = relay.tally
-        _print(
-            self.stdout, f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
-        )
+        if options["verbosity"] > 0:
+            tally = relay.tally
+            totals = f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
+            _print(self.stdout, totals)
+
+    def _check_deployment(self, relay: Relay, verbosity: int) -> None:
+        problems = 0
+        for finding in check_deployment(relay.using, relay.publishers):
+            if not finding.problem:
+                if verbosity > 0:
+                    _print(self.stdout, f"OK       {finding.subject}")
+                continue
+            word = "WARNING " if finding.is_warning else "WRONG   "
+            problems += not finding.is_warning
+            _print(self.stderr, f"{word} {finding.subject}: {finding.problem}")
+        if problems:
+            raise CommandError(f"{counted(problems, 'problem')} found.")
 
     def _deliver(self, relay: Relay, options: dict[str, Any]) -> Tally:
         if options["drain"]:

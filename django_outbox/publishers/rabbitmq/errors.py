@@ -1,5 +1,6 @@
 """Explain the errors of RabbitMQ and pika, and name the remedy."""
 
+import os
 import re
 import socket
 import ssl
@@ -15,20 +16,29 @@ _CHANNEL_REMEDIES = (
     (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
 )
 
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+"""OpenSSL's reasons if the server answers a TLS handshake with something else, such as AMQP's own greeting."""
+
 
 def explain(error: BaseException) -> str:
     """Return on one line why a connection could not be opened, or was lost."""
     error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         text = f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
+    elif isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
+        text = f"this port does not speak TLS ({error.reason}): use amqp:// in url, or the port for TLS, usually 5671"
     elif isinstance(error, socket.gaierror):
-        text = f"the host name cannot be resolved: {error.strerror}"
+        text = f"the host name cannot be resolved, check the host in url: {error.strerror}"
     elif isinstance(error, exceptions.ProbableAuthenticationError):
         text = f"the login is refused, check user and password in url: {error.args[0]}"
     elif isinstance(error, exceptions.ProbableAccessDeniedError):
         text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
     elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
         text = "no response in time"
+    elif isinstance(error, ConnectionRefusedError):
+        text = "connection refused; start the broker, or correct host and port in url"
+    elif type(error) is OSError and error.errno:
+        text = os.strerror(error.errno)
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         text = f"{error.reply_code} {error.reply_text}"
     else:

@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
+from urllib.parse import quote
 
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
@@ -65,6 +66,7 @@ class RabbitMQPublisher(Publisher):
     """
 
     messaging_system: ClassVar[str] = "rabbitmq"
+    broker_name = "RabbitMQ"
 
     def __init__(
         self,
@@ -104,6 +106,13 @@ class RabbitMQPublisher(Publisher):
         self._encode = encoder.encode
         self._start_over()
         _publishers.add(self)
+
+    def describe(self) -> str:
+        nodes = ", ".join(
+            f"{'amqps' if host.ssl_options else 'amqp'}://{host.host}:{host.port}/{quote(host.virtual_host, safe='')}"
+            for host in self._options.hosts
+        )
+        return f"RabbitMQ at {nodes}, exchange {self._options.channel.exchange!r}"
 
     def prepare(self) -> str:
         connection = self._connection

@@ -267,7 +267,8 @@ class Session:
         self.status.is_settled.set()
         batches = [*self._pool.batches, *self._intake.clear()]
         self._pool.channels.clear()
-        self._log(logging.WARNING if batches else logging.INFO, error)
+        # The relay reports an outage, once; an attempt to connect may be one of hundreds.
+        self._log(logging.DEBUG, error)
         for batch in batches:
             batch.set_missing(unanswered(error))
 

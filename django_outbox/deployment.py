@@ -1,0 +1,84 @@
+"""Facts about a deployment: the database that is served, its migrations, and the publishers that its messages need."""
+
+from importlib import metadata
+from pathlib import Path
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.migrations.executor import MigrationExecutor
+from django.db.models import QuerySet
+
+from django_outbox.conf import get_settings
+from django_outbox.models import OutboxMessage
+
+MAX_PUBLISHERS = 100
+"""Maximum number of publisher aliases to look at: each costs two short queries."""
+
+
+def find_version() -> str:
+    """Return the version of the installed package; "unknown" if the project runs it from its source."""
+    try:
+        return metadata.version("django-transactional-outbox")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def describe_database(connection: BaseDatabaseWrapper) -> str:
+    """Return the alias, the kind, the name and the address of a database, without a query and without a password."""
+    settings = connection.settings_dict
+    kind = str(settings["ENGINE"]).rpartition(".")[2]
+    name = settings["NAME"]
+    shown = Path(name).name if connection.vendor == "sqlite" else str(name or "")
+    host, port = str(settings["HOST"] or ""), str(settings["PORT"] or "")
+    address = f" at {host}{':' if port else ''}{port}" if host else ""
+    return f"{connection.alias!r} ({' '.join(filter(None, [kind, shown]))}{address})"
+
+
+def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
+    """Return the names of this app's migrations that were not applied to a database.
+
+    Raises:
+        DatabaseError: the database is unavailable.
+    """
+    executor = MigrationExecutor(connection)
+    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_outbox"]
+    plan = executor.migration_plan(wanted)
+    return [migration.name for migration, _ in plan if migration.app_label == "django_outbox"]
+
+
+def find_unknown_publishers(using: str) -> list[str]:
+    """Return the aliases that pending messages name and `OUTBOX["PUBLISHERS"]` does not have.
+
+    Each query reads a few entries of an index, however many messages there are.
+
+    Raises:
+        DatabaseError: the database is unavailable.
+    """
+    known = get_settings().publishers
+    return [
+        alias
+        for alias in _aliases_in_use(using)
+        if alias not in known and any(rows.exists() for rows in _pending_of(using, alias))
+    ]
+
+
+def _aliases_in_use(using: str) -> list[str]:
+    messages = OutboxMessage.objects.using(using)
+    if connections[using].features.supports_partial_indexes:
+        # The index of the pending rows, from one alias to the next.
+        found: list[str] = []
+        while len(found) < MAX_PUBLISHERS:
+            following = messages.pending().filter(publisher__gt=found[-1] if found else "")
+            first = following.order_by("publisher").values_list("publisher", flat=True).first()
+            if first is None:
+                break
+            found.append(first)
+        return found
+    # The index has all rows; a DISTINCT skips from one alias to the next.
+    return list(messages.order_by().values_list("publisher", flat=True).distinct()[:MAX_PUBLISHERS])
+
+
+def _pending_of(using: str, alias: str) -> "list[QuerySet[OutboxMessage, OutboxMessage]]":
+    """Return queries for pending messages of a publisher: without a key, and with one. Each has its index."""
+    pending = OutboxMessage.objects.using(using).pending().filter(publisher=alias)
+    return [pending.filter(partition=0), pending.filter(blocks_key=True, processed_at__isnull=True)]

@@ -1,0 +1,91 @@
+"""Prove a deployment: the database, its migrations, and a connection to each publisher."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from django_outbox.deployment import (
+    describe_database,
+    find_unapplied_migrations,
+    find_unknown_publishers,
+)
+from django_outbox.error_text import describe
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.outcomes import describe_publisher, prepare_publisher
+from django_outbox.stores import find_store
+from django_outbox.stores.schema import missing_schema
+from django_outbox.threads import Threads
+
+
+class Finding(NamedTuple):
+    """The result of one check.
+
+    Args:
+        subject: what was checked.
+        problem: what is wrong, with the remedy; blank if nothing is.
+        is_warning: whether the deployment works nevertheless.
+    """
+
+    subject: str
+    problem: str = ""
+    is_warning: bool = False
+
+
+def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[Finding]:
+    """Check everything that a relay needs. Each publisher connects, but publishes nothing.
+
+    Args:
+        using: the database alias.
+        publishers: the publishers to serve. Their number bounds the time: they connect side by side.
+    """
+    yield from _check_database(using)
+    reasons: dict[str, str] = {}
+    threads = Threads()
+    for publisher in publishers:
+
+        def connect(publisher: Publisher = publisher) -> None:
+            reasons[publisher.alias] = prepare_publisher(publisher)
+
+        threads.start(connect, name=f"outbox-check-{publisher.alias}")
+    threads.wait()
+    for publisher in publishers:
+        subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
+        yield Finding(subject, reasons.get(publisher.alias, "it could not be prepared"))
+
+
+def _check_database(using: str) -> Iterator[Finding]:
+    connection = connections[using]
+    subject = f"database {describe_database(connection)}"
+    try:
+        connection.ensure_connection()
+        store = find_store(connection)
+        feature = store.missing_feature if store else "anything of it"
+    except (DatabaseError, InterfaceError) as error:
+        yield Finding(subject, f"{describe(error)}. Start the server, or correct DATABASES[{using!r}].")
+        return
+    if feature:
+        yield Finding(subject, f"the outbox does not support this database. Run manage.py check --database {using}.")
+        return
+    yield Finding(subject)
+    try:
+        unapplied = find_unapplied_migrations(connection)
+        if unapplied:
+            names = ", ".join(unapplied)
+            yield Finding("migrations", f'{names} not applied. Run "manage.py migrate --database={using}".')
+            return
+        if missing := missing_schema(connection):
+            yield Finding("migrations", f"the database lacks {missing}, although they are recorded as applied.")
+            return
+        yield Finding("migrations")
+        unknown = find_unknown_publishers(using)
+    except (DatabaseError, InterfaceError) as error:
+        yield Finding("migrations", f'{describe(error)}. Run "manage.py migrate --database={using}".')
+        return
+    for alias in unknown:
+        yield Finding(
+            "pending messages",
+            f"some are of the publisher {alias!r}, which is not in OUTBOX['PUBLISHERS']. Put it back until they are "
+            "delivered.",
+            is_warning=True,
+        )

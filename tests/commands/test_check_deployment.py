@@ -1,0 +1,186 @@
+"""`manage.py run_outbox --check`, the checks of a database's content, and what a relay reports when it starts."""
+
+import io
+import sys
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import OutboxMessage
+from django_outbox.checks import TAG
+from django_outbox.deployment import describe_database, find_unknown_publishers
+from django_outbox.management.proof import check_deployment
+from tests.conftest import ALIASES
+from tests.support.messages import put
+from tests.support.rabbitmq_tools import broker_url, free_port
+
+RABBITMQ = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+
+
+def rabbitmq(url: str) -> dict[str, Any]:
+    return {"PUBLISHERS": {"default": {"BACKEND": RABBITMQ, "OPTIONS": {"url": url, "exchange": "shop"}}}}
+
+
+def check(using: str, *arguments: str) -> tuple[str, str, str]:
+    """Return the output, the errors, and the text of the CommandError."""
+    out, err, raised = io.StringIO(), io.StringIO(), ""
+    try:
+        call_command("run_outbox", "--check", "--database", using, *arguments, stdout=out, stderr=err)
+    except CommandError as error:
+        raised = str(error)
+    return out.getvalue(), err.getvalue(), raised
+
+
+def forget_migration(using: str) -> None:
+    MigrationRecorder(connections[using]).migration_qs.filter(app="django_outbox").delete()
+
+
+def put_for_unknown_publishers(using: str) -> None:
+    memory = dict.fromkeys(("default", "gone", "keyed", "done"), MEMORY)
+    with override_settings(OUTBOX={"PUBLISHERS": memory}):
+        put(2, using)
+        put(2, using, publisher="gone")
+        put(2, using, publisher="keyed", keys=2)
+        put(2, using, publisher="done")
+    done = OutboxMessage.objects.using(using).filter(publisher="done")
+    done.update(processed_at="2026-01-01T00:00Z", available_at=None)
+
+
+def database_checks(using: str) -> dict[str, Any]:
+    return {str(problem.id): problem for problem in run_checks(tags=[TAG], databases=[using])}
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_a_deployment_that_works_is_confirmed_piece_by_piece(using: str):
+    out, err, raised = check(using)
+    assert [line.split("(")[0].split() for line in out.splitlines()] == [
+        ["OK", "database", repr(using)],
+        ["OK", "migrations"],
+        ["OK", "publisher", "'default'"],
+    ]
+    assert (err, raised) == ("", "")
+
+
+@pytest.mark.django_db
+def test_nothing_is_delivered_by_the_check():
+    put(1)
+    assert check("default")[2] == ""
+    assert OutboxMessage.objects.pending().count() == 1
+
+
+@pytest.mark.django_db
+def test_a_quiet_check_prints_only_what_is_wrong():
+    assert check("default", "--verbosity", "0") == ("", "", "")
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_an_unapplied_migration_is_found_with_its_remedy(using: str):
+    forget_migration(using)
+    _, err, raised = check(using)
+    assert f'WRONG    migrations: 0001_initial not applied. Run "manage.py migrate --database={using}".' in err
+    assert raised == "1 problem found."
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_pending_messages_of_an_unknown_publisher_are_a_warning(using: str):
+    put_for_unknown_publishers(using)
+    _, err, raised = check(using)
+    assert [line.partition(",")[0] for line in err.splitlines()] == [
+        "WARNING  pending messages: some are of the publisher 'gone'",
+        "WARNING  pending messages: some are of the publisher 'keyed'",
+    ]
+    assert raised == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        (
+            "amqp://guest:guest@127.0.0.1:{port}/%2F",
+            "connection refused; start the broker, or correct host and port in url",
+        ),
+        (broker_url().replace("guest:guest", "guest:wrong"), "the login is refused, check user and password in url"),
+        (broker_url().replace("%2F", "nowhere"), "access to the vhost is refused, check the vhost in url"),
+        (broker_url(scheme="amqps"), "this port does not speak TLS"),
+    ],
+    ids=["port", "password", "vhost", "tls"],
+)
+@pytest.mark.parametrize("flag", ["--check", "--drain", "--once"])
+def test_a_wrong_address_is_reported_although_nothing_is_due(url: str, problem: str, flag: str):
+    err = io.StringIO()
+    with override_settings(OUTBOX=rabbitmq(url.format(port=free_port()))), pytest.raises(CommandError) as info:
+        call_command("run_outbox", flag, stdout=io.StringIO(), stderr=err)
+    shown = err.getvalue() + str(info.value)
+    assert problem in shown
+    assert "wrong@" not in shown
+
+
+@pytest.mark.django_db
+def test_every_publisher_is_checked():
+    port = free_port()
+    unreachable = rabbitmq(broker_url(port=port))["PUBLISHERS"]["default"]
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "b": unreachable, "c": MEMORY}}):
+        out, err, raised = check("default")
+    assert [line.split("'")[1] for line in out.splitlines() if "publisher" in line] == ["default", "c"]
+    assert err.startswith("WRONG    publisher 'b' (RabbitMQ at amqp://127.0.0.1:")
+    assert raised == "1 problem found."
+
+
+@pytest.mark.django_db
+def test_a_database_that_is_unavailable_is_a_problem():
+    server = connections["postgresql"].copy(alias="elsewhere")
+    server.settings_dict.update(HOST="127.0.0.1", PORT=str(free_port()))
+    connections["elsewhere"] = server
+    try:
+        (finding,) = check_deployment("elsewhere", [])
+    finally:
+        del connections["elsewhere"]
+    assert finding.subject.startswith("database 'elsewhere' (postgresql ")
+    assert "OperationalError" in finding.problem
+    assert finding.problem.endswith("Start the server, or correct DATABASES['elsewhere'].")
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_w020_unapplied_migrations(using: str):
+    forget_migration(using)
+    problem = database_checks(using)["django_outbox.W020"]
+    assert "0001_initial" in problem.msg
+    assert problem.hint == f'Run "manage.py migrate --database={using}".'
+
+
+@pytest.mark.django_db
+def test_w020_migrate_itself_does_not_ask_to_be_run(monkeypatch: pytest.MonkeyPatch):
+    forget_migration("default")
+    monkeypatch.setattr(sys, "argv", ["manage.py", "migrate"])
+    assert database_checks("default") == {}
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_w021_pending_messages_of_unknown_publishers(using: str):
+    put_for_unknown_publishers(using)
+    problems = [p for p in run_checks(tags=[TAG], databases=[using]) if p.id == "django_outbox.W021"]
+    assert [p.msg.split("'")[3] for p in problems] == ["gone", "keyed"]
+    assert all("OUTBOX['PUBLISHERS']" in str(p.hint) for p in problems)
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_unknown_publishers_are_found_with_a_few_short_queries(using: str):
+    put_for_unknown_publishers(using)
+    with CaptureQueriesContext(connections[using]) as queries:
+        assert find_unknown_publishers(using) == ["gone", "keyed"]
+    assert len(queries) <= 12
+    assert all("LIMIT" in query["sql"] for query in queries)
+
+
+def test_the_address_of_a_database_has_no_password():
+    connection = connections["postgresql"].copy(alias="orders")
+    connection.settings_dict.update(NAME="shop", HOST="db", PORT="5433", USER="u", PASSWORD="s3cret")
+    assert describe_database(connection) == "'orders' (postgresql shop at db:5433)"

@@ -1,0 +1,121 @@
+"""`manage.py outbox_purge`: its question, its dry run, and what it reports. `test_retention.py` tests the purge."""
+
+import datetime
+import io
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from django_outbox.management.commands import outbox_purge
+from django_outbox.models import Status
+from tests.conftest import ALIASES
+from tests.support.admin_tools import put, statuses
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+DAY = 86_400
+OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def run(using: str, *arguments: str, **streams: Any) -> str:
+    out = io.StringIO()
+    call_command("outbox_purge", "--database", using, *arguments, **{"stdout": out, **streams})
+    return out.getvalue()
+
+
+def put_old_and_new(using: str) -> list[int]:
+    """Write messages of which only two old processed ones may be deleted; return the others."""
+    put(Status.PROCESSED, 2, using=using, age=8 * DAY)
+    return [
+        *put(Status.PROCESSED, using=using, age=DAY),
+        *put(Status.FAILED, using=using, age=8 * DAY),
+        *put(Status.PENDING, using=using, age=8 * DAY),
+    ]
+
+
+def test_deletes_what_is_older_than_the_retention_without_a_terminal(using: str):
+    kept = put_old_and_new(using)
+    assert run(using) == "2 messages deleted.\n"
+    assert sorted(statuses(using)) == sorted(kept)
+
+
+def test_a_dry_run_shows_how_many_would_be_deleted_and_deletes_nothing(using: str):
+    put_old_and_new(using)
+    assert run(using, "--dry-run").splitlines() == [
+        "2 processed messages older than 7 d would be deleted.",
+        "This is a dry run: nothing was changed.",
+    ]
+    assert len(statuses(using)) == 5
+
+
+def test_many_are_counted_up_to_a_limit_only(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outbox_purge.Command, "count_limit", 2)
+    put(Status.PROCESSED, 4, using=using, age=8 * DAY)
+    assert run(using, "--dry-run").startswith("Over 2 processed messages older than 7 d would be deleted.")
+
+
+def test_where_nothing_is_old_enough_it_reports_what_there_is(using: str):
+    assert run(using, "--dry-run").splitlines() == [
+        "No processed message is older than 7 d.",
+        "There is no processed message.",
+    ]
+    put(Status.PROCESSED, 3, using=using, age=2 * DAY + 1800)
+    assert run(using, "--dry-run").splitlines()[1] == "Found 3 processed messages; the oldest was processed 2 d ago."
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags", "done"),
+    [
+        ("y\n", [], True),
+        ("n\n", [], False),
+        ("", [], False),
+        ("n\n", ["--yes"], True),
+        ("n\n", ["--noinput"], True),
+        ("n\n", ["--no-input"], True),
+    ],
+)
+def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    put(Status.PROCESSED, 2, age=8 * DAY)
+    out = run("default", *flags)
+    assert ("Delete 2 processed messages older than 7 d? [y/N]" in out) is (flags == [])
+    assert (statuses() == {}) is done
+
+
+def test_the_progress_is_shown_on_a_terminal():
+    put(Status.PROCESSED, 2, age=8 * DAY)
+    err = Terminal()
+    run("default", stderr=err)
+    assert "2 deleted" in err.getvalue()
+
+
+def test_a_quiet_purge_prints_nothing():
+    put(Status.PROCESSED, 2, age=8 * DAY)
+    err = Terminal()
+    assert run("default", "--verbosity", "0", stderr=err) == ""
+    assert (statuses(), err.getvalue()) == ({}, "")
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "1e9"])
+def test_a_wrong_number_of_days_is_refused(days: str):
+    with pytest.raises(CommandError, match="must be a number of days from 0 to 36,500"):
+        call_command("outbox_purge", f"--older-than={days}")
+
+
+def test_without_a_retention_it_asks_for_a_number_of_days():
+    with override_settings(OUTBOX={**OUTBOX, "RETENTION": None}), pytest.raises(CommandError, match="--older-than"):
+        call_command("outbox_purge")
+
+
+def test_a_retention_of_centuries_deletes_nothing(using: str):
+    put(Status.PROCESSED, using=using, age=8 * DAY)
+    with override_settings(OUTBOX={**OUTBOX, "RETENTION": datetime.timedelta(days=999_999)}):
+        assert run(using, "--dry-run").startswith("No processed message is older than 36,500 d.")
+        assert run(using) == "0 messages deleted.\n"

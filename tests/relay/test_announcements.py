@@ -1,0 +1,203 @@
+"""The log of a relay: its start, its work once a minute, its outages, and its end."""
+
+import logging
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from django_outbox.messages import Message, Outcome, retry_later, unanswered
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.relay import Limits, Relay
+from django_outbox.relay.outages import Outages
+from tests.conftest import ALIASES
+from tests.support.messages import Clock, put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.rabbitmq_tools import broker_url, free_port
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+TALKATIVE = replace(QUICK, announce_interval=0.05)
+FIGURES = r"[\d,]+ delivered, [\d,]+ will be retried, [\d,]+ failed, [\d,.]+ messages a second"
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "django_outbox")
+    return caplog
+
+
+def lines(log: pytest.LogCaptureFixture, part: str) -> list[str]:
+    return [line for line in log.messages if part in line]
+
+
+def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(using: str, log: Any):
+    with relays_in_threads(using=using, workers=2, poll_interval=0.05, limits=TALKATIVE) as start:
+        start()
+        put(3, using)
+        eventually(lambda: len(ScriptedPublisher.published()) == 3)
+        eventually(lambda: lines(log, "Last "))
+    begin, *_, end = log.messages
+    name = re.escape(f"database {using!r} (")
+    assert re.fullmatch(
+        rf"Relay \S+ started on \S+, process \d+: {name}.+\); publisher 'default' \(ScriptedPublisher\); "
+        r"2 workers each\.",
+        begin,
+    )
+    assert all(
+        re.fullmatch(rf"Last [\d.]+ s: {FIGURES}; (delivering|nothing delivered|stopping)\.", line)
+        for line in lines(log, "Last ")
+    )
+    assert re.fullmatch(r"Relay ended after .+: 3 delivered, 0 will be retried, 0 failed, [\d.,]+ messages .+", end)
+
+
+def test_the_totals_count_retries(using: str, log: Any):
+    ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy"))
+    put(1, using)
+    with relays_in_threads(using=using, poll_interval=0.05) as start:
+        relay = start()
+        eventually(lambda: relay.tally.retried)
+    assert "0 delivered, 1 will be retried, 0 failed" in log.messages[-1]
+
+
+def test_a_drain_logs_its_start_and_end_for_debugging_only(using: str, log: Any):
+    with Relay(using=using) as relay:
+        relay.drain()
+        assert log.messages == []
+        log.set_level(logging.DEBUG, "django_outbox")
+        relay.drain()
+    assert len(lines(log, "Relay ")) == 2
+
+
+def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_end(using: str, log: Any):
+    tried: list[Message] = []
+    broken = [True]
+
+    def answer(message: Message) -> Outcome:
+        tried.append(message)
+        return unanswered("connection refused") if broken else retry_later("later")
+
+    ScriptedPublisher.answer = staticmethod(answer)
+    put(1, using)
+    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
+        relay = start()
+        eventually(lambda: len(tried) > 5)
+        (outage,) = relay.outages
+        assert (outage.subject, outage.reason) == ("Publisher 'default'", "connection refused")
+        broken.clear()
+        eventually(lambda: relay.outages == [])
+    about = lines(log, "'default' is ")
+    assert about[0] == "Publisher 'default' is unavailable: connection refused. Trying again until it responds."
+    assert re.fullmatch(r"Publisher 'default' is available again after [\d.]+ s\.", about[1])
+    assert about[2:] == []
+
+
+def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any):
+    ScriptedPublisher.answer = staticmethod(lambda message: unanswered("connection refused"))
+    put(1, using)
+    with relays_in_threads(using=using, poll_interval=0.05, limits=TALKATIVE) as start:
+        start()
+        eventually(lambda: lines(log, "has been unavailable for"))
+        eventually(lambda: lines(log, "Publisher 'default' unavailable."))
+    assert re.fullmatch(
+        r"Publisher 'default' has been unavailable for [\d.]+ s: connection refused",
+        lines(log, "has been unavailable for")[0],
+    )
+
+
+def test_two_workers_report_an_outage_of_the_database_together(log: Any):
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("SELECT current_database()")
+        name = cursor.fetchone()[0]
+    with relays_in_threads(using="postgresql", poll_interval=0.02, workers=3, limits=QUICK) as start:
+        relay = start()
+        put(1, "postgresql")
+        eventually(lambda: relay.tally.processed == 1)
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+                [name],
+            )
+        try:
+            eventually(lambda: [outage.subject for outage in relay.outages] == ["Database 'postgresql'"])
+            eventually(lambda: "read-only" in relay.outages[0].reason)
+        finally:
+            with connections["postgresql"].cursor() as cursor:
+                cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+                cursor.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    " WHERE datname = %s AND pid <> pg_backend_pid()",
+                    [name],
+                )
+        eventually(lambda: relay.outages == [])
+    assert lines(log, "Database 'postgresql' is unavailable: ")
+    assert not lines(log, "Publisher 'default' is unavailable")
+
+
+def test_pending_messages_of_a_publisher_that_is_not_in_the_settings_are_warned_of_at_the_start(using: str, log: Any):
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "old": SCRIPTED, "older": SCRIPTED}}):
+        put(2, using, publisher="old")
+        put(2, using, publisher="older", keys=1)
+        put(1, using)
+    with relays_in_threads(using=using, poll_interval=0.05) as start:
+        start()
+        eventually(lambda: len(lines(log, "is not in OUTBOX['PUBLISHERS']")) == 2)
+    found = [re.findall(r"the publisher '(\w+)'", line) for line in lines(log, "is not in")]
+    assert found == [["old"], ["older"]]
+
+
+def test_the_start_shows_where_messages_go_without_passwords(log: Any):
+    url = broker_url(port=free_port()).replace("guest:guest", "shop:s3cret")
+    entry = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher"}
+    outbox = {"PUBLISHERS": {"default": {**entry, "OPTIONS": {"url": url, "exchange": "orders"}}}}
+    with override_settings(OUTBOX=outbox), relays_in_threads(using="postgresql", limits=QUICK) as start:
+        start()
+        eventually(lambda: lines(log, "is unavailable"))
+    (begin,) = lines(log, " started on ")
+    assert "publisher 'default' (RabbitMQ at amqp://127.0.0.1:" in begin
+    assert "exchange 'orders')" in begin
+    assert "s3cret" not in log.text
+
+
+def test_a_cluster_is_described_by_all_its_nodes():
+    urls = ["amqp://u:p@one:5672/shop", "amqps://u:p@two:5671/%2F"]
+    publisher = RabbitMQPublisher("default", url=urls, exchange="orders")
+    assert publisher.describe() == "RabbitMQ at amqp://one:5672/shop, amqps://two:5671/%2F, exchange 'orders'"
+
+
+def test_a_publisher_that_cannot_describe_itself_does_not_keep_the_relay_from_starting(
+    log: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def describe(self: Publisher) -> str:
+        raise SystemExit(3)
+
+    monkeypatch.setattr(ScriptedPublisher, "describe", describe)
+    with relays_in_threads(using="postgresql") as start:
+        start()
+        eventually(lambda: lines(log, "publisher 'default' (ScriptedPublisher)"))
+
+
+def test_an_outage_keeps_its_begin_and_takes_the_last_reason_and_the_next_try():
+    clock = Clock()
+    outages = Outages(clock)
+    outages.note("Database 'a'", "refused", 1.0)
+    clock.now = 5.0
+    outages.note("Publisher 'b'", "lost", 2.0, name="RabbitMQ")
+    outages.note("Database 'a'", "too many connections", 3.0)
+    first, second = outages.current
+    assert (first.reason, first.began, first.next_try, first.name) == ("too many connections", 0.0, 8.0, "Database 'a'")
+    assert (second.subject, second.name) == ("Publisher 'b'", "RabbitMQ")
+    outages.end("Database 'a'")
+    outages.end("Database 'a'")
+    assert outages.current == [second]
+
+
+def test_the_default_interval_is_a_minute():
+    assert Limits().announce_interval == 60
