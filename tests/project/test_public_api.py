@@ -21,6 +21,9 @@ MODULES = {
 DRIVERS = {
     "pika": "django_outbox.publishers.rabbitmq",
     "celery": "django_outbox.tasks",
+    "prometheus_client": "django_outbox.monitoring.prometheus",
+    "opentelemetry": "django_outbox.monitoring.opentelemetry",
+    "health_check": "django_outbox.contrib.health_check",
     "psycopg": None,
     "MySQLdb": None,
 }
