@@ -27,6 +27,8 @@ class Limits:
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
         purge_interval: time between two purges.
         purge_patience: how long a relay that stops waits for its purge. The next purge deletes the rest.
+        report_pace: factor of the database's interval between two reports.
+        report_patience: how long a relay that stops waits for its last report.
     """
 
     database_wait: Backoff = field(default=Backoff(delay=0.1, max_delay=3.0, jitter=1.0))
@@ -41,6 +43,8 @@ class Limits:
     listen_time: float = 0.5
     purge_interval: float = 60.0
     purge_patience: float = 0.5
+    report_pace: float = 1.0
+    report_patience: float = 0.5
 
 
 LIMITS = Limits()
