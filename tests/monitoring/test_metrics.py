@@ -1,5 +1,6 @@
 """The gauges, as Prometheus and OpenTelemetry show them."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,6 +149,19 @@ def test_a_gauge_is_named_by_the_conventions_of_prometheus(gauge: Any):
     assert gauge.labels[0] == "database"
     assert set(gauge.labels) <= {"database", "publisher", "code", "state"}
     assert gauge.help.endswith(".")
+
+
+def test_every_gauge_is_in_the_reference_with_its_labels_and_no_other():
+    page = (ROOT / "docs" / "reference" / "monitoring.md").read_text()
+    documented = re.findall(r"^\| `(django_outbox_\w+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    assert documented == [
+        (
+            f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}",
+            ", ".join(f"`{label}`" for label in gauge.labels),
+            gauge.help.removesuffix("."),
+        )
+        for gauge in GAUGES
+    ]
 
 
 def test_registering_the_collector_queries_no_database_and_claims_its_names():
