@@ -52,6 +52,7 @@ class OutboxSettings:
     lock_keys: bool = False
     notify: bool = False
     dead_letter_publisher: str | None = None
+    tracing: bool = True
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -194,4 +195,5 @@ _READERS: dict[str, Reader] = {
     "LOCK_KEYS": flag,
     "NOTIFY": flag,
     "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
+    "TRACING": flag,
 }

@@ -12,7 +12,7 @@ __all__ = ["Outbox"]
 
 
 @dataclasses.dataclass
-class Outbox(HealthCheck):  # type: ignore[misc]  # the package has no types
+class Outbox(HealthCheck):
     """Fails if the outbox does not deliver. Its report contains codes of verdicts and aliases of publishers only.
 
     Args:

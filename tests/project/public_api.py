@@ -27,6 +27,7 @@ MODULES = (
     "django_outbox.monitoring.prometheus",
     "django_outbox.monitoring.opentelemetry",
     "django_outbox.contrib.health_check",
+    "django_outbox.contrib.sentry",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent
