@@ -14,6 +14,7 @@ MODULES = (
     "django_outbox.models",
     "django_outbox.exceptions",
     "django_outbox.relay",
+    "django_outbox.retention",
     "django_outbox.retention.purge",
     "django_outbox.retry",
     "django_outbox.messages",
