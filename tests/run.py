@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> int:
         system_packages.answer_yes()
     install()
     install_browser()
+    install_prometheus()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
@@ -180,6 +181,15 @@ def install_browser() -> None:
     announce("Installing a browser for the tests of the admin")
     if not system_packages.install("chromium", "chromium-driver", purpose="install a browser"):
         print("There is no browser, and none could be installed: Selenium will try to download one.")
+
+
+def install_prometheus() -> None:
+    """Install Prometheus for the tests of the alerts and the dashboard, if it is missing and this user may."""
+    if shutil.which("prometheus") and shutil.which("promtool"):
+        return
+    announce("Installing Prometheus for the tests of the alerts and the dashboard")
+    if not system_packages.install("prometheus", purpose="install Prometheus and promtool"):
+        print("Prometheus could not be installed. The tests that need `prometheus` and `promtool` will fail.")
 
 
 def announce(text: str) -> None:

@@ -1,9 +1,10 @@
-"""The shop and the admin."""
+"""The shop, the admin, and the health checks and metrics of the outbox."""
 
 from django.contrib import admin
 from django.urls import include, path
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("outbox/", include("django_outbox.urls")),
     path("", include("shop.urls")),
 ]

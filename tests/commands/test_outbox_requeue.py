@@ -3,11 +3,10 @@
 import datetime
 import io
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import BaseCommand, CommandError, call_command, load_command_class
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models import F
 from django.test.utils import CaptureQueriesContext
@@ -322,15 +321,6 @@ def test_a_wrong_argument_is_reported_with_its_remedy(arguments: list[str], mess
         call_command("outbox_requeue", *arguments)
     assert message in str(info.value)
     assert row("default", id).status is Status.FAILED
-
-
-def test_every_flag_is_in_the_reference():
-    page = (Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "commands.md").read_text()
-    documented = set(re.findall(r"^`(--[\w-]+)", page.partition("## outbox_requeue")[2], re.MULTILINE))
-    parser = load_command_class("django_outbox", "outbox_requeue").create_parser("manage.py", "outbox_requeue")
-    plain = BaseCommand().create_parser("manage.py", "plain")
-    flags = set(parser._option_string_actions) - set(plain._option_string_actions) - {"--noinput", "--yes"}
-    assert documented == flags
 
 
 @pytest.mark.parametrize(

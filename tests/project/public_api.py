@@ -25,6 +25,9 @@ MODULES = (
     "django_outbox.signals",
     "django_outbox.tasks",
     "django_outbox.beat",
+    "django_outbox.monitoring.prometheus",
+    "django_outbox.monitoring.opentelemetry",
+    "django_outbox.contrib.health_check",
     "django_outbox.contrib.sentry",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")

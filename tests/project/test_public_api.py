@@ -18,16 +18,18 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if "migrations" not in path.parts
 }
-DRIVERS = {
+DRIVERS: dict[str, str | tuple[str, ...] | None] = {
     "pika": "django_outbox.publishers.rabbitmq",
     "celery": "django_outbox.tasks",
     "rich": "django_outbox.management.rich_display",
+    "prometheus_client": "django_outbox.monitoring.prometheus",
+    "health_check": "django_outbox.contrib.health_check",
     "psycopg": None,
     "MySQLdb": None,
-    "opentelemetry": "django_outbox.monitoring.tracing",
+    "opentelemetry": ("django_outbox.monitoring.opentelemetry", "django_outbox.monitoring.tracing"),
     "sentry_sdk": "django_outbox.contrib.sentry",
 }
-"""Optional dependencies, and the prefix of the names of the modules that may import each one."""
+"""Optional dependencies, and the prefixes of the names of the modules that may import each one."""
 
 
 def needs(module: str, driver: str) -> bool:

@@ -1,6 +1,6 @@
-"""The admin alone: the outbox has no other pages."""
+"""The admin, and the pages that machines read."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+urlpatterns = [path("admin/", admin.site.urls), path("outbox/", include("django_outbox.urls"))]

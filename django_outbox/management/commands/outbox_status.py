@@ -24,9 +24,9 @@ MAX_LINES = 10
 
 class Command(OutboxCommand):
     help = (
-        "Show whether the outbox delivers: figures of each publisher, failures by cause, blocked keys and relays.\n"
-        "The exit code is 0 if all is well, 1 for a warning and 2 if messages are not being delivered, as Nagios, cron "
-        "and\nKubernetes expect it."
+        "Show whether the outbox delivers: figures of each publisher, failures by cause,\n"
+        "blocked keys and relays. The exit code is 0 if all is well, 1 for a warning and\n"
+        "2 if messages are not being delivered, as Nagios, cron and Kubernetes expect it."
     )
     examples = """
   manage.py outbox_status                  show the figures

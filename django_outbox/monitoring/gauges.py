@@ -1,0 +1,144 @@
+"""The gauges that Prometheus and OpenTelemetry show: names, labels, and their values in the figures.
+
+None of them is a counter. The relays' counts are deleted after a day and begin at 0 with each relay, so their sums are
+not monotonic. Labels are bounded: databases, publishers, codes and states, never a relay, a type or a key.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from django_outbox.monitoring.readings import Reading
+from django_outbox.monitoring.types import PublisherStatus, Status
+
+Sample = tuple[tuple[str, ...], float]
+"""The values of the labels, and the value."""
+
+BREAKER_STATES = ("closed", "half-open", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """One gauge.
+
+    Args:
+        name: its name without the prefix and the unit.
+        help: its meaning, in one sentence.
+        labels: the names of its labels; the first one is `database`.
+        read: returns its samples in the figures of one database, with the values of the other labels.
+        unit: `s` for seconds, otherwise blank.
+    """
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Reading], Iterable[Sample]]
+    unit: str = ""
+
+    def samples(self, readings: Iterable[Reading]) -> Iterator[Sample]:
+        """Yield the samples of several databases."""
+        for reading in readings:
+            for labels, value in self.read(reading):
+                yield (reading.using, *labels), float(value)
+
+
+def _of_publishers(value: Callable[[PublisherStatus, Status], float]) -> Callable[[Reading], Iterator[Sample]]:
+    """Return a function that yields one sample for each publisher."""
+
+    def read(reading: Reading) -> Iterator[Sample]:
+        if reading.status is not None:
+            for publisher in reading.status.publishers:
+                yield (publisher.alias,), value(publisher, reading.status)
+
+    return read
+
+
+def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], float], unit: str = "") -> Gauge:
+    return Gauge(name, help, ("database", "publisher"), _of_publishers(value), unit)
+
+
+def _blocked_keys(publisher: PublisherStatus, status: Status) -> int:
+    return sum(key.publisher == publisher.alias for key in status.blocked_keys)
+
+
+def _truncated_counts(publisher: PublisherStatus, _: Status) -> int:
+    counts = (publisher.due, publisher.retrying, publisher.delayed, publisher.failed, publisher.blocking)
+    return sum(count.more for count in counts)
+
+
+def _outage_seconds(publisher: PublisherStatus, status: Status) -> float:
+    if publisher.outage_since is None:
+        return 0.0
+    return max((status.at - publisher.outage_since).total_seconds(), 0.0)
+
+
+def _breaker_states(reading: Reading) -> Iterator[Sample]:
+    for publisher in reading.status.publishers if reading.status else ():
+        for state in BREAKER_STATES:
+            yield (publisher.alias, state), publisher.breaker == state
+
+
+GAUGES = (
+    Gauge(
+        "up",
+        "Whether the figures of the outbox could be read from the database.",
+        ("database",),
+        lambda reading: [((), reading.status is not None)],
+    ),
+    Gauge(
+        "level",
+        "The most urgent verdict: 0 if all is well, 1 for a warning, 2 if it is critical.",
+        ("database",),
+        lambda reading: [((), reading.level)],
+    ),
+    Gauge(
+        "verdict",
+        "Each verdict that holds now: 0 if all is well, 1 for a warning, 2 if it is critical.",
+        ("database", "publisher", "code"),
+        lambda reading: [((each.publisher, each.code), each.level) for each in reading.judgements],
+    ),
+    _publisher_gauge("due_messages", "Messages that could be delivered now.", lambda p, _: p.due.number),
+    _publisher_gauge(
+        "oldest_due",
+        "Time for which the oldest due message has been waiting; 0 if none is due.",
+        lambda p, _: p.oldest_due or 0.0,
+        unit="s",
+    ),
+    _publisher_gauge("retrying_messages", "Messages that wait for another attempt.", lambda p, _: p.retrying.number),
+    _publisher_gauge(
+        "delayed_messages", "Messages that wait for the time that enqueue was given.", lambda p, _: p.delayed.number
+    ),
+    _publisher_gauge(
+        "failed_messages", "Failed messages that wait for a person's decision.", lambda p, _: p.failed.number
+    ),
+    _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p, _: p.blocking.number),
+    _publisher_gauge("blocked_keys", "Keys whose messages wait behind one that cannot be delivered.", _blocked_keys),
+    _publisher_gauge(
+        "truncated_counts",
+        "Number of counts of messages that stopped at their limit, so that there may be more.",
+        _truncated_counts,
+    ),
+    _publisher_gauge(
+        "last_minute_processed_messages",
+        "Messages that were delivered in the last full minute.",
+        lambda p, _: p.processed_per_minute,
+    ),
+    _publisher_gauge(
+        "last_minute_failed_messages", "Messages that failed in the last full minute.", lambda p, _: p.failed_per_minute
+    ),
+    _publisher_gauge(
+        "outage", "Time for which the publisher has been unavailable; 0 if it is available.", _outage_seconds, unit="s"
+    ),
+    Gauge(
+        "breaker_state",
+        "1 for the worst state of the circuit breakers of the relays that serve the publisher, 0 for other states.",
+        ("database", "publisher", "state"),
+        _breaker_states,
+    ),
+    _publisher_gauge("relays", "Relays that serve the publisher and were seen lately.", lambda p, _: p.relays),
+    _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p, _: p.configured),
+    _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
+    _publisher_gauge(
+        "paused_types", "Number of types of the publisher's messages that are paused.", lambda p, _: len(p.paused_types)
+    ),
+)
+"""All gauges, in the order in which they are shown."""

@@ -1,0 +1,136 @@
+"""Read the figures of databases for machines: a database that is unavailable is a figure, not an exception."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage
+from django_outbox.monitoring.status import status
+from django_outbox.monitoring.types import Level, Status
+
+DATABASE_UNAVAILABLE = "database_unavailable"
+"""Code of a database that cannot be reached."""
+
+UNREADABLE = "unreadable"
+"""Code of a database that answers, but whose outbox cannot be read: a missing table, column or privilege."""
+
+Result = TypeVar("Result")
+
+_problems: dict[str, str] = {}
+"""The problem of each database that could not be read the last time, so that an outage is logged once."""
+
+
+class Unreadable(Exception):
+    """Nothing could be read from a database. The text is the code of the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict without its sentence, which may contain a key, the name of a person or a broker's address."""
+
+    level: Level
+    code: str
+    publisher: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The figures of one database's outbox, or why there are none.
+
+    Args:
+        using: the database alias.
+        status: the figures; None if they could not be read.
+        problem: why they could not be read, `database_unavailable` or `unreadable`; otherwise blank.
+    """
+
+    using: str
+    status: Status | None
+    problem: str = ""
+
+    @property
+    def judgements(self) -> tuple[Judgement, ...]:
+        """What is to be known, the most urgent first; each code once for each publisher."""
+        if self.status is None:
+            return (Judgement(Level.CRITICAL, self.problem, ""),)
+        worst: dict[tuple[str, str], Judgement] = {}
+        for verdict in self.status.verdicts:
+            worst.setdefault(
+                (verdict.code, verdict.publisher), Judgement(verdict.level, verdict.code, verdict.publisher)
+            )
+        return tuple(worst.values())
+
+    @property
+    def level(self) -> Level:
+        """How urgent the most urgent thing is."""
+        return self.judgements[0].level
+
+
+def default_databases() -> list[str]:
+    """Return the alias of the database that the router chooses for writing."""
+    return [router.db_for_write(OutboxMessage)]
+
+
+def holds_outbox(using: str) -> bool:
+    """Return, without a query, whether a database alias exists and may hold the outbox."""
+    return using in connections and bool(router.allow_migrate_model(using, OutboxMessage))
+
+
+def read_all(databases: Iterable[str] | None = None) -> list[Reading]:
+    """Read the figures of each database; by default of the one that the router chooses for writing."""
+    return [read(using) for using in databases or default_databases()]
+
+
+def read(using: str) -> Reading:
+    """Read the figures of one database."""
+    try:
+        return Reading(using, attempt(using, status))
+    except Unreadable as error:
+        return Reading(using, None, str(error))
+
+
+def attempt(using: str, query: Callable[[str], Result]) -> Result:
+    """Call a function that queries a database, and leave the connection as it was: open or closed.
+
+    If a connection that was open before turns out to be broken, because the server has restarted, the function is
+    called once more with a new connection.
+
+    Raises:
+        Unreadable: the function raised an error of the database.
+    """
+    connection = connections[using]
+    was_open = connection.connection is not None
+    try:
+        result = query(using)
+    except (DatabaseError, InterfaceError) as error:
+        if _is_usable(connection):
+            raise _unreadable(using, UNREADABLE, error) from None
+        if not was_open or connection.in_atomic_block:
+            raise _unreadable(using, DATABASE_UNAVAILABLE, error) from None
+    else:
+        _problems.pop(using, None)
+        return result
+    finally:
+        if not was_open:
+            _close(connection)
+    connection.close()
+    return attempt(using, query)
+
+
+def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
+    if _problems.get(using) != code:
+        _problems[using] = code
+        logger.warning("The outbox in the database %r cannot be read: %s", using, error)
+    return Unreadable(code)
+
+
+def _is_usable(connection: BaseDatabaseWrapper) -> bool:
+    return connection.connection is not None and connection.is_usable()
+
+
+def _close(connection: BaseDatabaseWrapper) -> None:
+    if not connection.in_atomic_block:
+        connection.close()

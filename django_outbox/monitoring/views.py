@@ -1,0 +1,141 @@
+"""The pages that machines read: health checks and metrics. They show no payload, key, address or name of a person."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.contrib.auth.decorators import login_not_required
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from django_outbox.monitoring.readings import (
+    Reading,
+    Unreadable,
+    attempt,
+    default_databases,
+    holds_outbox,
+    read_all,
+)
+from django_outbox.monitoring.types import Level, PublisherStatus
+
+__all__ = ["health", "live", "metrics", "ready"]
+
+View = Callable[[HttpRequest], HttpResponse]
+
+NO_CLIENT = 'prometheus_client is not installed: pip install "django-transactional-outbox[prometheus]"\n'
+
+
+def for_machines(view: View) -> View:
+    """Let a view be read without a login, a cache, or the transactions of `ATOMIC_REQUESTS`.
+
+    A redirect to a login page would look like success to a probe.
+    """
+    for alias in connections:
+        view = transaction.non_atomic_requests(alias)(view)
+    view = never_cache(require_safe(view))
+    return login_not_required(view)
+
+
+@for_machines
+def live(request: HttpRequest) -> HttpResponse:
+    """Answer 200. It shows that the process handles requests, and touches no database."""
+    return JsonResponse({"level": "ok"})
+
+
+@for_machines
+def ready(request: HttpRequest) -> HttpResponse:
+    """Answer 200 if each database answers a query, otherwise 503."""
+    databases = requested_databases(request)
+    if databases is None:
+        return unknown_database()
+    answers = {using: _answers(using) for using in databases}
+    level = Level.OK if all(answers.values()) else Level.CRITICAL
+    return JsonResponse(
+        {
+            "level": name_of(level),
+            "databases": {using: name_of(Level.OK if ok else Level.CRITICAL) for using, ok in answers.items()},
+        },
+        status=http_status(level),
+    )
+
+
+@for_machines
+def health(request: HttpRequest) -> HttpResponse:
+    """Answer 200 with the verdicts, or 503 if one is critical."""
+    databases = requested_databases(request)
+    if databases is None:
+        return unknown_database()
+    readings = read_all(databases)
+    level = max(reading.level for reading in readings)
+    body = {"level": name_of(level), "databases": {reading.using: _describe(reading) for reading in readings}}
+    return JsonResponse(body, status=http_status(level))
+
+
+@for_machines
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Answer with the figures as text for Prometheus, or 501 if `prometheus_client` is not installed."""
+    databases = requested_databases(request)
+    if databases is None:
+        return unknown_database()
+    try:
+        from django_outbox.monitoring.prometheus import expose  # noqa: PLC0415 - an optional dependency
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        return HttpResponse(NO_CLIENT, status=501, content_type="text/plain; charset=utf-8")
+    text, content_type = expose(databases, request.headers.get("Accept", ""))
+    return HttpResponse(text, content_type=content_type)
+
+
+def requested_databases(request: HttpRequest) -> Sequence[str] | None:
+    """Return the aliases in `?database=`, by default the router's; None if one of them holds no outbox."""
+    aliases = list(dict.fromkeys(request.GET.getlist("database"))) or default_databases()
+    return aliases if all(map(holds_outbox, aliases)) else None
+
+
+def unknown_database() -> HttpResponse:
+    return JsonResponse({"error": "There is no outbox in a database with that alias."}, status=404)
+
+
+def name_of(level: Level) -> str:
+    return level.name.lower()
+
+
+def http_status(level: Level) -> int:
+    return 503 if level == Level.CRITICAL else 200
+
+
+def _answers(using: str) -> bool:
+    try:
+        attempt(using, _select_one)
+    except Unreadable:
+        return False
+    return True
+
+
+def _select_one(using: str) -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def _describe(reading: Reading) -> dict[str, Any]:
+    return {
+        "level": name_of(reading.level),
+        "verdicts": [
+            {"level": name_of(each.level), "code": each.code, "publisher": each.publisher}
+            for each in reading.judgements
+        ],
+        "publishers": {
+            publisher.alias: _figures(publisher) for publisher in (reading.status.publishers if reading.status else ())
+        },
+    }
+
+
+def _figures(publisher: PublisherStatus) -> dict[str, Any]:
+    return {
+        "due": publisher.due.number,
+        "oldest_due_seconds": publisher.oldest_due,
+        "failed": publisher.failed.number,
+        "relays": publisher.relays,
+    }

@@ -1,0 +1,166 @@
+"""The alert rules, and the dashboard on a real Prometheus that scrapes the shop."""
+
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from django_outbox.monitoring.gauges import GAUGES
+from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
+from django_outbox.monitoring.types import CODES
+from tests.support.project_files import ROOT, read_yaml
+from tests.support.prometheus import PATIENCE, Prometheus, promtool, run_promtool
+from tests.support.shop import Server, run_manage, shop_environment
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.slow
+
+RULES = ROOT / "docs" / "how-to" / "prometheus" / "alerts.yaml"
+RULE_TESTS = ROOT / "tests" / "monitoring" / "alerts.test.yaml"
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "how-to" / "prometheus" / "dashboard.json").read_text())
+RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
+
+QUERIES = [
+    pytest.param(target["expr"], id=f"{panel['id']}{target['refId']}")
+    for panel in DASHBOARD["panels"]
+    for target in panel["targets"]
+]
+NAMES = {f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}": gauge for gauge in GAUGES}
+
+
+def alerts() -> list[dict[str, Any]]:
+    [group] = read_yaml(RULES.relative_to(ROOT).as_posix())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A Prometheus that has scraped a shop with one failed message."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    database = folder / "shop.sqlite3"
+    environment = shop_environment(DATABASE_URL=f"sqlite:///{database}")
+    run_manage("migrate", "--verbosity=0", environment=environment)
+    server = Server(folder / "server.log", environment)
+    try:
+        assert server.order()[0] == 201
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute(
+                "UPDATE django_outbox_outboxmessage SET available_at = NULL, failed_at = CURRENT_TIMESTAMP"
+            )
+        target = server.address.removeprefix("http://")
+        with Prometheus(folder, target, "/outbox/metrics/", RULES) as prometheus:
+            eventually(lambda: prometheus.query("django_outbox_up"), "the shop was scraped", seconds=PATIENCE)
+            yield prometheus
+    finally:
+        server.kill()
+
+
+def filled_in(expression: str) -> str:
+    """Return an expression as Grafana sends it, if "All" is chosen for each variable."""
+    return re.sub(r"\$(database|publisher)", ".*", expression)
+
+
+def test_the_alert_rules_are_valid():
+    assert f"SUCCESS: {len(alerts())} rules found" in promtool("check", "rules", "--lint-fatal", str(RULES))
+
+
+def test_each_alert_fires_when_it_should_and_not_before():
+    assert "SUCCESS" in promtool("test", "rules", str(RULE_TESTS))
+
+
+def test_promtool_notices_an_alert_that_never_fires(tmp_path: Path):
+    rules = tmp_path / "alerts.yaml"
+    rules.write_text(RULES.read_text().replace("django_outbox_failed_messages", "django_outbox_dead_messages"))
+    tests = tmp_path / "test.yaml"
+    tests.write_text(RULE_TESTS.read_text().replace("../../docs/how-to/prometheus/alerts.yaml", str(rules)))
+    ended = run_promtool("test", "rules", str(tests))
+    assert ended.returncode == 1
+    assert "OutboxFailedMessages" in ended.stdout + ended.stderr
+
+
+def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not():
+    cases = [case for group in yaml.safe_load(RULE_TESTS.read_text())["tests"] for case in group["alert_rule_test"]]
+    names = {rule["alert"] for rule in alerts()}
+    assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
+    assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == names
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_links_to_a_section_of_the_runbook_that_names_it(rule: dict[str, Any]):
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page == "https://django-outbox.readthedocs.io/en/latest/how-to/runbook.html"
+    section = re.search(rf"^\({anchor}\)=\n## (.*?)(?=^\(|\Z)", RUNBOOK.read_text(), re.MULTILINE | re.DOTALL)
+    assert section, anchor
+    assert f"`{rule['alert']}`" in section[1]
+
+
+@pytest.mark.parametrize("code", [*CODES, DATABASE_UNAVAILABLE, UNREADABLE])
+def test_the_runbook_has_a_section_for_each_code_of_a_verdict(code: str):
+    page = RUNBOOK.read_text()
+    if code in ("delivering", "idle"):
+        assert f"`{code}`" in page
+    else:
+        section = page.partition(f"({code.replace('_', '-')})=\n## ")[2].partition("\n(")[0]
+        assert f"`{code}`" in section
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_watches_metrics_and_codes_that_exist(rule: dict[str, Any]):
+    names = set(re.findall(r"django_outbox_\w+", rule["expr"]))
+    assert names
+    assert names <= NAMES.keys()
+    assert set(re.findall(r'code="(\w+)"', rule["expr"])) <= {*CODES, DATABASE_UNAVAILABLE, UNREADABLE}
+
+
+@pytest.mark.parametrize("expression", QUERIES)
+def test_a_query_of_the_dashboard_has_data(prometheus: Prometheus, expression: str):
+    found = prometheus.query(filled_in(expression))
+    assert found, expression
+
+
+def test_the_dashboard_shows_what_is_in_the_database(prometheus: Prometheus):
+    [panel] = (panel for panel in DASHBOARD["panels"] if (panel["type"], panel["title"]) == ("stat", "Failed"))
+    [target] = panel["targets"]
+    [sample] = prometheus.query(filled_in(target["expr"]))
+    assert float(sample["value"][1]) == 1
+
+
+def test_the_variables_of_the_dashboard_list_databases_and_publishers(prometheus: Prometheus):
+    values = {}
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", filled_in(variable["definition"])).groups()  # type: ignore[union-attr]
+            values[variable["name"]] = prometheus.get(f"label/{label}/values", **{"match[]": metric})
+    assert values == {"database": ["default"], "publisher": ["default"]}
+
+
+def test_the_dashboard_shows_every_gauge():
+    shown = {name for query in QUERIES for name in re.findall(r"django_outbox_\w+", str(query.values[0]))}
+    assert shown == NAMES.keys()
+
+
+def test_an_alert_fires_on_a_real_prometheus(prometheus: Prometheus):
+    def firing() -> list[str]:
+        found = prometheus.get("alerts")["alerts"]
+        return [alert["labels"]["alertname"] for alert in found if alert["state"] == "firing"]
+
+    eventually(lambda: "OutboxFailedMessages" in firing(), "the alert fires", seconds=PATIENCE)
+
+
+def test_the_panels_do_not_overlap():
+    cells = [
+        (column, row)
+        for panel in DASHBOARD["panels"]
+        for position in [panel["gridPos"]]
+        for column in range(position["x"], position["x"] + position["w"])
+        for row in range(position["y"], position["y"] + position["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(column for column, _ in cells) < 24

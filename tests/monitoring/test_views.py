@@ -1,0 +1,266 @@
+"""The pages that machines read: health, liveness, readiness and metrics."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import Client
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from django_outbox import enqueue
+from django_outbox.models import OutboxMessage
+from tests.conftest import ALIASES, LOCKING
+from tests.support.figures import SECRET, Unreachable
+from tests.support.messages import ago
+
+pytest_plugins = ["tests.support.monitoring_fixtures"]
+pytestmark = pytest.mark.usefixtures("fresh_figures")
+
+PAGES = ("health/", "health/live/", "health/ready/", "metrics/")
+
+
+def get(page: str, **parameters: Any) -> Any:
+    return Client().get(f"/outbox/{page}", parameters)
+
+
+def assert_status(page: str, status: int, **parameters: Any) -> Any:
+    response = get(page, **parameters)
+    assert response.status_code == status, response.content
+    return response.json()
+
+
+def test_liveness_touches_no_database():
+    """Without `django_db`, pytest-django raises an error at any access."""
+    assert assert_status("health/live/", 200) == {"level": "ok"}
+
+
+def test_liveness_opens_no_transaction_for_atomic_requests(monkeypatch: pytest.MonkeyPatch):
+    for using in ALIASES:
+        monkeypatch.setitem(connections[using].settings_dict, "ATOMIC_REQUESTS", True)
+    assert assert_status("health/live/", 200) == {"level": "ok"}
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_a_database_that_answers_is_ready(using: str):
+    assert assert_status("health/ready/", 200, database=using) == {"level": "ok", "databases": {using: "ok"}}
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_database_that_refuses_connections_is_not_ready(using: str, unreachable: Unreachable):
+    with unreachable(using):
+        found = assert_status("health/ready/", 503, database=["default", using])
+    assert found == {"level": "critical", "databases": {"default": "ok", using: "critical"}}
+    assert_status("health/ready/", 200, database=using)
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("page", ["health/", "health/ready/"])
+def test_a_connection_that_broke_while_it_was_idle_is_replaced(page: str):
+    """A server that was restarted is ready, although each process still has a connection to the old one."""
+    connection = connections["postgresql"]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [old] = cursor.fetchone()
+    with connections["postgresql"].copy().cursor() as other:
+        other.execute("SELECT pg_terminate_backend(%s, 10000)", [old])
+        other.db.close()
+    assert_status(page, 200, database="postgresql")
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_an_outbox_with_nothing_to_do_is_healthy(using: str):
+    found = assert_status("health/", 200, database=using)
+    assert found["level"] == "ok"
+    assert found["databases"][using]["verdicts"] == [{"level": "ok", "code": "idle", "publisher": ""}]
+    assert found["databases"][using]["publishers"]["default"] == {
+        "due": 0,
+        "oldest_due_seconds": None,
+        "failed": 0,
+        "relays": 0,
+    }
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_an_outbox_that_does_not_deliver_is_unhealthy(using: str):
+    with transaction.atomic(using=using):
+        enqueue("order.created", 1, using=using)
+    OutboxMessage.objects.using(using).update(available_at=ago(minutes=47))
+    found = assert_status("health/", 503, database=using)
+    assert found["level"] == found["databases"][using]["level"] == "critical"
+    assert found["databases"][using]["verdicts"][0] == {
+        "level": "critical",
+        "code": "not_delivering",
+        "publisher": "default",
+    }
+    figures = found["databases"][using]["publishers"]["default"]
+    assert figures["due"] == 1
+    assert figures["oldest_due_seconds"] >= 47 * 60
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_an_outbox_with_a_warning_is_healthy(using: str):
+    with transaction.atomic(using=using):
+        enqueue("order.created", 1, using=using)
+    OutboxMessage.objects.using(using).update(available_at=None, failed_at=ago(minutes=1))
+    found = assert_status("health/", 200, database=using)
+    assert (found["level"], found["databases"][using]["verdicts"][0]["code"]) == ("warning", "failed")
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_the_worst_of_several_databases_decides():
+    with transaction.atomic(using="postgresql"):
+        enqueue("order.created", 1, using="postgresql")
+    OutboxMessage.objects.using("postgresql").update(available_at=ago(minutes=47))
+    found = assert_status("health/", 503, database=["default", "postgresql"])
+    assert {using: database["level"] for using, database in found["databases"].items()} == {
+        "default": "ok",
+        "postgresql": "critical",
+    }
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("using", LOCKING)
+def test_an_outbox_whose_database_is_unavailable_is_unhealthy(
+    using: str, unreachable: Unreachable, caplog: pytest.LogCaptureFixture
+):
+    with unreachable(using):
+        for _ in range(2):
+            found = assert_status("health/", 503, database=using)
+    assert found["databases"][using] == {
+        "level": "critical",
+        "verdicts": [{"level": "critical", "code": "database_unavailable", "publisher": ""}],
+        "publishers": {},
+    }
+    logged = [record for record in caplog.records if record.name == "django_outbox"]
+    assert len(logged) == 1, "an outage is logged once, however often it is seen"
+    assert_status("health/", 200, database=using)
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.usefixtures("hidden_table")
+def test_an_outbox_without_its_tables_is_unreadable(using: str):
+    found = assert_status("health/", 503, database=using)
+    assert [verdict["code"] for verdict in found["databases"][using]["verdicts"]] == ["unreadable"]
+    assert_status("health/ready/", 200, database=using)
+
+
+@pytest.fixture
+def hidden_table(using: str) -> Any:
+    """Rename the table of the messages meanwhile, as if `migrate` had not run."""
+    table = OutboxMessage._meta.db_table
+    execute(using, f"ALTER TABLE {table} RENAME TO hidden_for_a_test")
+    yield
+    execute(using, f"ALTER TABLE hidden_for_a_test RENAME TO {table}")
+
+
+def execute(using: str, sql: str) -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+
+
+@pytest.mark.parametrize("page", ["health/", "health/ready/", "metrics/"])
+def test_a_database_that_does_not_exist_is_not_found(page: str):
+    for database in ("missing", ["default", "missing"]):
+        assert_status(page, 404, database=database)
+
+
+@pytest.mark.parametrize("page", ["health/", "health/ready/", "metrics/"])
+def test_a_database_without_an_outbox_is_not_found(page: str, settings: Any):
+    settings.DATABASE_ROUTERS = [f"{__name__}.NoOutboxOnMariaDB"]
+    assert_status(page, 404, database="mariadb")
+
+
+class NoOutboxOnMariaDB:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db == "mariadb" and app_label == "django_outbox" else None
+
+
+@pytest.mark.usefixtures("troubled", "db")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_no_key_operator_host_or_error(page: str):
+    content = get(page).content.decode()
+    assert SECRET not in content
+    if page in ("health/", "metrics/"):
+        assert "not_delivering" in content
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_only_read(page: str):
+    assert Client().post(f"/outbox/{page}").status_code == 405
+
+
+@pytest.mark.usefixtures("troubled", "db")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_never_cached(page: str):
+    assert "no-store" in get(page).headers["Cache-Control"]
+
+
+@pytest.mark.usefixtures("troubled", "db")
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_needs_no_login_because_a_redirect_would_look_like_success(page: str, settings: Any):
+    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.contrib.auth.middleware.LoginRequiredMiddleware"]
+    assert get(page).status_code in (200, 503)
+    assert Client().get("/outbox/no-such-page/").status_code == 404
+
+
+@pytest.mark.usefixtures("troubled")
+@pytest.mark.parametrize(
+    ("accept", "content_type", "parse"),
+    [
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8", parse_text),
+        (
+            "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            parse_openmetrics,
+        ),
+    ],
+    ids=["text", "openmetrics"],
+)
+def test_the_metrics_are_in_the_format_that_prometheus_asks_for(
+    accept: str, content_type: str, parse: Callable[[str], Any]
+):
+    response = Client().get("/outbox/metrics/", headers={"Accept": accept})
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith(content_type)
+    families = {family.name: family for family in parse(response.content.decode())}
+    assert [sample.value for sample in families["django_outbox_up"].samples] == [1]
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_the_metrics_of_several_databases_come_from_one_scrape():
+    samples = metrics_of(get("metrics/", database=ALIASES))
+    assert {using: samples["django_outbox_up", using] for using in ALIASES} == dict.fromkeys(ALIASES, 1)
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("using", LOCKING)
+def test_the_scrape_succeeds_while_a_database_is_unavailable(using: str, unreachable: Unreachable):
+    with unreachable(using):
+        response = get("metrics/", database=["default", using])
+    assert response.status_code == 200
+    samples = metrics_of(response)
+    assert (samples["django_outbox_up", "default"], samples["django_outbox_up", using]) == (1, 0)
+    assert ("django_outbox_due_messages", "default", "default") in samples
+    assert ("django_outbox_due_messages", using, "default") not in samples
+
+
+def metrics_of(response: Any) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in parse_text(response.content.decode())
+        for sample in family.samples
+    }
+
+
+def test_without_the_prometheus_client_the_metrics_name_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "django_outbox.monitoring.prometheus", raising=False)
+    monkeypatch.setattr("django_outbox.monitoring.prometheus", None, raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    response = get("metrics/")
+    assert response.status_code == 501
+    assert 'pip install "django-transactional-outbox[prometheus]"' in response.content.decode()
+    assert_status("health/live/", 200)
