@@ -31,7 +31,7 @@ class Command(OutboxCommand):
     examples = """
   manage.py outbox_status                  show the figures
   manage.py outbox_status --json           the same for a program
-  manage.py outbox_status --max-age 300    critical if a message has been due for more than 5 minutes
+  manage.py outbox_status --max-age 300    critical after 5 minutes
   manage.py outbox_status -v 0             print only the most urgent verdict
 """
 
