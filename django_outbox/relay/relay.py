@@ -20,6 +20,7 @@ from django_outbox.relay.delivery import Delivery, unavailable
 from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
+from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.sources import PollingSource
@@ -87,6 +88,7 @@ class Relay:
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits),
+            pauses=Pauses(self.using, self._aliases, limits.pause_interval),
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
         )
@@ -106,6 +108,11 @@ class Relay:
     def outage(self) -> str:
         """The reason why a publisher's last batch could not be delivered; blank if all publishers are available."""
         return self._shared.breakers.outage
+
+    @property
+    def paused(self) -> list[str]:
+        """The aliases of the publishers that are paused, so that `drain` and `deliver_once` skip them."""
+        return [alias for alias in self._aliases if self._shared.pauses.is_paused(alias)]
 
     @property
     def stopping(self) -> bool:
@@ -136,7 +143,7 @@ class Relay:
             return self._in_threads(self._for_each_worker(partial(keep_running, shared=shared)))
 
     def drain(self, *, max_seconds: float | None = None) -> Tally:
-        """Deliver until nothing is due.
+        """Deliver until nothing is due. A paused publisher is skipped; see `paused`.
 
         It works in its own threads, as `run` does. Only inside a `TestCase` does it work in the calling thread, one
         publisher after the other, so that the test's own transaction is seen.
@@ -160,6 +167,8 @@ class Relay:
 
     def deliver_once(self) -> Tally:
         """Deliver one batch for each publisher, one publisher after the other, in the same thread as `drain`.
+
+        A paused publisher is skipped; see `paused`.
 
         Raises:
             RelayUnavailable: the broker or the database was unavailable.
@@ -189,7 +198,8 @@ class Relay:
         DrainingWorker(publisher, self._shared, deadline).work()
 
     def _deliver_batch(self, publisher: Publisher) -> None:
-        if self._shared.is_done():
+        self._shared.pauses.refresh()
+        if self._shared.is_done() or self._shared.pauses.is_paused(publisher.alias):
             return
         source = PollingSource(self.using, publisher.alias, self._shared.settings)
         attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_size)

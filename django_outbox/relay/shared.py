@@ -8,6 +8,7 @@ from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.limits import Limits
+from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
 
 
@@ -23,6 +24,7 @@ class Shared:
         poll_interval: longest idle wait in seconds.
         budget: how many messages the workers may still claim together.
         breakers: the publishers' circuit breakers.
+        pauses: what operators have paused.
         wake_ups: ends the idle waits of workers.
         dead_letters: the dead-letter publisher, if there is one.
         stopping: whether the relay is stopping. It is a plain attribute because a signal handler may set it: an
@@ -36,6 +38,7 @@ class Shared:
     poll_interval: float
     budget: Budget
     breakers: Breakers
+    pauses: Pauses
     wake_ups: WakeUps
     dead_letters: Publisher | None
     stopping: bool = False

@@ -44,7 +44,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-COMMANDS = ["outbox_purge", "outbox_requeue", "run_outbox"]
+COMMANDS = ["outbox_pause", "outbox_purge", "outbox_requeue", "outbox_resume", "run_outbox"]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 

@@ -127,6 +127,9 @@ class Command(OutboxCommand):
                 if not self.signals.received:
                     raise CommandError(str(error)) from error
         tally = relay.tally
+        if options["drain"] or options["once"]:
+            for alias in relay.paused:
+                _print(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
         _print(
             self.stdout, f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
         )
