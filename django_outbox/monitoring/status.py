@@ -1,6 +1,5 @@
 """`status`: the one source of figures for every face of the monitoring."""
 
-import datetime
 import threading
 import time
 from collections.abc import Sequence
@@ -8,12 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from django.db import connections, router
-from django.db.models import Max
-from django.db.models.functions import Coalesce
 
 from django_outbox.conf import get_settings
-from django_outbox.db.functions import DatabaseNow
-from django_outbox.models import Heartbeat, OutboxMessage, Pause
+from django_outbox.models import OutboxMessage, Pause
 from django_outbox.monitoring import relays
 from django_outbox.monitoring.failures import Failures, find_blocked_keys, read_failures
 from django_outbox.monitoring.heads import read_heads
@@ -21,6 +17,7 @@ from django_outbox.monitoring.queues import find_publishers, read_queue
 from django_outbox.monitoring.types import BlockedKey, PausedType, PublisherStatus, RelayStatus, Status
 from django_outbox.monitoring.verdicts import judge
 from django_outbox.stores import get_store
+from django_outbox.stores.clock import read_clock
 
 __all__ = ["status"]
 
@@ -105,14 +102,6 @@ def read_status(using: str) -> Status:
         last_day=relays.last_day(counts, now),
     )
     return replace(result, verdicts=judge(result))
-
-
-def read_clock(using: str) -> datetime.datetime:
-    """Return the time on the database's clock."""
-    # Also without a row: the aggregate is NULL then, and the second argument is the result.
-    clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(DatabaseNow()), DatabaseNow()))
-    now: datetime.datetime = clock["now"]
-    return now
 
 
 def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> PublisherStatus:

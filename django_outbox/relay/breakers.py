@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from django_outbox.logs import logger
 from django_outbox.relay.breaker import Breaker, Permit, State
@@ -24,6 +25,7 @@ class Breakers:
         self._using = using
         self._breakers = {alias: Breaker(limits) for alias in publisher_aliases}
         self._reasons: dict[str, str] = {}
+        self._outages_since: dict[str, float] = {}
         self._lock = threading.Lock()
 
     @property
@@ -34,6 +36,15 @@ class Breakers:
     def reason(self, publisher_alias: str) -> str:
         """Return why a publisher's last batch could not be delivered; blank if it is available."""
         return self._reasons.get(publisher_alias, "")
+
+    def describe(self, publisher_alias: str) -> dict[str, Any]:
+        """Return a publisher's `state`, the `reason` of its outage, and `since` when it lasts, as Unix time."""
+        with self._lock:
+            return {
+                "state": self._breakers[publisher_alias].state.value,
+                "reason": self._reasons.get(publisher_alias, ""),
+                "since": self._outages_since.get(publisher_alias),
+            }
 
     def count_outages(self, publisher_alias: str) -> int:
         """Return a publisher's number of outages in a row."""
@@ -70,8 +81,10 @@ class Breakers:
             after = breaker.state
             if after is State.CLOSED:
                 self._reasons.pop(publisher_alias, None)
+                self._outages_since.pop(publisher_alias, None)
             elif tally.unanswered:
                 self._reasons[publisher_alias] = tally.outage
+                self._outages_since.setdefault(publisher_alias, time.time())
         if after is not before:
             self._report(publisher_alias, after, tally.outage, seconds)
 

@@ -103,6 +103,7 @@ class Delivery:
             )
         finally:
             budget.release(limit, tally)
+            self._shared.counters.add(self._publisher.alias, tally)
         if not tally.claimed and type(self._publisher).prepare is not Publisher.prepare:
             # For an idle relay, this is the only way to learn that an outage is over.
             return Attempt(replace(tally, connected=True))

@@ -28,6 +28,8 @@ class Limits:
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         purge_interval: time between two purges.
         purge_patience: how long a relay that stops waits for its purge. The next purge deletes the rest.
+        report_pace: factor of the database's interval between two reports.
+        report_patience: how long a relay that stops waits for its last report.
     """
 
     database_wait: Backoff = field(default=Backoff(delay=0.1, max_delay=3.0, jitter=1.0))
@@ -43,6 +45,8 @@ class Limits:
     pause_interval: float = 1.0
     purge_interval: float = 60.0
     purge_patience: float = 0.5
+    report_pace: float = 1.0
+    report_patience: float = 0.5
 
 
 LIMITS = Limits()

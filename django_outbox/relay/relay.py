@@ -16,11 +16,13 @@ from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.registry import make_publisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
+from django_outbox.relay.counters import Counters
 from django_outbox.relay.delivery import Delivery, unavailable
 from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
 from django_outbox.relay.pauses import Pauses
+from django_outbox.relay.reports import reporting
 from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.sources import PollingSource
@@ -89,6 +91,7 @@ class Relay:
             budget=Budget(max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits),
             pauses=Pauses(self.using, self._aliases, limits.pause_interval),
+            counters=Counters(self._aliases),
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
         )
@@ -132,6 +135,7 @@ class Relay:
         refuse_transaction(connections[self.using], "Relay.run()")
         shared = self._shared
         with (
+            reporting(shared, "run", self.workers),
             purging(
                 self.using,
                 interval=shared.limits.purge_interval,
@@ -163,7 +167,8 @@ class Relay:
         drain = partial(self._drain, deadline=deadline)
         if self._needs_calling_thread():
             return self._one_after_the_other(drain)
-        return self._in_threads(self._for_each_worker(drain))
+        with reporting(self._shared, "drain", self.workers):
+            return self._in_threads(self._for_each_worker(drain))
 
     def deliver_once(self) -> Tally:
         """Deliver one batch for each publisher, one publisher after the other, in the same thread as `drain`.
@@ -178,7 +183,10 @@ class Relay:
         """
         refuse_transaction(connections[self.using], "Relay.deliver_once()")
         deliver = partial(self._one_after_the_other, self._deliver_batch)
-        return deliver() if self._needs_calling_thread() else self._in_threads([deliver])
+        if self._needs_calling_thread():
+            return deliver()
+        with reporting(self._shared, "once", self.workers):
+            return self._in_threads([deliver])
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""

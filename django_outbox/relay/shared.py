@@ -7,6 +7,7 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
+from django_outbox.relay.counters import Counters
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
@@ -25,6 +26,7 @@ class Shared:
         budget: how many messages the workers may still claim together.
         breakers: the publishers' circuit breakers.
         pauses: what operators have paused.
+        counters: counts the messages of each publisher.
         wake_ups: ends the idle waits of workers.
         dead_letters: the dead-letter publisher, if there is one.
         stopping: whether the relay is stopping. It is a plain attribute because a signal handler may set it: an
@@ -39,6 +41,7 @@ class Shared:
     budget: Budget
     breakers: Breakers
     pauses: Pauses
+    counters: Counters
     wake_ups: WakeUps
     dead_letters: Publisher | None
     stopping: bool = False

@@ -34,6 +34,9 @@ class Store(BatchReader):
     use_partitions: ClassVar[str] = ""
     """SQL that makes a query read that index, where the database would choose another one."""
 
+    report_interval: ClassVar[float] = 10.0
+    """Seconds between two reports of a relay."""
+
     can_wake: ClassVar[bool] = False
     """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
 

@@ -176,6 +176,8 @@ class SQLiteStore(Store):
     """Claims by moving `available_at` ahead, and never holds a transaction open while a batch is published."""
 
     now = NOW
+    # Only one connection may write at a time.
+    report_interval = 30.0
 
     @property
     def missing_feature(self) -> str:

@@ -9,8 +9,9 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import heads, queues, status
-from django_outbox.monitoring.status import read_clock, read_status
+from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.types import Count, Level, PublisherStatus
+from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
 from tests.support.messages import put
 

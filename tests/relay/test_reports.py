@@ -1,0 +1,132 @@
+"""Relays report that they are alive, and what they have delivered."""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
+from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
+from django_outbox.monitoring.status import read_status
+from django_outbox.relay import Limits, Relay
+from tests.conftest import ALIASES, LOCKING
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+NAME = f"{socket.gethostname()}:{os.getpid()}"
+OFTEN = Limits(report_pace=0.01, report_patience=20)
+
+
+@pytest.fixture(autouse=True)
+def publishers(settings: Any) -> Iterator[None]:
+    settings.OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "audit": SCRIPTED}}
+    yield
+    ScriptedPublisher.reset()
+
+
+def refuse_odd(message: Message) -> Outcome:
+    return rejected("odd") if int(message.payload) % 2 else ACCEPTED
+
+
+def counted(using: str) -> list[tuple[Any, ...]]:
+    rows = DeliveryCount.objects.using(using).values_list("publisher", "relay", "processed", "failed")
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str):
+    ScriptedPublisher.answer = staticmethod(refuse_odd)
+    put(10, using)
+    put(3, using, publisher="audit")
+    reports = Heartbeat.objects.using(using)
+    with relays_in_threads(using=using, workers=2, limits=OFTEN) as start:
+        start()
+        eventually(lambda: reports.filter(pk=NAME, processed=7, failed=6).exists())
+        report = reports.get()
+        assert (report.mode, report.workers, report.stopped_at) == ("run", 2, None)
+        closed = {"state": "closed", "reason": "", "since": None}
+        assert report.publishers == {"default": closed, "audit": closed}
+        eventually(lambda: sum(row[2] + row[3] for row in counted(using)) == 13)
+        assert {row[:2] for row in counted(using)} == {("default", NAME), ("audit", NAME)}
+        assert [relay.alive for relay in read_status(using).relays] == [True]
+    assert reports.get().stopped_at is not None
+    assert [relay.alive for relay in read_status(using).relays] == [False]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+@pytest.mark.parametrize("mode", ["drain", "once"])
+def test_a_drain_reports_when_it_ends(using: str, mode: str):
+    put(4, using)
+    with Relay(using=using, limits=OFTEN) as relay:
+        relay.drain() if mode == "drain" else relay.deliver_once()
+    report = Heartbeat.objects.using(using).get()
+    assert (report.mode, report.processed) == (mode, 4)
+    assert [row[2] for row in counted(using)] == [4]
+    assert [relay.alive for relay in read_status(using).relays] == [True]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_drains_of_one_process_add_up_in_one_row_of_a_minute(using: str):
+    for _ in range(3):
+        put(2, using)
+        with Relay(using=using, limits=OFTEN) as relay:
+            relay.drain()
+    assert Heartbeat.objects.using(using).count() == 1
+    assert sum(row[2] for row in counted(using)) == 6
+    # Three if a minute ended between them.
+    assert len(counted(using)) <= 2
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_old_reports_and_counts_are_deleted(using: str):
+    long_ago = "2020-01-01T00:00:00Z"
+    Heartbeat.objects.using(using).create(relay="old:1", host="old", pid=1, workers=1, seen_at=long_ago)
+    DeliveryCount.objects.using(using).create(minute=long_ago, publisher="default", relay="old:1", processed=1)
+    put(1, using)
+    with Relay(using=using, limits=OFTEN) as relay:
+        relay.drain()
+    assert [report.relay for report in Heartbeat.objects.using(using)] == [NAME]
+    assert [row[1] for row in counted(using)] == [NAME]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplog: pytest.LogCaptureFixture):
+    put(5, using)
+    table, hidden = Heartbeat._meta.db_table, "outbox_hidden"
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO {hidden}")
+    try:
+        with caplog.at_level(logging.WARNING, "django_outbox"), relays_in_threads(using=using, limits=OFTEN) as start:
+            start()
+            eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+            eventually(lambda: "report could not be written" in caplog.text)
+            put(5, using)
+            eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+    finally:
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {hidden} RENAME TO {table}")
+    assert caplog.text.count("report could not be written; delivery goes on") == 1
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_an_outage_is_reported_with_its_reason_and_its_beginning(using: str, settings: Any):
+    url = "amqp://guest:guest@127.0.0.1:1/%2F"
+    backend = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+    settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": {"url": url}}}}
+    put(1, using)
+    with relays_in_threads(using=using, limits=OFTEN) as start:
+        start()
+        eventually(lambda: Heartbeat.objects.using(using).exclude(publishers__default__reason="").exists())
+        eventually(lambda: read_status(using).publishers[0].outage)
+        (publisher,) = read_status(using).publishers
+        assert publisher.breaker in ("open", "half-open")
+        assert publisher.outage_since is not None
+        assert read_status(using).verdict.code == "unavailable"
