@@ -123,7 +123,7 @@ class OverviewAdmin(BaseAdmin):
             done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
             if done:
                 log(request.user.pk, subject(publisher, type), CHANGE, with_reason(_("Paused."), reason))
-            text = _("%(subject)s is paused.") if done else _("%(subject)s was paused already.")
+            text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
             self.message_user(request, text % {"subject": subject(publisher, type)}, messages.SUCCESS)
             return self._back(request)
         return self._render(
@@ -142,7 +142,7 @@ class OverviewAdmin(BaseAdmin):
             context = {"publisher": publisher, "type": type, "subject": what}
             return self._render(request, "resume", _("Resume %(subject)s") % {"subject": what}, context)
         if "stop" in request.POST:
-            text = _("%(subject)s is resumed, but not all held messages are due yet. Resume it again to finish.")
+            text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
             self.message_user(request, text % {"subject": what}, messages.WARNING)
             return self._back(request)
         released = self._read_released(request, [using, publisher, type])
@@ -156,7 +156,7 @@ class OverviewAdmin(BaseAdmin):
         if not result.complete:
             state = signing.dumps([using, publisher, type, released], salt=SALT)
             return self._render_progress(request, _("Resume %(subject)s") % {"subject": what}, held, state)
-        text = _("%(subject)s is resumed.") % {"subject": what}
+        text = _("Resumed: %(subject)s.") % {"subject": what}
         self.message_user(request, f"{text} {held}" if released else text, messages.SUCCESS)
         return self._back(request)
 

@@ -161,7 +161,7 @@ class TestGroups:
         monkeypatch.setattr(overview_groups, "BATCH_SIZE", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
-        others = put(Status.FAILED, 3, using=using, age=58, error_class="shop.timeout")
+        others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")
         url = address(operation, using=using, **CAUSE)
         assert admin_client.get(url).context["found"].count == 4, "of the newest that are looked at"
         assert statuses(using).keys() == {*chosen, *others}

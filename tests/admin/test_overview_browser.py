@@ -156,7 +156,7 @@ def test_an_operator_pauses_and_resumes_a_publisher_by_keyboard(page: Operator):
     html = page.find("html")
     page.find("#id_reason").send_keys(Keys.ENTER)
     page.wait_for_page_after(html)
-    assert page.find(".messagelist .success").text == "default is paused."
+    assert page.find(".messagelist .success").text == "Paused: default."
     row = Pause.objects.get()
     assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "", "new exchange", "admin")
     entry = LogEntry.objects.get()
@@ -173,7 +173,7 @@ def test_an_operator_pauses_and_resumes_a_publisher_by_keyboard(page: Operator):
 def failed() -> list[int]:
     cause = {"error_class": "rabbitmq.unroutable", "type": "invoice.sent"}
     ids = put(Status.FAILED, 5, age=60, **cause)
-    put(Status.FAILED, 2, age=60, error_class="other", type="invoice.sent")
+    put(Status.FAILED, 2, age=10, error_class="other", type="invoice.sent")
     return ids
 
 
