@@ -8,6 +8,8 @@ from django.db import connections, router
 from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
+from django_outbox.tracing import Tracer, add_tracer_when_imported
+
 
 class DjangoOutboxConfig(AppConfig):
     """Registers the system checks and a `post_migrate` handler. Starting the app queries no database."""
@@ -20,6 +22,14 @@ class DjangoOutboxConfig(AppConfig):
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
+        add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
+
+
+def make_opentelemetry_tracer() -> Tracer:
+    """Return the tracer of OpenTelemetry, which is imported."""
+    from django_outbox.monitoring.tracing import OpenTelemetryTracer  # noqa: PLC0415 - needs OpenTelemetry
+
+    return OpenTelemetryTracer()
 
 
 def add_key_locks(*, using: str, apps: Any = all_apps, **_: object) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.core.files.storage import storages
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import SettingsProblem, parse
+from django_outbox.error_text import one_line
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.registry import build_publisher
 from django_outbox.stores import Store, find_store
@@ -32,6 +34,53 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             except SettingsProblem as problem:
                 problems.append(problem)
     return [Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}") for problem in problems]
+
+
+@register(TAG)
+def check_archive(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check, without a request to it, that the archive's storage can be used and receives something."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    if settings is None or settings.archive is None:
+        return []
+    problems: list[CheckMessage] = []
+    alias = settings.archive.storage
+    try:
+        storages[alias]
+    except Exception as error:
+        # A storage's constructor may raise any exception.
+        known = ", ".join(sorted(django_settings.STORAGES))
+        problems.append(
+            Error(
+                f"OUTBOX['ARCHIVE']['storage'] is {alias!r}, which is not usable: {one_line(error).rstrip('.')}.",
+                hint=f"Define it in STORAGES, which has {known}. For a folder: {STORAGE.replace('ALIAS', alias)}.",
+                id="django_outbox.E017",
+            )
+        )
+    if settings.deletes_processed:
+        problems.append(
+            Error(
+                "OUTBOX has an ARCHIVE, but its RETENTION is timedelta(0): processed messages are deleted as soon as "
+                "they are delivered, and never archived.",
+                hint="Set RETENTION to a time, such as timedelta(hours=1), or remove ARCHIVE.",
+                id="django_outbox.E018",
+            )
+        )
+    if alias in {"default", "staticfiles"}:
+        problems.append(
+            Warning(
+                f"OUTBOX['ARCHIVE'] uses STORAGES[{alias!r}], whose files are usually served to the public.",
+                hint="Messages contain personal data. Define a private storage: "
+                f"{STORAGE.replace('ALIAS', 'outbox_archive')}.",
+                id="django_outbox.W019",
+            )
+        )
+    return problems
+
+
+STORAGE = (
+    '"ALIAS": {"BACKEND": "django.core.files.storage.FileSystemStorage", '
+    '"OPTIONS": {"location": "/var/lib/shop/outbox"}}'
+)
 
 
 @register(TAG)

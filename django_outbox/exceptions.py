@@ -5,12 +5,14 @@
     ├── TransactionForbidden  (also a RuntimeError)
     ├── InvalidMessage        (also a ValueError)
     ├── RelayUnavailable
-    └── NotMigrated
+    ├── NotMigrated
+    └── ArchiveUnavailable
 
 An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
 """
 
 __all__ = [
+    "ArchiveUnavailable",
     "InvalidMessage",
     "NotMigrated",
     "OutboxError",
@@ -55,3 +57,7 @@ class RelayUnavailable(OutboxError):
 
 class NotMigrated(OutboxError):
     """The database lacks a table or a column of the outbox. Run `manage.py migrate`."""
+
+
+class ArchiveUnavailable(OutboxError):
+    """Messages could not be written to the archive, or read from it. None was deleted; they are still in the table."""

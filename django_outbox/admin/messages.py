@@ -30,6 +30,8 @@ from django_outbox.admin.operations import (
     read_ids,
 )
 from django_outbox.admin.states import LIMIT
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 
 PREVIEW = 20
@@ -203,7 +205,15 @@ class OutboxMessageAdmin(BaseAdmin):
             raise BadRequest("ids") from error
         if "confirmed" not in request.POST:
             return self._confirm(request, operation, ids) or response
-        done = apply(operation, ids, request.user.pk)
+        try:
+            done = apply(operation, ids, request.user.pk, request.user.get_username())
+        except ArchiveUnavailable as error:
+            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            text = _(
+                "The messages could not be archived, so nothing was changed. The log of the server has the reason."
+            )
+            self.message_user(request, text, messages.ERROR)
+            return response
         self.message_user(request, outcome(operation, done, len(ids)), messages.SUCCESS if done else messages.WARNING)
         return response
 

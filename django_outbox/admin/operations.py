@@ -8,11 +8,14 @@ from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.db import router, transaction
 from django.db.models import BigIntegerField
 from django.utils.formats import number_format
+from django.utils.functional import lazy
+from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
 
 from django_outbox.admin.states import LIMIT
+from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.retention import discard
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Operation:
     done: Any
     log_message: Any
     log_flag: int
-    run: Callable[[OutboxMessageQuerySet], int]
+    run: Callable[[OutboxMessageQuerySet, str], int]
+    """Changes messages, and returns how many. The text is the name of the user."""
 
     @property
     def permission(self) -> str:
@@ -62,14 +66,21 @@ REQUEUE = Operation(
     done=ngettext_lazy("%(count)s message was requeued.", "%(count)s messages were requeued.", "number"),
     log_message=_("Requeued."),
     log_flag=CHANGE,
-    run=OutboxMessageQuerySet.requeue,
+    run=lambda messages, by: messages.requeue(),
 )
+
+
+def _explain_discard() -> str:
+    if get_settings().archive is None:
+        return gettext("They are deleted permanently and will never be delivered. This cannot be undone.")
+    return gettext("They are moved to the archive and will not be delivered unless they are restored from there.")
+
 
 DISCARD = Operation(
     name="discard",
     label=_("Discard"),
     title=_("Discard failed messages"),
-    explanation=_("They are deleted permanently and will never be delivered. This cannot be undone."),
+    explanation=lazy(_explain_discard, str)(),
     blocking=ngettext_lazy(
         "%(count)s message blocks its key. The messages that wait behind it will be delivered.",
         "%(count)s messages block their keys. The messages that wait behind them will be delivered.",
@@ -84,7 +95,7 @@ DISCARD = Operation(
     done=ngettext_lazy("%(count)s message was discarded.", "%(count)s messages were discarded.", "number"),
     log_message=_("Discarded."),
     log_flag=DELETION,
-    run=OutboxMessageQuerySet.discard,
+    run=lambda messages, by: discard(messages, by=by),
 )
 
 OPERATIONS = (REQUEUE, DISCARD)
@@ -123,18 +134,27 @@ def effects_on_keys(operation: Operation, messages: Iterable[OutboxMessage]) -> 
     return [_with_count(text, count) for text, count in counts if count]
 
 
-def apply(operation: Operation, ids: Sequence[int], user_id: Any) -> int:
+def apply(operation: Operation, ids: Sequence[int], user_id: Any, by: str = "") -> int:
     """Run the operation on the messages that are still failed, log it, and return the number of messages.
 
     One UPDATE or DELETE, which checks the state again, and the log entries are in one transaction. If the log is in
     another database, its transaction is committed first, so that no change is without an entry.
+
+    Args:
+        operation: the operation.
+        ids: the ids of the messages.
+        user_id: the id of the user, for the log.
+        by: the name of the user, for the archive.
+
+    Raises:
+        ArchiveUnavailable: the messages could not be archived before they are deleted. Nothing was changed.
     """
     alias, log_alias = router.db_for_write(OutboxMessage), router.db_for_write(LogEntry)
     with transaction.atomic(using=alias), transaction.atomic(using=log_alias):
         messages = list(failed_among(ids).select_for_update())
         LogEntry.objects.log_actions(user_id, messages, operation.log_flag, str(operation.log_message))
         locked = OutboxMessage.objects.using(alias).filter(pk__in=[message.pk for message in messages])
-        return operation.run(locked)
+        return operation.run(locked, by)
 
 
 def outcome(operation: Operation, done: int, asked: int) -> str:

@@ -21,6 +21,8 @@ from django_outbox.admin.overview_log import MAX_REASON_LENGTH, last_operations,
 from django_outbox.admin.overview_text import number
 from django_outbox.conf import get_settings
 from django_outbox.error_text import describe
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.logs import logger
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview
 from django_outbox.monitoring import status
 from django_outbox.pausing import RESUME_BATCH_SIZE, pause, resume
@@ -204,7 +206,15 @@ class OverviewAdmin(BaseAdmin):
         return self._step(request, progress)
 
     def _step(self, request: HttpRequest, progress: Progress) -> HttpResponse:
-        progress = advance(progress, seconds=self.step_seconds)
+        try:
+            progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
+        except ArchiveUnavailable as error:
+            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            text = _(
+                "Messages could not be archived, so they were not discarded. The log of the server has the reason."
+            )
+            self.message_user(request, text, messages.ERROR)
+            return self._back(request)
         operation = find_operation(progress.operation)
         text = outcome(operation, progress.done, progress.done)
         if not progress.finished:

@@ -24,9 +24,6 @@ WINDOW = 10_000
 BATCH_SIZE = 1000
 """Number of rows that one statement changes: few enough to hold its locks for milliseconds only."""
 
-SECONDS = 1.0
-"""Time after which a request answers with its progress."""
-
 SALT = "django_outbox.admin.overview"
 MAX_AGE = 24 * 3600
 
@@ -133,24 +130,33 @@ def survey(group: Group) -> Survey:
     )
 
 
-def advance(progress: Progress, *, seconds: float = SECONDS) -> Progress:
-    """Go on with an operation for about this time, and return its new state. Something is always done."""
+def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
+    """Go on with an operation for about this time, and return its new state. Something is always done.
+
+    Args:
+        progress: the state.
+        by: the name of the operator, for the archive.
+        seconds: read no further messages after this time.
+
+    Raises:
+        ArchiveUnavailable: messages could not be archived before they are discarded. Those of earlier batches were.
+    """
     deadline = time.monotonic() + seconds
     while not progress.finished:
-        progress = _advance_by_window(progress)
+        progress = _advance_by_window(progress, by)
         if time.monotonic() >= deadline:
             break
     return progress
 
 
-def _advance_by_window(progress: Progress) -> Progress:
+def _advance_by_window(progress: Progress, by: str) -> Progress:
     rows = _read_window(progress)
     group = progress.group
     wanted = (group.publisher, group.error_class, group.type)
     # In the order of their ids, which is that of their keys.
     ids = sorted(id for _, id, *found in rows if tuple(found) == wanted)
     for batch in _batches(ids):
-        progress = _change(progress, batch)
+        progress = _change(progress, batch, by)
     after = (rows[-1][0].isoformat(), rows[-1][1]) if rows else progress.after
     return replace(progress, after=after, finished=len(rows) < WINDOW)
 
@@ -167,12 +173,12 @@ def _read_window(progress: Progress) -> list[Any]:
     return list(rows[:WINDOW])
 
 
-def _change(progress: Progress, ids: list[int]) -> Progress:
+def _change(progress: Progress, ids: list[int], by: str) -> Progress:
     """Change one batch and note it in the log, in one transaction if the log is in the same database."""
     operation = find_operation(progress.operation)
     messages = OutboxMessageQuerySet(OutboxMessage, using=progress.group.using)
     with transaction.atomic(using=progress.group.using), transaction.atomic(using=log_database()):
-        done = progress.done + operation.run(messages.filter(pk__in=ids))
+        done = progress.done + operation.run(messages.filter(pk__in=ids), by)
         text = with_reason(outcome(operation, done, done), progress.reason)
         entry = progress.entry
         if entry is None:

@@ -10,6 +10,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from django_outbox.conf.archive import ArchiveConfig, read_archive
 from django_outbox.conf.readers import (
     Mistake,
     Reader,
@@ -44,6 +45,7 @@ class OutboxSettings:
     batch_bytes: int = 8 * 1024 * 1024
     poll_interval: float = 1.0
     retention: datetime.timedelta | None = datetime.timedelta(days=7)
+    archive: ArchiveConfig | None = None
     retry: RetryRules = field(default_factory=RetryRules)
     max_payload_bytes: int = 1024 * 1024
     require_transaction: bool = True
@@ -52,6 +54,7 @@ class OutboxSettings:
     lock_keys: bool = False
     notify: bool = False
     dead_letter_publisher: str | None = None
+    tracing: bool = True
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -186,6 +189,7 @@ _READERS: dict[str, Reader] = {
     "BATCH_BYTES": whole_number,
     "POLL_INTERVAL": seconds,
     "RETENTION": retention,
+    "ARCHIVE": read_archive,
     "RETRY": read_rules,
     "MAX_PAYLOAD_BYTES": whole_number,
     "REQUIRE_TRANSACTION": flag,
@@ -194,4 +198,5 @@ _READERS: dict[str, Reader] = {
     "LOCK_KEYS": flag,
     "NOTIFY": flag,
     "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
+    "TRACING": flag,
 }

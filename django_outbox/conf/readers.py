@@ -39,9 +39,9 @@ def read_value(reader: Reader, value: object, where: str, mistakes: list[Mistake
 
 def hint_of_key(unknown: object, known: Iterable[str]) -> str:
     """Return the hint about an unknown key: the known key most similar to it, if there is one, and all known keys."""
-    names = sorted(known)
+    names = {name.upper(): name for name in sorted(known)}
     similar = get_close_matches(str(unknown).upper(), names, n=1)
-    return "".join(f"Did you mean {name}? " for name in similar) + f"Known keys: {', '.join(names)}."
+    return "".join(f"Did you mean {names[name]}? " for name in similar) + f"Known keys: {', '.join(names.values())}."
 
 
 def whole_number(value: object) -> int:

@@ -15,6 +15,7 @@ from django_outbox.enqueueing.validation import check_message, check_unsaved, re
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
+from django_outbox.tracing import traced
 
 CHUNK_SIZE = 1000
 """Maximum number of messages that `enqueue_many` writes with one INSERT."""
@@ -87,12 +88,13 @@ def enqueue(
     _check_transaction(using, require_transaction, "enqueue")
     store = get_store(connections[using])
     check_message(message, store)
-    if not _locks_keys(lock_key):
-        message = _write(message, store, once=message_id is not None)
-    else:
-        with transaction.atomic(using=using, savepoint=False):
-            store.lock_keys({message.key})
+    with traced([message]):
+        if not _locks_keys(lock_key):
             message = _write(message, store, once=message_id is not None)
+        else:
+            with transaction.atomic(using=using, savepoint=False):
+                store.lock_keys({message.key})
+                message = _write(message, store, once=message_id is not None)
     if delay is None and available_at is None:
         notify_after_commit(using, {publisher})
     return message
@@ -140,7 +142,7 @@ def enqueue_many(
             sizes.append(check_message(check_unsaved(message), store))
         except InvalidMessage as error:
             raise InvalidMessage(f"messages[{position}].{error.field}", error.problem, error.path) from error
-    with transaction.atomic(using=using, savepoint=False):
+    with traced(batch, many=True), transaction.atomic(using=using, savepoint=False):
         if _locks_keys(lock_key):
             store.lock_keys({message.key for message in batch})
         for chunk in _chunks(batch, sizes):

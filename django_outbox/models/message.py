@@ -4,7 +4,7 @@ import datetime
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models, router
+from django.db import models
 from django.db.models import ExpressionWrapper, Q
 from django.utils.translation import gettext_lazy as _
 
@@ -35,7 +35,7 @@ class Status(models.TextChoices):
 
 
 class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
-    """Selects messages by state, and requeues or discards failed messages."""
+    """Selects messages by state, and requeues failed messages."""
 
     def with_status(self, status: Status) -> "OutboxMessageQuerySet":
         """Return the messages in this state."""
@@ -85,14 +85,6 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             blocks_key=ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField()),
             dead_lettered_at=None,
         )
-
-    def discard(self) -> int:
-        """Delete the failed messages in this queryset permanently and return how many were deleted.
-
-        If a message blocks its key, the messages behind it become available.
-        """
-        alias = self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
-        return self.failed()._raw_delete(alias)
 
 
 class OutboxMessage(models.Model):

@@ -13,29 +13,40 @@ MAX_ENTRIES = 10_000
 MAX_BLOCKED = 20
 """Maximum number of blocked keys of a publisher that are listed."""
 
+# Scalar subqueries look up each head by its id. For a join, PostgreSQL reads the whole table.
 HEADS = """
 FROM (
-    SELECT MIN(id) AS id, COUNT(*) AS size
+    SELECT id, size, (
+        SELECT CASE
+            WHEN message.available_at IS NULL THEN 'failed'
+            WHEN message.available_at <= {now} THEN 'due'
+            WHEN message.attempts > 0 THEN 'retrying'
+            ELSE 'delayed'
+        END
+        FROM {{table}} message WHERE message.id = oldest.id
+    ) AS state
     FROM (
-        SELECT {{table}}.partition AS number, {{table}}.id AS id FROM {{table}} {use_partitions}
-        WHERE {undelivered} AND publisher = %s
-        ORDER BY {{table}}.partition, {{table}}.id LIMIT %s
-    ) stretch
-    GROUP BY number
-) head JOIN {{table}} message ON message.id = head.id
+        SELECT MIN(id) AS id, COUNT(*) AS size
+        FROM (
+            SELECT {{table}}.partition AS number, {{table}}.id AS id FROM {{table}} {use_partitions}
+            WHERE {undelivered} AND publisher = %s
+            ORDER BY {{table}}.partition, {{table}}.id LIMIT %s
+        ) stretch
+        GROUP BY number
+    ) oldest
+) head
 """
 
-TOTALS = """
-SELECT COALESCE(SUM(head.size), 0), COUNT(CASE WHEN message.available_at > {now} AND message.attempts > 0 THEN 1 END)
+TOTALS = "SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END) {heads}"
+
+OLDEST_DUE = """
+SELECT id FROM (
+    SELECT id, (SELECT message.available_at FROM {{table}} message WHERE message.id = head.id) AS due_at
+    {heads} WHERE state = 'due'
+) due ORDER BY due_at, id LIMIT 1
 """
 
-OLDEST_DUE = "SELECT message.id {heads} WHERE message.available_at <= {now} ORDER BY message.available_at LIMIT 1"
-
-BLOCKED = """
-SELECT message.id, head.size - 1 {heads}
-WHERE message.available_at IS NULL OR (message.available_at > {now} AND message.attempts > 0)
-ORDER BY head.size DESC, message.id LIMIT %s
-"""
+BLOCKED = "SELECT id, size - 1 {heads} WHERE state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,12 @@ class Heads:
 
 def read_heads(store: Store, publisher: str) -> Heads:
     """Read the figures of a publisher's heads."""
-    heads = HEADS.format(undelivered=store.undelivered, use_partitions=store.use_partitions)
+    heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
 
     def fetch(sql: str, *params: int) -> list[tuple[int, ...]]:
-        return store.fetch(sql.format(heads=heads, now=store.now), [publisher, MAX_ENTRIES, *params])
+        return store.fetch(sql.format(heads=heads), [publisher, MAX_ENTRIES, *params])
 
-    ((size, retrying),) = fetch(TOTALS + "{heads}")
+    ((size, retrying),) = fetch(TOTALS)
     if not size:
         return Heads()
     messages = OutboxMessage.objects.using(store.connection.alias)

@@ -72,17 +72,26 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads)
     unkeyed = messages.filter(partition=0)
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
     unkeyed_later = _count(unkeyed.filter(available_at__gt=now), MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
-    keyed = _count(messages.filter(partition__gt=0, available_at__isnull=False), MAX_COUNT, all=Q(), due=due)
+    keyed = _count_keyed(messages, due)
     oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due]
     later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
     retrying = unkeyed_later["tried"] + heads.retrying
     return Queue(
-        due=unkeyed_due + keyed["due"],
+        due=(unkeyed_due + keyed["due"]).up_to(MAX_COUNT),
         delayed=later - retrying,
         retrying=retrying,
         oldest_due=min(filter(None, oldest), default=None),
         oldest_is_exact=heads.complete,
     )
+
+
+def _count_keyed(messages: OutboxMessageQuerySet, due: Q) -> dict[str, Count]:
+    pending = Q(available_at__isnull=False)
+    if connections[messages.db].features.supports_partial_indexes:
+        return _count(messages.filter(pending, partition__gt=0), MAX_COUNT, all=Q(), due=due)
+    # The index by due time has the processed messages as well there, so the one that ends at the undelivered is read.
+    undelivered = messages.filter(blocks_key=True, processed_at=None).order_by("partition", "id")
+    return _count(undelivered, MAX_ROWS, all=pending, due=due)
 
 
 def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict[str, Count]:

@@ -59,6 +59,10 @@ class Count:
     def __str__(self) -> str:
         return f"{self.number:,}{'+' if self.more else ''}"
 
+    def up_to(self, limit: int) -> "Count":
+        """Return this number, or the limit if it is higher."""
+        return Count(limit, more=True) if self.number > limit else self
+
     def __add__(self, other: "Count") -> "Count":
         return Count(self.number + other.number, self.more or other.more)
 

@@ -87,8 +87,10 @@ def _judge_failures(status: Status) -> Iterator[Verdict]:
 def _all_is_well(status: Status) -> Verdict:
     due = sum((publisher.due for publisher in status.publishers if not publisher.paused), Count())
     rate = sum(publisher.processed_per_minute for publisher in status.publishers)
-    if due or rate:
+    if rate:
         return Verdict(Level.OK, "delivering", f"Delivering: {counted(rate, 'message')} in the last minute, {due} due.")
+    if due:
+        return Verdict(Level.OK, "delivering", f"{_messages(due)} due, none of them late.")
     if any(relay.alive for relay in status.relays):
         return Verdict(Level.OK, "idle", "Nothing is due.")
     return Verdict(Level.OK, "idle", "Nothing is due. No relay has been seen lately.")

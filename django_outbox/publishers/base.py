@@ -51,6 +51,9 @@ class Publisher(abc.ABC):
     """Set it to True to promise that the publisher, under any failure, never accepts a message before all earlier
     messages of the batch with the same key. Without this promise, a batch contains at most one message per key."""
 
+    messaging_system: ClassVar[str] = "django_outbox"
+    """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""
+
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias
 
@@ -75,6 +78,10 @@ class Publisher(abc.ABC):
                 message that raises when published alone uses up an attempt and is deferred, provided that another
                 message of the batch has an outcome.
         """
+
+    def name_destination(self, message: Message) -> str:
+        """Return where a message goes, for traces: `messaging.destination.name` of the semantic conventions."""
+        return message.destination
 
     def close(self) -> None:
         """Release connections and threads. The publisher can be used again afterwards, and then reconnects."""

@@ -17,6 +17,7 @@ from django_outbox.relay.tally import Tally
 from django_outbox.relay.waves import publish_in_waves
 from django_outbox.signals import phase_finished, send
 from django_outbox.stores import Failed, Held, Settlement
+from django_outbox.tracing import PublishedBatch, trace_published
 from django_outbox.wording import counted, some_ids
 
 UNREADABLE = "outbox.unreadable"
@@ -57,7 +58,9 @@ def deliver_batch(
         held: list[Held] = []
         if paused_types:
             messages, unreadable, held = _hold(publisher.alias, messages, unreadable, paused_types)
+        began_at = time.time_ns()
         outcomes = _publish(publisher, messages, settings, is_stopping) if messages else []
+        ended_at = time.time_ns()
         phases.finish("publish", len(messages))
         settlement, failed = decide(publisher.alias, messages, outcomes, settings)
         copied = copy_failed(dead_letters, failed, publisher.alias)
@@ -68,6 +71,18 @@ def deliver_batch(
     phases.finish("settle", count)
     batch = [*messages, *(row.message for row in unreadable)]
     signal_settled(publisher.alias, source.using, batch, settlement)
+    trace_published(
+        lambda: PublishedBatch(
+            publisher.alias,
+            publisher.messaging_system,
+            publisher.name_destination,
+            messages,
+            outcomes,
+            frozenset(row.id for row in settlement.failed),
+            began_at,
+            ended_at,
+        )
+    )
     tally = Tally(
         claimed=count,
         size=sum(len(message.payload) for message in batch),

@@ -1,1 +1,5 @@
-"""Retention: processed messages are kept for a while and then deleted."""
+"""Retention: messages that are no longer needed are deleted, and archived before if the settings ask for it."""
+
+from django_outbox.retention.discarding import discard
+
+__all__ = ["discard"]

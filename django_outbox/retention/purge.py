@@ -1,4 +1,4 @@
-"""Delete processed messages that are older than the retention period, in batches."""
+"""Delete processed messages that are older than the retention period, in batches, after archiving them if asked to."""
 
 import datetime
 import threading
@@ -6,15 +6,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from django.db import connections, router
 
 from django_outbox.conf import get_settings
 from django_outbox.error_text import describe
+from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
+from django_outbox.retention.archive.manifest import PURGED
+from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.stores import get_store
 from django_outbox.stores.cursor import Position
+from django_outbox.stores.removal import PROCESSED, Page, Removal
 from django_outbox.threads import Threads, own_connection
 
 __all__ = ["purge"]
@@ -41,7 +46,8 @@ def purge(
 ) -> int:
     """Delete processed messages older than the retention period. Pending and failed messages are never touched.
 
-    Each batch has its own transaction, and begins where the previous one ended.
+    Each batch has its own transaction, and begins where the previous one ended. With `OUTBOX["ARCHIVE"]`, a batch is
+    what fits into a file, and is archived before it is deleted.
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.
@@ -49,17 +55,21 @@ def purge(
             is None, nothing is deleted.
         max_seconds: begin no further batch after this time; no limit by default.
         is_stopping: called between two batches; if it returns True, the purge ends.
-        batch_size: maximum number of messages that one statement deletes.
+        batch_size: maximum number of messages that one statement deletes. With an archive, its `max_rows` counts.
         position: remembers the place to begin from one purge to the next; without it, a purge begins at the oldest
             message.
 
     Returns:
         The number of deleted messages.
+
+    Raises:
+        ArchiveUnavailable: messages could not be archived. They are still in the table.
     """
     age = get_settings().retention if older_than is None else older_than
     if age is None:
         return 0
-    store = get_store(connections[using or router.db_for_write(OutboxMessage)])
+    alias = using or router.db_for_write(OutboxMessage)
+    remove_batch = _archive_batch if get_settings().archive else partial(_delete_batch, batch_size=batch_size)
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     seconds = min(age, MAX_AGE).total_seconds()
     position = position or Position()
@@ -67,13 +77,34 @@ def purge(
     # Only the first batch may be a sweep.
     after = position.start()
     while not is_stopping() and (deadline is None or time.monotonic() < deadline):
-        batch = store.purge(seconds, batch_size, after)
+        batch = remove_batch(alias, seconds, after, is_stopping=is_stopping)
         position.advance(batch.deleted, batch.at)
         total += batch.deleted
-        if batch.deleted < batch_size:
+        if batch.at_end:
             break
         after = batch.at
     return total
+
+
+def _delete_batch(
+    using: str, seconds: float, after: Any, *, batch_size: int, is_stopping: Callable[[], bool]
+) -> Removed:
+    batch = get_store(connections[using]).purge(seconds, batch_size, after)
+    return Removed(batch.deleted, batch.at, batch.deleted < batch_size)
+
+
+def _archive_batch(using: str, seconds: float, after: Any, *, is_stopping: Callable[[], bool]) -> Removed:
+    config = get_settings().archive
+    assert config is not None
+
+    def listing(removal: Removal, limit: int, after: Any) -> Page:
+        return removal.list_old(seconds, limit, after)
+
+    try:
+        return remove(using, config, listing, state=PROCESSED, reason=PURGED, after=after, is_stopping=is_stopping)
+    except Interfered:
+        # Another purge is at work on a database without row locks. It deletes the rest.
+        return Removed(0, after, at_end=True)
 
 
 @contextmanager
@@ -100,9 +131,20 @@ def purging(using: str, *, interval: float, patience: float, is_stopping: Callab
 
 def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_stopping: Callable[[], bool]) -> None:
     position = Position(max_interval=PURGE_SWEEP_INTERVAL)
+    next_archive = 0.0
     while not left.wait(interval):
+        began = time.monotonic()
+        archive = get_settings().archive
+        if archive is not None and began < next_archive:
+            # Few large files are better than one each minute.
+            continue
         try:
             with own_connection(using):
                 purge(using=using, max_seconds=interval, is_stopping=is_stopping, position=position)
+            # One that was ended by its time continues at the next interval.
+            if archive is not None and time.monotonic() < began + interval:
+                next_archive = began + archive.interval
+        except ArchiveUnavailable as error:
+            logger.error("Old messages could not be archived, so they were not deleted: %s", error)
         except Exception as error:
             logger.warning("Purging old messages failed and will be retried: %s", describe(error))

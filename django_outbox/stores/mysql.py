@@ -223,7 +223,7 @@ class MySQLStore(LockingStore):
                 publisher, limit=limit, max_bytes=max_bytes, max_seconds=max_seconds, cursor=cursor
             )
 
-        with self._idle_limit(max_seconds), ExitStack() as stack:
+        with self.idle_limit(max_seconds), ExitStack() as stack:
             try:
                 claim = stack.enter_context(begin())
             except _NoSlots:
@@ -367,7 +367,7 @@ class MySQLStore(LockingStore):
         return Purged(self.execute_for(PURGE, [id for id, _ in rows]), (time, last))
 
     @contextmanager
-    def _idle_limit(self, max_seconds: float) -> Iterator[None]:
+    def idle_limit(self, max_seconds: float) -> Iterator[None]:
         """Let MariaDB end the transaction of a relay that hangs; MySQL has no such limit."""
         if self.connection.in_atomic_block or not self.connection.mysql_is_mariadb:  # type: ignore[attr-defined]
             yield

@@ -1,5 +1,7 @@
 """Requeue and discard in the admin: permission, confirmation, what they touch, and the admin's log."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.support.admin_tools import CHANGELIST, client_with, listed, put, statuses, text, url
+from tests.support.archives import FAILING, FailingStorage, archives, archiving
 from tests.support.routers import ROUTERS
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -297,3 +300,33 @@ def test_actions_are_offered_if_the_list_can_contain_failed_messages(admin_clien
     assert ('name="action"' in page) is offered
     assert ('name="_selected_action"' in page) is offered
     assert "delete_selected" not in page
+
+
+class TestArchive:
+    @pytest.fixture(autouse=True)
+    def archive(self, tmp_path: Path) -> Iterator[None]:
+        with archiving(tmp_path, FAILING):
+            yield
+
+    def test_has_the_discarded_messages_with_the_name_of_the_user(self, admin_client: Client):
+        (id,) = put(Status.FAILED)
+        page = act(admin_client, "discard", [id])
+        assert "They are moved to the archive" in text(page)
+        assert notices(confirm(admin_client, page)) == ["1 message was discarded."]
+        (found,) = archives("default")
+        assert found.manifest is not None
+        assert (found.manifest.by, found.manifest.ids) == ("admin", ((id, id),))
+
+    def test_that_fails_leaves_the_messages_and_the_log_unchanged(self, admin_client: Client):
+        (id,) = put(Status.FAILED)
+        page = act(admin_client, "discard", [id])
+        with FailingStorage.failing("open"):
+            response = confirm(admin_client, page)
+        assert notices(response)[0].startswith("The messages could not be archived, so nothing was changed.")
+        assert statuses() == {id: Status.FAILED}
+        assert logged() == []
+
+    def test_is_not_mentioned_if_there_is_none(self, admin_client: Client, tmp_path: Path):
+        (id,) = put(Status.FAILED)
+        with archiving(tmp_path, outbox={"ARCHIVE": None}):
+            assert "This cannot be undone." in text(act(admin_client, "discard", [id]))

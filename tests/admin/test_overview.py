@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.messages import get_messages
 from django.db import DatabaseError, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from django_outbox.admin import overview, overview_chart, overview_groups, overview_text
+from django_outbox.admin import operations, overview, overview_chart, overview_groups, overview_text
 from django_outbox.admin.overview_page import query
+from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD, OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import CODES, Level, PeriodCount, Verdict
 from tests.conftest import ALIASES
@@ -196,6 +198,20 @@ class TestGroups:
         (late,) = put(Status.FAILED, error_class="shop.Timeout")
         run_to_the_end(admin_client, url, state=page.context["state"])
         assert OutboxMessage.objects.failed().get().pk == late
+
+    def test_messages_that_cannot_be_archived_are_not_discarded(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        def fail(*args: Any, **options: Any) -> None:
+            raise ArchiveUnavailable("the disk is full")
+
+        monkeypatch.setattr(operations, "discard", fail)
+        put(Status.FAILED, 2, error_class="shop.Timeout")
+        response = admin_client.post(address("discard", **CAUSE))
+        (notice,) = get_messages(response.wsgi_request)
+        assert str(notice).startswith("Messages could not be archived")
+        assert OutboxMessage.objects.failed().count() == 2
+        assert not LogEntry.objects.exists()
 
     @pytest.mark.parametrize("state", ["", "x", "x:y"])
     def test_a_state_that_was_not_signed_here_is_refused(self, admin_client: Client, state: str):

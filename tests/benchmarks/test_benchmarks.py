@@ -24,7 +24,7 @@ from tests.support.databases import Database
 from tests.support.shop import PATIENCE, ROOT, broker_channel, shop_environment
 from tests.support.waiting import eventually
 
-NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth")
+NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive")
 
 
 class Benchmark:
@@ -165,6 +165,15 @@ def test_enqueueing_is_compared_with_plain_rows(tmp_path: Path):
     calls = ("create()", "enqueue()", "bulk_create()", "enqueue_many()")
     assert [row[:2] for row in table] == [[call, writers] for call in calls for writers in ("1", "3")]
     assert figures["enqueue_writers_3_rate_ratio"] == pytest.approx(1 / figures["enqueue_writers_3_cost_ratio"])
+
+
+@pytest.mark.slow
+@BOTH
+def test_a_purge_with_an_archive_is_compared_with_one_without(alias: str, tmp_path: Path):
+    sizes = ["--messages=300", "--pending=200", "--max-rows=100", "--repeats=1"]
+    table, figures = measure(alias, "archive", *sizes, folder=tmp_path)
+    assert [row[:2] for row in table] == [["nothing", "purge"]] * 2 + [["a", "drain"]] * 2
+    assert figures["archive_alone_ratio"] == pytest.approx(figures["archive_alone_rate"] / figures["purge_alone_rate"])
 
 
 @pytest.mark.slow

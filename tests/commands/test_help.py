@@ -7,7 +7,7 @@ from django.core.management import CommandParser, load_command_class
 
 from django_outbox.management.base import OutboxCommand
 
-COMMANDS = ["run_outbox", "outbox_pause", "outbox_purge", "outbox_requeue", "outbox_resume"]
+COMMANDS = ["run_outbox", "outbox_pause", "outbox_purge", "outbox_requeue", "outbox_restore", "outbox_resume"]
 
 
 def load(name: str) -> tuple[OutboxCommand, CommandParser]:

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.management import call_command
 from django.db import connections, transaction
 from django.http import HttpRequest
+from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.checks import TAG
 from django_outbox.messages import Message, Verdict
 from django_outbox.publishers.base import Publisher
+from django_outbox.retention import discard
+from tests.conftest import ALIASES
+from tests.support.archives import archiving, failed
 
 HOW_TO = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 
@@ -145,3 +151,37 @@ def test_the_alerts_watch_metrics_that_the_view_has():
     watched = set(re.findall(r"outbox_\w+", rules))
     assert watched
     assert watched <= set(re.findall(r"outbox_\w+", view))
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_the_walk_through_of_the_guide_to_the_archive_prints_what_it_prints(tmp_path: Path):
+    transcripts = re.findall(r"^```console\n(.*?)^```$", *text("archive.md"))
+    shown = {
+        command: lines.splitlines()
+        for command, lines in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", transcripts[0] + transcripts[1], re.MULTILINE)
+    }
+    with archiving(tmp_path):
+        failed("default", 3)
+        OutboxMessage.objects.update(type="order.created")
+        discard(OutboxMessage.objects.all(), by="alice")
+        for command, expected in shown.items():
+            output = StringIO()
+            call_command(*command.removeprefix("python manage.py ").split(), stdout=output)
+            printed = output.getvalue().splitlines()
+            if "--as" in command:
+                # Here is no terminal, so nothing is asked.
+                assert printed == [line for line in expected if "[y/N]" not in line]
+            else:
+                heading, row, total = printed
+                assert [heading.split(), total] == [expected[0].split(), expected[-1]]
+                assert re.split(r"\s{2,}", row)[1:3] == re.split(r"\s{2,}", expected[1])[1:3]
+        assert len(shown) == 3
+        assert OutboxMessage.objects.failed().count() == 3
+
+
+def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path):
+    (code, *_) = re.findall(r"^```\{code-block\} python\n:caption: settings.py\n\n(.*?)^```$", *text("archive.md"))
+    names: dict[str, Any] = {}
+    exec(compile(code, "archive.md", "exec"), names)
+    with override_settings(STORAGES=names["STORAGES"], OUTBOX=names["OUTBOX"]):
+        assert run_checks(tags=[TAG], databases=[]) == []

@@ -44,7 +44,15 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-COMMANDS = ["outbox_pause", "outbox_purge", "outbox_requeue", "outbox_resume", "run_outbox"]
+COMMANDS = [
+    "outbox_pause",
+    "outbox_purge",
+    "outbox_requeue",
+    "outbox_restore",
+    "outbox_resume",
+    "outbox_status",
+    "run_outbox",
+]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 

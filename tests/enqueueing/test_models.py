@@ -15,7 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.db.fields import partition_of
 from django_outbox.db.uuid7 import uuid7
-from django_outbox.models import Status
+from django_outbox.models import OutboxMessageQuerySet, Status
+from django_outbox.retention import discard
 from tests.conftest import ALIASES
 from tests.support.messages import ago, claimed_ids, row, rows, write
 
@@ -208,21 +209,21 @@ def test_requeue_makes_failed_messages_due_with_one_update(using: str, one_of_ea
 
 def test_discard_deletes_only_failed_messages(using: str, one_of_each: dict[Status, int]):
     with CaptureQueriesContext(connections[using]) as queries:
-        assert OutboxMessage.objects.using(using).discard() == 1
+        assert discard(OutboxMessage.objects.using(using).all()) == 1
     assert len(queries) == 1
     assert sorted(rows(using)) == sorted([one_of_each[Status.PENDING], one_of_each[Status.PROCESSED]])
 
 
 def test_requeue_and_discard_change_only_the_messages_of_the_queryset(using: str, one_of_each: dict[Status, int]):
     others = OutboxMessage.objects.using(using).exclude(id=one_of_each[Status.FAILED])
-    assert (others.requeue(), others.discard()) == (0, 0)
+    assert (others.requeue(), discard(others)) == (0, 0)
     assert len(rows(using)) == 3
 
 
-@pytest.mark.parametrize("move", ["requeue", "discard"])
-def test_a_sliced_queryset_can_be_neither_requeued_nor_discarded(using: str, move: str):
+@pytest.mark.parametrize("move", [OutboxMessageQuerySet.requeue, discard], ids=["requeue", "discard"])
+def test_a_sliced_queryset_can_be_neither_requeued_nor_discarded(using: str, move: Any):
     with pytest.raises(TypeError, match="slice"):
-        getattr(OutboxMessage.objects.using(using).all()[:1], move)()
+        move(OutboxMessage.objects.using(using).all()[:1])
 
 
 @override_settings(DATABASE_ROUTERS=["tests.enqueueing.test_models.ReadsElsewhere"])
@@ -234,7 +235,7 @@ def test_with_a_replica_everything_is_written_to_the_primary():
     table.update(available_at=None, failed_at=ago(days=1))
     assert OutboxMessage.objects.requeue() == 1
     table.update(available_at=None, failed_at=ago(days=1))
-    assert OutboxMessage.objects.discard() == 1
+    assert discard(OutboxMessage.objects.all()) == 1
     assert OutboxMessage.objects.using("postgresql").count() == 0
 
 

@@ -85,7 +85,9 @@ class Operator:
 
         chosen = OutboxMessage.objects.filter(pk__in=ids)
         if action is Action.DISCARD:
-            chosen.discard()
+            from django_outbox.retention import discard  # noqa: PLC0415
+
+            discard(chosen)
             return
         with transaction.atomic():
             if action is Action.MEND:

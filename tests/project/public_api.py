@@ -14,6 +14,7 @@ MODULES = (
     "django_outbox.models",
     "django_outbox.exceptions",
     "django_outbox.relay",
+    "django_outbox.retention",
     "django_outbox.retention.purge",
     "django_outbox.retry",
     "django_outbox.messages",
@@ -24,6 +25,7 @@ MODULES = (
     "django_outbox.signals",
     "django_outbox.tasks",
     "django_outbox.beat",
+    "django_outbox.contrib.sentry",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent

@@ -74,7 +74,15 @@ def test_the_wheel_contains_the_licence(names):
 @pytest.mark.slow
 def test_the_metadata_is_that_of_the_project(metadata):
     assert metadata["Version"] == PROJECT["version"]
-    assert metadata.get_all("Provides-Extra") == ["all", "celery", "mysql", "postgres", "rabbitmq"]
+    assert metadata.get_all("Provides-Extra") == [
+        "all",
+        "celery",
+        "mysql",
+        "opentelemetry",
+        "postgres",
+        "rabbitmq",
+        "sentry",
+    ]
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
     assert metadata.get_payload() == (ROOT / "README.md").read_text()

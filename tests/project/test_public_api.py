@@ -23,6 +23,8 @@ DRIVERS = {
     "celery": "django_outbox.tasks",
     "psycopg": None,
     "MySQLdb": None,
+    "opentelemetry": "django_outbox.monitoring.tracing",
+    "sentry_sdk": "django_outbox.contrib.sentry",
 }
 """Optional dependencies, and the prefix of the names of the modules that may import each one."""
 

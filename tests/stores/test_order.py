@@ -9,6 +9,7 @@ from django.db import connections
 
 from django_outbox import OutboxMessage
 from django_outbox.db.fields import partition_of
+from django_outbox.retention import discard
 from django_outbox.stores import cursor as cursors
 from django_outbox.stores.cursor import LAST_PARTITION, MAX_HEADS_INTERVAL, SPARED, Cursor
 from django_outbox.stores.heads import SLOT_BITS
@@ -85,7 +86,7 @@ class TestClaim:
         first, second = write(using, 2, key="a")
         with claim(using) as batch:
             settle(using, batch, failed=[(first, "no", "", True)])
-        OutboxMessage.objects.using(using).discard()
+        discard(OutboxMessage.objects.using(using).all())
         assert claimed_ids(using) == [second]
 
     def test_a_requeued_message_that_did_not_block_its_key_is_in_order_again(self, using: str):

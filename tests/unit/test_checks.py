@@ -1,5 +1,7 @@
 """The system checks, each by its ID."""
 
+import datetime
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -54,7 +56,7 @@ def test_e001_outbox_is_not_set(settings: Any):
 def test_e002_unknown_key_and_the_hint_lists_the_known_keys():
     problem = only(found({**publishers(BACKEND=SCRIPTED), "BATCHSIZE": 3}), "E002")
     assert "'BATCHSIZE'" in problem.msg
-    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: BATCH_BYTES, BATCH_SIZE, ")
+    assert str(problem.hint).startswith("Did you mean BATCH_SIZE? Known keys: ARCHIVE, BATCH_BYTES, BATCH_SIZE, ")
 
 
 @pytest.mark.parametrize(
@@ -216,3 +218,68 @@ def test_w016_remote_postgresql_without_timeouts(settings: dict[str, Any], missi
     for warning in warnings:
         assert f"no {' and no '.join(missing)} in its OPTIONS" in warning.msg
         assert "tcp_user_timeout" in str(warning.hint)
+
+
+def archive(folder: Path, **storages: Any) -> Any:
+    return override_settings(
+        STORAGES={
+            "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+            "outbox_archive": {
+                "BACKEND": "django.core.files.storage.FileSystemStorage",
+                "OPTIONS": {"location": str(folder)},
+            },
+            **storages,
+        }
+    )
+
+
+def archiving(value: Any, **settings: Any) -> dict[str, Any]:
+    return {**publishers(BACKEND=SCRIPTED), "ARCHIVE": value, **settings}
+
+
+@pytest.mark.parametrize(
+    ("value", "problem", "hint"),
+    [
+        ("outbox_archive", "OUTBOX['ARCHIVE'] is 'outbox_archive'.", '{"storage": "outbox_archive"}'),
+        ({}, "OUTBOX['ARCHIVE'] has no 'storage'.", "STORAGES"),
+        ({"storage": 3}, "OUTBOX['ARCHIVE']['storage'] is 3.", "STORAGES"),
+        ({"storage": "a", "max_row": 1}, "has an unknown key 'max_row'.", "Did you mean max_rows? Known keys: "),
+        ({"storage": "a", "STORAGE": "a"}, "has an unknown key 'STORAGE'.", "Did you mean storage? "),
+        ({"storage": "a", "max_rows": 0}, "OUTBOX['ARCHIVE']['max_rows'] is 0.", "a whole number of at least 1"),
+        ({"storage": "a", "max_bytes": "1M"}, "['max_bytes'] is '1M'.", "a whole number of at least 1"),
+        ({"storage": "a", "interval": -1}, "['interval'] is -1.", "a number of seconds greater than 0"),
+    ],
+    ids=["no dict", "no storage", "wrong storage", "unknown key", "wrong case", "rows", "bytes", "interval"],
+)
+def test_e003_invalid_archive(value: Any, problem: str, hint: str):
+    found_problem = only(found(archiving(value)), "E003")
+    assert problem in found_problem.msg
+    assert hint in str(found_problem.hint)
+
+
+def test_e017_storage_of_the_archive_is_missing(tmp_path: Path):
+    with archive(tmp_path):
+        assert found(archiving({"storage": "outbox_archive"})) == {}
+        problem = only(found(archiving({"storage": "archive"})), "E017")
+    assert "is 'archive', which is not usable" in problem.msg
+    assert "STORAGES, which has default, outbox_archive" in str(problem.hint)
+
+
+def test_e017_storage_of_the_archive_cannot_be_constructed(tmp_path: Path):
+    with archive(
+        tmp_path, broken={"BACKEND": "nowhere.Storage"}, wrong={"BACKEND": "builtins.int", "OPTIONS": {"a": 1}}
+    ):
+        assert "nowhere" in only(found(archiving({"storage": "broken"})), "E017").msg
+        only(found(archiving({"storage": "wrong"})), "E017")
+
+
+def test_e018_messages_that_are_deleted_at_once_cannot_be_archived(tmp_path: Path):
+    with archive(tmp_path):
+        outbox = archiving({"storage": "outbox_archive"}, RETENTION=datetime.timedelta(0))
+        assert "timedelta(0)" in only(found(outbox), "E018").msg
+        assert found({**outbox, "RETENTION": None}) == {}
+
+
+def test_w019_the_archive_is_in_a_public_storage(tmp_path: Path):
+    with archive(tmp_path):
+        assert "served to the public" in only(found(archiving({"storage": "default"})), "W019").msg

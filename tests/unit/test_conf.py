@@ -25,6 +25,7 @@ def test_the_defaults_match_the_reference():
     assert settings.retry_policy("default", "order.created") == RetryPolicy()
     assert settings.failed_blocks_key is False
     assert settings.lock_keys is False
+    assert settings.tracing is True
     assert settings.dead_letter_publisher is None
 
 
@@ -66,6 +67,7 @@ def test_every_mistake_is_reported_not_only_the_first():
         ("CLAIM_TIMEOUT", 0.5, "a number of seconds of at least 1, or an equivalent timedelta"),
         ("FAILED_BLOCKS_KEY", 1, "True or False"),
         ("LOCK_KEYS", None, "True or False"),
+        ("TRACING", "auto", "True or False"),
         ("DEAD_LETTER_PUBLISHER", 3, "the alias of a publisher, or None to send no copies of failed messages"),
         ("DEAD_LETTER_PUBLISHER", "graveyard", "one of default, or None"),
     ],

@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
@@ -63,6 +64,8 @@ class RabbitMQPublisher(Publisher):
             password.
     """
 
+    messaging_system: ClassVar[str] = "rabbitmq"
+
     def __init__(
         self,
         alias: str,
@@ -81,6 +84,7 @@ class RabbitMQPublisher(Publisher):
         dangerously_disable_confirms: bool = False,
     ) -> None:
         super().__init__(alias)
+        self._exchange = exchange
         validate_message_options(mandatory=mandatory, persistent=persistent, key_header=key_header)
         self._options = read_options(
             alias,
@@ -122,6 +126,9 @@ class RabbitMQPublisher(Publisher):
         if sorting.is_fruitless:
             self._leave_stalled_node()
         return outcomes
+
+    def name_destination(self, message: Message) -> str:
+        return ":".join(filter(None, (self._exchange, message.destination)))
 
     def close(self) -> None:
         with self._lock:

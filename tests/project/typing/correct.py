@@ -20,6 +20,7 @@ from django_outbox.publishers.console import ConsolePublisher
 from django_outbox.publishers.memory import MemoryPublisher, published
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Relay, Tally
+from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.retry import RetryFunction, RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
@@ -58,7 +59,7 @@ def operate() -> None:
     assert_type(failed.count(), int)
     messages = OutboxMessageQuerySet(OutboxMessage)
     assert_type(messages.failed().requeue(), int)
-    assert_type(messages.failed().discard(), int)
+    assert_type(discard(messages.failed()), int)
     assert_type(messages.with_status(Status.PENDING), OutboxMessageQuerySet)
     backlog: QuerySet[Any, Any] = messages.due().backlog()
     backlog.first()

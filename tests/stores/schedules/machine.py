@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.stores.locks import key_lock_numbers
 from tests.stores.schedules.actors import LATER, Death, Relay, Writer, new_cursor, settlement
@@ -211,7 +212,7 @@ class Schedules(RuleBasedStateMachine):
 
     def discard(self, entry: Entry) -> None:
         with self.operator(f"an operator discards {entry}"):
-            if self.message(entry).discard() != 1:
+            if discard(self.message(entry)) != 1:
                 raise Violation(f"one fate: {entry} could not be discarded")
             entry.state = State.GONE
             self.model.changed(entry)

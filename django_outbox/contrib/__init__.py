@@ -1,0 +1,1 @@
+"""Integrations with other products. Each module needs the extra of the same name."""

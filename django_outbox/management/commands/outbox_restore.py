@@ -1,0 +1,258 @@
+"""`manage.py outbox_restore`: list the archives, and bring archived messages back."""
+
+import datetime
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
+from django.utils.timezone import localtime
+
+from django_outbox.conf import get_settings
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.management.arguments import moment, whole_number
+from django_outbox.management.base import OutboxCommand
+from django_outbox.models import Status
+from django_outbox.retention.archive.manifest import REASONS
+from django_outbox.retention.archive.restoring import (
+    Restored,
+    batches,
+    count_present,
+    describe_result,
+    restore,
+    to_json,
+)
+from django_outbox.retention.archive.selection import Filters, Selection
+from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.wording import counted
+
+READ = "read"
+STATUSES = {"failed": Status.FAILED, "pending": Status.PENDING}
+
+
+@dataclass(slots=True)
+class Choice:
+    """The chosen messages: their number, how many are in the table already, and how many by type and error class."""
+
+    found: int = 0
+    present: int = 0
+    doubles: int = 0
+    groups: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class Command(OutboxCommand):
+    help = (
+        "Bring back messages that were archived before they were purged or discarded.\n"
+        "Without --as, the command lists the archives. With it, the command shows what it\n"
+        "found, and asks for confirmation on a terminal. Restored messages keep their\n"
+        "message_id; one that is in the table already is left alone."
+    )
+    examples = """
+  manage.py outbox_restore                       list the archives
+  manage.py outbox_restore --as failed --reason discarded --archived-after 1h
+  manage.py outbox_restore --as pending --type "order.*" --dry-run
+  manage.py outbox_restore --as read --key order-7    print as JSON Lines
+"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_database_argument(parser)
+        parser.add_argument(
+            "--as",
+            dest="target",
+            choices=[*STATUSES, READ],
+            help="failed: to look at and requeue; pending: to be delivered again; read: print, and write nothing.",
+        )
+        parser.add_argument(
+            "--archive", metavar="NAME", action="append", help="Only this archive of the list; may be repeated."
+        )
+        parser.add_argument("--reason", choices=REASONS, help="Only messages that were archived for this reason.")
+        parser.add_argument(
+            "--archived-after",
+            metavar="TIME",
+            type=moment,
+            help="Only archives written at this time or later: a time such as 2026-05-31T08:30, or an age such as "
+            '"2h".',
+        )
+        parser.add_argument(
+            "--archived-before", metavar="TIME", type=moment, help="Only archives written before this time."
+        )
+        parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
+        parser.add_argument(
+            "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
+        )
+        parser.add_argument(
+            "--error-class",
+            metavar="PATTERN",
+            action="append",
+            help='Only these error classes, such as "*.Timeout"; may be repeated.',
+        )
+        parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
+        parser.add_argument(
+            "--message-id", metavar="UUID", type=uuid.UUID, action="append", help="Only this message; may be repeated."
+        )
+        parser.add_argument("--all", action="store_true", help="All archived messages, instead of a filter.")
+        parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
+        parser.add_argument("--dry-run", action="store_true", help="Show what would be restored, and change nothing.")
+        parser.add_argument(
+            "--no-input",
+            "--noinput",
+            action="store_false",
+            dest="interactive",
+            help="Do not ask for confirmation on a terminal.",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        database = self.get_database(options)
+        config = get_settings().archive
+        if config is None:
+            raise CommandError(
+                'There is no archive. Set OUTBOX["ARCHIVE"], for example to {"storage": "outbox_archive"}.'
+            )
+        filters = _filters(options)
+        storage = ArchiveStorage(config.storage, database)
+        try:
+            if options["target"] is None:
+                self._list(storage, filters)
+                return
+            if filters == Filters() and not (options["all"] or options["dry_run"]):
+                raise CommandError("Choose messages by a filter, or use --all. Add --dry-run to try it first.")
+            selection = Selection(storage, filters)
+            if options["target"] == READ:
+                self._print(selection, options["limit"])
+            else:
+                self._restore(selection, database, options)
+        except ArchiveUnavailable as error:
+            raise CommandError(str(error)) from error
+        if selection.damaged:
+            raise CommandError(
+                "These archives are damaged: their files do not have the checksum of their manifests. "
+                f"{'What could be read of them was printed' if options['target'] == READ else 'They were left out'}: "
+                f"{', '.join(sorted(selection.damaged))}."
+            )
+
+    def _list(self, storage: ArchiveStorage, filters: Filters) -> None:
+        lines = [("archive", "reason", "by", "archived at", "messages", "bytes", "")]
+        messages = files = unfinished = 0
+        for found in filters.find(storage):
+            if found.manifest is None:
+                unfinished += 1
+                continue
+            manifest = found.manifest
+            note = "" if found.committed else "not committed: may hold doubles"
+            at = localtime(manifest.archived_at).isoformat(" ", "seconds")
+            by = _printable(manifest.by) or "-"
+            lines.append((found.name, manifest.reason, by, at, f"{manifest.count:,}", f"{manifest.size:,}", note))
+            files += 1
+            messages += manifest.count
+        self._table(lines)
+        self.stdout.write(f"Found {counted(files, 'archive')} with {counted(messages, 'message')}.")
+        if unfinished:
+            were = "was" if unfinished == 1 else "were"
+            self.stdout.write(
+                f"{counted(unfinished, 'file')} without a valid manifest {were} never finished: the messages stayed in "
+                "the table."
+            )
+
+    def _print(self, selection: Selection, limit: int | None) -> None:
+        for message in islice(selection.read(), limit):
+            self.stdout.write(to_json(message))
+
+    def _restore(self, selection: Selection, database: str, options: dict[str, Any]) -> None:
+        choice = self._choose(selection, database, options["limit"])
+        if selection.damaged:
+            # What was read of them before that was noticed does not count.
+            choice = self._choose(selection, database, options["limit"])
+        self._describe(choice)
+        if options["dry_run"]:
+            self.stdout.write("This is a dry run: nothing was changed.")
+        elif choice.found > choice.present and self._confirmed(choice.found - choice.present, options):
+            self._write(selection, choice.found, database, STATUSES[options["target"]])
+
+    def _choose(self, selection: Selection, database: str, limit: int | None) -> "Choice":
+        choice = Choice()
+        for batch in batches(islice(selection.read(skip_damaged=True), limit)):
+            choice.groups.update((message.type, message.error_class) for message in batch)
+            choice.found += len(batch)
+            choice.present += count_present(batch, using=database)
+            self._show(f"{choice.found:,} found")
+        self._show("")
+        choice.doubles = selection.doubles
+        return choice
+
+    def _describe(self, choice: "Choice") -> None:
+        lines = [("type", "error class", "messages")]
+        for (type, error_class), count in choice.groups.most_common():
+            lines.append((_printable(type), _printable(error_class) or "-", f"{count:,}"))
+        self._table(lines)
+        are = "is" if choice.present == 1 else "are"
+        there = f", {choice.present:,} of which {are} in the table already" if choice.present else ""
+        self.stdout.write(f"Found {counted(choice.found, 'archived message')}{there}.")
+        if choice.doubles:
+            were = "was" if choice.doubles == 1 else "were"
+            self.stdout.write(f"{counted(choice.doubles, 'further copy', 'further copies')} {were} left out.")
+
+    def _table(self, lines: Sequence[Sequence[str]]) -> None:
+        """Write a table, if it has more than its heading."""
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines if len(lines) > 1 else []:
+            self.stdout.write("  ".join(map(str.ljust, line, widths)).rstrip())
+
+    def _confirmed(self, count: int, options: dict[str, Any]) -> bool:
+        if not options["interactive"] or sys.stdin is None or not sys.stdin.isatty():
+            return True
+        self.stdout.write(f"Restore {counted(count, 'message')} as {options['target']}? [y/N] ", ending="")
+        self.stdout.flush()
+        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+            return True
+        self.stdout.write("Nothing was changed.")
+        return False
+
+    def _write(self, selection: Selection, found: int, database: str, status: Status) -> None:
+        total, done = Restored(0, 0, 0), 0
+        try:
+            for batch in batches(islice(selection.read(skip_damaged=True), found)):
+                result = restore(batch, status, using=database)
+                total = Restored(*map(sum, zip(total, result, strict=True)))
+                done += len(batch)
+                self._show(f"{done:,} of {found:,} restored")
+        finally:
+            self._show("")
+            self.stdout.write(describe_result(total))
+
+    def _show(self, text: str) -> None:
+        if self.stderr.isatty():
+            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
+            self.stderr.flush()
+
+
+def _filters(options: dict[str, Any]) -> Filters:
+    after, before = (_time(options[name]) for name in ("archived_after", "archived_before"))
+    if after and before and after >= before:
+        raise CommandError("--archived-after must be earlier than --archived-before.")
+    filters = Filters(
+        archived_after=after,
+        archived_before=before,
+        archives=tuple(options["archive"] or ()),
+        reason=options["reason"] or "",
+        publisher=options["publisher"],
+        types=tuple(options["type"] or ()),
+        error_classes=tuple(options["error_class"] or ()),
+        key=options["key"],
+        message_ids=tuple(map(str, options["message_id"] or ())),
+    )
+    if options["all"] and filters != Filters():
+        raise CommandError("--all cannot be combined with a filter. Leave out either.")
+    return filters
+
+
+def _time(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
+    return timezone.now() - value if isinstance(value, datetime.timedelta) else value
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

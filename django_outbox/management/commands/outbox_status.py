@@ -1,0 +1,170 @@
+"""`manage.py outbox_status`: what the outbox delivers and what it does not, for people and for monitoring systems."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import DatabaseError, connections
+
+from django_outbox.error_text import describe
+from django_outbox.management.arguments import seconds
+from django_outbox.management.base import OutboxCommand
+from django_outbox.monitoring import Level, Status, status
+from django_outbox.monitoring.verdicts import MAX_AGE, judge, short_duration
+from django_outbox.stores.schema import missing_schema
+
+MAX_LINES = 10
+"""Maximum number of lines of each list; `--json` has all of them."""
+
+
+class Command(OutboxCommand):
+    help = (
+        "Show whether the outbox delivers: figures of each publisher, failures by cause, blocked keys and relays.\n"
+        "The exit code is 0 if all is well, 1 for a warning and 2 if messages are not being delivered, as Nagios, cron "
+        "and\nKubernetes expect it."
+    )
+    examples = """
+  manage.py outbox_status                  show the figures
+  manage.py outbox_status --json           the same for a program
+  manage.py outbox_status --max-age 300    critical if a message has been due for more than 5 minutes
+  manage.py outbox_status -v 0             print only the most urgent verdict
+"""
+
+    # An exit code of 1 would be a warning, so that the checks are left to `manage.py check`.
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_database_argument(parser)
+        parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
+        parser.add_argument(
+            "--max-age",
+            metavar="SECONDS",
+            type=seconds,
+            default=MAX_AGE,
+            help="How long a due message may wait, and an outage may last, before it is critical (default: 60).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = self.get_database(options)
+        try:
+            figures = status(using, max_cache_age=0)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error), returncode=int(Level.CRITICAL)) from error
+        except DatabaseError as error:
+            raise CommandError(_explain(using, error), returncode=int(Level.CRITICAL)) from error
+        figures = replace(figures, verdicts=judge(figures, options["max_age"]))
+        if options["json"]:
+            self.stdout.write(
+                json.dumps({**asdict(figures), "level": figures.level.name}, cls=DjangoJSONEncoder, indent=2)
+            )
+        else:
+            self._print(figures, options["verbosity"])
+        if figures.level:
+            sys.exit(int(figures.level))
+
+    def _print(self, figures: Status, verbosity: int) -> None:
+        styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
+        verdicts = figures.verdicts if verbosity else figures.verdicts[:1]
+        for verdict in verdicts:
+            self.stdout.write(styles[verdict.level](f"{verdict.level.name}: {verdict.sentence}"))
+        if not verbosity:
+            return
+        self._table("Publishers", _publishers(figures))
+        self._table("Failed messages by cause", _failures(figures))
+        self._table("Keys that stand still", _blocked_keys(figures))
+        self._table("Relays", _relays(figures))
+
+    def _table(self, title: str, lines: Iterable[Sequence[str]]) -> None:
+        """Print lines of text in columns, the first of them as the header; nothing without further ones."""
+        rows = list(lines)
+        if len(rows) == 1:
+            return
+        hidden = len(rows) - 1 - MAX_LINES
+        rows = rows[: MAX_LINES + 1]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        self.stdout.write(f"\n{title}")
+        for row in rows:
+            self.stdout.write("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        if hidden > 0:
+            self.stdout.write(f"  … and {hidden:,} more")
+
+
+def _publishers(figures: Status) -> Iterable[Sequence[str]]:
+    counts = ("due", "oldest", "retrying", "delayed", "failed", "blocking", "delivered/min")
+    yield "publisher", *counts, "breaker", "relays"
+    for each in figures.publishers:
+        oldest = "-" if each.oldest_due is None else short_duration(each.oldest_due)
+        yield (
+            each.alias,
+            str(each.due),
+            oldest if each.oldest_is_exact else f"{oldest}+",
+            str(each.retrying),
+            str(each.delayed),
+            str(each.failed),
+            str(each.blocking),
+            f"{each.processed_per_minute:,}",
+            "paused" if each.paused else each.breaker or "-",
+            f"{each.relays:,}",
+        )
+
+
+def _failures(figures: Status) -> Iterable[Sequence[str]]:
+    yield "error class", "type", "publisher", "count", "blocking", "first", "last"
+    for each in figures.failures:
+        yield (
+            each.error_class or "-",
+            each.type,
+            each.publisher,
+            f"{each.count:,}",
+            f"{each.blocking:,}",
+            _ago(figures, each.first),
+            _ago(figures, each.last),
+        )
+
+
+def _blocked_keys(figures: Status) -> Iterable[Sequence[str]]:
+    yield "key", "publisher", "blocked by", "state", "since", "waiting"
+    for each in figures.blocked_keys:
+        yield (
+            each.key,
+            each.publisher,
+            f"{each.type} (id {each.id})",
+            "failed" if each.failed else "retrying",
+            _ago(figures, each.since),
+            str(each.waiting),
+        )
+
+
+def _relays(figures: Status) -> Iterable[Sequence[str]]:
+    yield "relay", "version", "mode", "workers", "publishers", "started", "seen", "delivered"
+    for each in figures.relays:
+        yield (
+            each.name,
+            each.version or "-",
+            each.mode if each.alive else f"{each.mode}, ended",
+            f"{each.workers:,}",
+            ", ".join(each.publishers),
+            _ago(figures, each.started_at),
+            f"{short_duration(each.seconds_since_seen)} ago",
+            f"{each.processed:,}",
+        )
+
+
+def _ago(figures: Status, time: Any) -> str:
+    return f"{short_duration(max((figures.at - time).total_seconds(), 0))} ago"
+
+
+def _explain(using: str, error: DatabaseError) -> str:
+    """Return why the figures could not be read, with the remedy if the tables are missing."""
+    try:
+        missing = missing_schema(connections[using])
+    except DatabaseError:
+        missing = ""
+    if missing:
+        return f'The database {using!r} lacks {missing}. Run "manage.py migrate --database={using}".'
+    return f"The database {using!r} is unavailable: {describe(error)}"

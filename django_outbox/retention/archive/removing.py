@@ -1,0 +1,135 @@
+"""Archive messages and then delete them, one file in one transaction."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from django.db import connections, transaction
+
+from django_outbox.conf import get_settings
+from django_outbox.conf.archive import ArchiveConfig
+from django_outbox.logs import logger
+from django_outbox.retention.archive.spool import Spool
+from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.stores import get_store
+from django_outbox.stores.removal import Listed, Page, Removal, make_removal
+from django_outbox.wording import counted
+
+PAGE_SIZE = 1000
+"""Number of rows that one statement lists or deletes."""
+
+READ_BYTES = 4 * 1024 * 1024
+"""Maximum bytes of the rows that are in memory at a time; one row is read however large it is."""
+
+
+class Removed(NamedTuple):
+    """Messages that were archived and deleted: their number, and the place after them. `at_end` if none follows."""
+
+    deleted: int
+    at: Any
+    at_end: bool
+
+
+class Filled(NamedTuple):
+    """How far a spool was filled: the place after its last row. `at_end` if no row follows."""
+
+    at: Any
+    at_end: bool
+
+
+class Interfered(Exception):
+    """Another session deleted or requeued some of the messages while they were being archived."""
+
+
+class Listing(Protocol):
+    """Lists, and locks if the database can, the messages to remove."""
+
+    def __call__(self, removal: Removal, limit: int, after: Any) -> Page:
+        """Return at most `limit` messages after a place."""
+
+
+def remove(
+    using: str,
+    config: ArchiveConfig,
+    listing: Listing,
+    *,
+    state: str,
+    reason: str,
+    by: str = "",
+    after: Any = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Removed:
+    """Write messages to a file, read it back, and delete them, in one transaction; then mark the file as committed.
+
+    Args:
+        using: the database alias.
+        config: the storage, and the limits of a file.
+        listing: returns the messages.
+        state: the column that is set in these messages; one in which it is not is left alone.
+        reason: why they are removed, for the manifest.
+        by: who removes them, for the manifest.
+        after: the place to begin after; None to begin at the start.
+        is_stopping: if it returns True, the file is given up and nothing is deleted.
+
+    Raises:
+        ArchiveUnavailable: the storage failed. Nothing was deleted.
+        Interfered: another session removed some of the messages. Nothing was deleted.
+    """
+    removal = make_removal(get_store(connections[using]))
+    storage = ArchiveStorage(config.storage, using)
+    with removal.transaction(get_settings().claim_timeout), Spool() as spool:
+        filled = Filled(after, at_end=False)
+        for step in _fill(spool, removal, config, listing, after):
+            filled = step
+            if is_stopping():
+                return Removed(0, after, at_end=True)
+        if not spool.ids:
+            return Removed(0, *filled)
+        name, manifest = storage.store(spool, reason=reason, by=by)
+        # Inside the locks' transaction this is a savepoint.
+        with transaction.atomic(using=using):
+            deleted = _delete(removal, spool, state)
+            if deleted != len(spool.ids):
+                storage.forget(name, manifest)
+                raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
+            transaction.on_commit(partial(storage.mark_committed, name), using=using, robust=True)
+    logger.info("Archived and deleted %s (%s): %s", counted(deleted, "message"), reason, manifest.file)
+    return Removed(deleted, *filled)
+
+
+def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listing, after: Any) -> Iterator[Filled]:
+    """Write rows to the spool until it is full or no row follows.
+
+    It yields after each part.
+    """
+    at_end = False
+    while not at_end and len(spool.ids) < config.max_rows:
+        rows, place, at_end = listing(removal, min(PAGE_SIZE, config.max_rows - len(spool.ids)), after)
+        while rows:
+            room = config.max_bytes - spool.length
+            if spool.ids and rows[0].size > room:
+                # The rows left are locked until the commit, and come into the next file.
+                return
+            part = _first_within(rows, min(READ_BYTES, room))
+            spool.add(removal.read([row.id for row in part]))
+            rows = rows[len(part) :]
+            after = part[-1].at
+            yield Filled(after, at_end=False)
+        after = place
+        yield Filled(after, at_end)
+
+
+def _first_within(rows: list[Listed], max_bytes: int) -> list[Listed]:
+    """Return the first rows up to a size, at least one."""
+    total = 0
+    for number, row in enumerate(rows):
+        total += row.size
+        if number and total > max_bytes:
+            return rows[:number]
+    return rows
+
+
+def _delete(removal: Removal, spool: Spool, state: str) -> int:
+    return sum(
+        removal.delete(spool.ids[start : start + PAGE_SIZE], state) for start in range(0, len(spool.ids), PAGE_SIZE)
+    )

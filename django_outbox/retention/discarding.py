@@ -1,0 +1,55 @@
+"""Discard failed messages, archived first if there is an archive."""
+
+from django.db import router
+
+from django_outbox.conf import get_settings
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.retention.archive.manifest import DISCARDED
+from django_outbox.retention.archive.removing import Interfered, Removed, remove
+from django_outbox.stores.removal import FAILED, Page, Removal
+
+MAX_ATTEMPTS = 5
+"""Number of attempts to archive messages that other sessions change meanwhile, on a database without row locks."""
+
+
+def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
+    """Delete the failed messages of a queryset and return how many were deleted; messages in other states stay.
+
+    If a message blocks its key, the messages behind it become available. With `OUTBOX["ARCHIVE"]`, the messages are
+    archived before they are deleted, and `manage.py outbox_restore` brings them back. Each file has its own
+    transaction, unless the caller has one open. Without an archive, it is a single DELETE.
+
+    Args:
+        messages: the messages, for example `OutboxMessage.objects.filter(type="order.created")`; not a slice.
+        by: who discards them, for the archive's manifest.
+
+    Raises:
+        ArchiveUnavailable: messages could not be archived. They are still in the table.
+    """
+    using: str = messages._db or router.db_for_write(OutboxMessage)  # type: ignore[attr-defined]
+    config = get_settings().archive
+    failed = messages.using(using).failed()
+    if config is None:
+        return failed._raw_delete(using)
+
+    def listing(removal: Removal, limit: int, after: int | None) -> Page:
+        chosen = failed.filter(pk__gt=after) if after is not None else failed
+        ids = list(chosen.order_by("pk").values_list("pk", flat=True)[:limit])
+        rows = [row._replace(at=row.id) for row in removal.list_failed(ids)] if ids else []
+        return Page(rows, ids[-1] if ids else after, len(ids) < limit)
+
+    total, attempts, removed = 0, 0, Removed(0, None, at_end=False)
+    while not removed.at_end:
+        try:
+            removed = remove(using, config, listing, state=FAILED, reason=DISCARDED, by=by, after=removed.at)
+        except Interfered as error:
+            attempts += 1
+            if attempts == MAX_ATTEMPTS:
+                raise ArchiveUnavailable(
+                    "The messages were requeued or deleted while they were being archived. Discard them again."
+                ) from error
+            continue
+        attempts = 0
+        total += removed.deleted
+    return total

@@ -1,0 +1,262 @@
+"""Rows that are copied elsewhere before they are deleted: list and lock them, read them as text, delete them."""
+
+import abc
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NamedTuple
+
+from django.db import transaction
+
+from django_outbox.stores.base import Store
+from django_outbox.stores.mysql import MySQLStore
+from django_outbox.stores.postgresql import MAX_TIMEOUT, PostgreSQLStore, array
+from django_outbox.stores.types import Row
+
+PROCESSED, FAILED = "processed_at", "failed_at"
+"""The column that is set in the rows to delete."""
+
+NAMES = (
+    "id",
+    "message_id",
+    "type",
+    "topic",
+    "key",
+    "publisher",
+    "occurred_at",
+    "processed_at",
+    "failed_at",
+    "attempts",
+    "error",
+    "error_class",
+    "first_error_at",
+    "last_error_at",
+    "dead_lettered_at",
+    "blocks_key",
+    "headers",
+    "payload",
+)
+"""The columns of a row that `read` returns, in this order. Times and JSON are text; times are in UTC."""
+
+TIMES = frozenset(name for name in NAMES if name.endswith("_at"))
+JSON = ("headers", "payload")
+
+
+class Listed(NamedTuple):
+    """A row to delete: its id, its approximate size in bytes, and its place in the order of the list."""
+
+    id: int
+    size: int
+    at: Any = None
+
+
+class Page(NamedTuple):
+    """Rows that were listed; `at_end` if no row follows, and `at` is the place after them."""
+
+    rows: list[Listed]
+    at: Any
+    at_end: bool
+
+
+class Removal(abc.ABC):
+    """Lists, reads and deletes rows over the connection of a store."""
+
+    can_lock: ClassVar[bool] = True
+    """Whether listed rows are locked until the end of the transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.connection = store.connection
+
+    @contextmanager
+    def transaction(self, max_seconds: float) -> Iterator[None]:
+        """Hold the locks until the end of the block, which commits. The caller's transaction is used if there is one.
+
+        Args:
+            max_seconds: idle time after which the database ends the transaction, if it can.
+        """
+        if self.connection.in_atomic_block:
+            with transaction.atomic(using=self.connection.alias):
+                yield
+            return
+        with self._limited(max_seconds), transaction.atomic(using=self.connection.alias):
+            self._begin(max_seconds)
+            yield
+
+    @abc.abstractmethod
+    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
+        """List and lock processed messages, the oldest first; rows that another session has locked are left out.
+
+        Args:
+            older_than: minimum age in seconds.
+            limit: maximum number of messages.
+            after: `at` of an earlier row or page, to begin after it; None to begin at the start.
+        """
+
+    @abc.abstractmethod
+    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
+        """List and lock those of these messages that are failed, in the order of their ids."""
+
+    def read(self, ids: Sequence[int]) -> list[Row]:
+        """Return the columns `NAMES` of these messages, in the order of their ids."""
+        quote = self.connection.ops.quote_name
+        columns = ", ".join(self._as_text(name, quote(name)) for name in NAMES)
+        return self.store.fetch(*self._for(f"SELECT {columns} FROM {{table}} WHERE id IN ids ORDER BY id", ids))
+
+    @abc.abstractmethod
+    def delete(self, ids: Sequence[int], state: str) -> int:
+        """Delete those of these messages whose column `state` is set, and return how many were deleted."""
+
+    @contextmanager
+    def _limited(self, max_seconds: float) -> Iterator[None]:
+        yield
+
+    @abc.abstractmethod
+    def _begin(self, max_seconds: float) -> None:
+        """Make the transaction READ COMMITTED, whatever the project's default."""
+
+    @abc.abstractmethod
+    def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        """Return a statement whose `IN ids` selects these ids, and its parameters."""
+
+    @abc.abstractmethod
+    def _as_text(self, name: str, quoted: str) -> str:
+        """Return the expression that reads a column."""
+
+
+class PostgreSQLRemoval(Removal):
+    """Locks with FOR UPDATE SKIP LOCKED."""
+
+    SIZE = "octet_length(payload::text) + octet_length(headers::text) + octet_length(error)"
+    OLD = f"""
+SELECT id, {SIZE}, processed_at AT TIME ZONE 'UTC' FROM {{table}}
+WHERE processed_at < statement_timestamp() - %s * interval '1 second'
+    AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
+ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+
+    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
+        found = self.store.fetch(self.OLD, [older_than, *(after or ("-infinity", 0)), limit])
+        rows = [Listed(id, size, (time, id)) for id, size, time in found]
+        return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
+
+    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
+        sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id FOR UPDATE"
+        return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
+
+    def delete(self, ids: Sequence[int], state: str) -> int:
+        return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
+
+    def _begin(self, max_seconds: float) -> None:
+        milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
+        self.store.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the archive.
+        self.store.fetch("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [str(milliseconds)])
+
+    def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        return sql.replace("IN ids", "= ANY(%s::bigint[])"), [array(ids)]
+
+    def _as_text(self, name: str, quoted: str) -> str:
+        if name in TIMES:
+            return f"""to_char({quoted} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US')"""
+        return f"{quoted}::text" if name == "message_id" or name in JSON else quoted
+
+
+class MySQLRemoval(Removal):
+    """Lists rows first and locks them by their ids, because a locking read of a range would lock its end as well."""
+
+    OLD = """
+SELECT id, CAST(processed_at AS CHAR) FROM {table} FORCE INDEX (outbox_processed)
+WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND AND processed_at >= %s
+    AND (processed_at > %s OR id > %s)
+ORDER BY processed_at, id LIMIT %s
+"""
+    LOCK = """
+SELECT id, LENGTH(payload) + LENGTH(headers) + LENGTH(error) FROM {table} FORCE INDEX (PRIMARY)
+WHERE id IN ids AND state IS NOT NULL ORDER BY id FOR UPDATE
+"""
+    EARLIEST = "1000-01-01"
+
+    store: MySQLStore
+
+    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
+        time, id = after or (self.EARLIEST, 0)
+        found = self.store.fetch(self.OLD, [round(older_than * 1_000_000), time, time, id, limit])
+        if not found:
+            return Page([], after, at_end=True)
+        lock = f"{self.LOCK.rstrip()} SKIP LOCKED".replace("state", PROCESSED)
+        locked = dict(self.store.fetch(*self._for(lock, [id for id, _ in found])))
+        rows = [Listed(id, locked[id], (time, id)) for id, time in found if id in locked]
+        last, time = found[-1]
+        return Page(rows, (time, last), len(found) < limit)
+
+    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
+        return [Listed(*row) for row in self.store.fetch(*self._for(self.LOCK.replace("state", FAILED), ids))]
+
+    def delete(self, ids: Sequence[int], state: str) -> int:
+        # As in `MySQLStore.DELETED`, no rows but these are read.
+        listed = f"JSON_TABLE('[{','.join(map(str, ids))}]', '$[*]' COLUMNS (id BIGINT PATH '$')) listed"
+        return self.store.execute(
+            f"DELETE message FROM {listed} "
+            "STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = listed.id "
+            f"WHERE message.{state} IS NOT NULL"
+        )
+
+    @contextmanager
+    def _limited(self, max_seconds: float) -> Iterator[None]:
+        with self.store.idle_limit(max_seconds):
+            yield
+
+    def _begin(self, max_seconds: float) -> None:
+        self.store.begin(max_seconds)
+
+    def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        return sql.replace("IN ids", f"IN ({','.join(map(str, ids))})"), ()
+
+    def _as_text(self, name: str, quoted: str) -> str:
+        return f"CAST({quoted} AS CHAR)" if name in TIMES else quoted
+
+
+class SQLiteRemoval(Removal):
+    """Locks nothing, because a writer that waits for an upload would stop all others: `delete` shows what is lost."""
+
+    can_lock = False
+    SIZE = "length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(error)"
+    OLD = f"""
+SELECT id, {SIZE}, CAST(processed_at AS TEXT) FROM {{table}}
+WHERE processed_at < strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds') AND (processed_at, id) > (%s, %s)
+ORDER BY processed_at, id LIMIT %s
+"""
+
+    @contextmanager
+    def transaction(self, max_seconds: float) -> Iterator[None]:
+        yield
+
+    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
+        found = self.store.fetch(self.OLD, [-older_than, *(after or ("", 0)), limit])
+        rows = [Listed(id, size, (time, id)) for id, size, time in found]
+        return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
+
+    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
+        sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id"
+        return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
+
+    def delete(self, ids: Sequence[int], state: str) -> int:
+        return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
+
+    def _begin(self, max_seconds: float) -> None:
+        """Do nothing."""
+
+    def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
+        return sql.replace("IN ids", "IN (SELECT value FROM json_each(%s))"), [json.dumps([*ids])]
+
+    def _as_text(self, name: str, quoted: str) -> str:
+        # Any column may hold any value; the driver would fail for text that is not UTF-8.
+        return quoted if name in {"id", "attempts", "blocks_key"} else f"CAST({quoted} AS BLOB)"
+
+
+def make_removal(store: Store) -> Removal:
+    """Return the `Removal` for a store's kind of database."""
+    if isinstance(store, PostgreSQLStore):
+        return PostgreSQLRemoval(store)
+    return MySQLRemoval(store) if isinstance(store, MySQLStore) else SQLiteRemoval(store)

@@ -1,0 +1,202 @@
+"""Hooks for tracing libraries: they add headers to new messages, and learn how messages were published.
+
+No tracing library is imported here. Without one, each call of `enqueue` and each batch costs two function calls.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from django_outbox.error_text import describe, is_interrupt
+from django_outbox.logs import logger
+from django_outbox.messages import Message, Outcome
+
+if TYPE_CHECKING:
+    # A tracing library may be set up before models can be imported.
+    from django_outbox.models import OutboxMessage
+
+MAX_HEADERS_LENGTH = 8 * 1024
+"""Maximum characters of the headers that one tracing library may add to a message."""
+
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about tracing libraries that raise, because one that fails may fail at every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBatch:
+    """A batch after its new state was committed.
+
+    Args:
+        publisher_alias: the publisher.
+        messaging_system: the publisher's broker, such as `rabbitmq`.
+        name_destination: returns the destination of a message.
+        messages: the messages that were claimed.
+        outcomes: one for each message, in the same order.
+        failed: the ids of the messages that have failed: refused for good, or out of attempts.
+        began_at: when publishing began, in nanoseconds since 1970.
+        ended_at: when it ended.
+    """
+
+    publisher_alias: str
+    messaging_system: str
+    name_destination: Callable[[Message], str]
+    messages: Sequence[Message]
+    outcomes: Sequence[Outcome]
+    failed: frozenset[int]
+    began_at: int
+    ended_at: int
+
+
+class Tracer(Protocol):
+    """Connects a tracing library. Exceptions that it raises are logged; they affect neither callers nor deliveries."""
+
+    def enqueueing(
+        self, messages: "Sequence[OutboxMessage]", *, many: bool
+    ) -> AbstractContextManager[Mapping[str, str]]:
+        """Return a context manager around the writing of valid messages. It yields headers to add to each message.
+
+        Headers that a message has already are never replaced.
+        """
+
+    def published(self, batch: PublishedBatch) -> None:
+        """Record a batch. Called in the relay's thread, outside the transaction of the claim."""
+
+
+_tracers: list[Tracer] = []
+_waiting: dict[str, Callable[[], Tracer]] = {}
+_lock = threading.Lock()
+
+
+def add_tracer(tracer: Tracer) -> None:
+    """Call a tracer from now on."""
+    _tracers.append(tracer)
+
+
+def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
+    """Add a tracer as soon as something else has imported a module of its library.
+
+    A process that never imports the library has no trace to continue, and need not spend the time of the import.
+
+    Args:
+        module: the module's full name.
+        make: imports the tracer and returns it.
+    """
+    _waiting[module] = make
+
+
+def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> AbstractContextManager[None]:
+    """Return a context manager for the writing of messages, which gives them the headers of their traces.
+
+    Args:
+        messages: valid messages, not written yet. Their headers are replaced, not changed in place.
+        many: whether they come from `enqueue_many`.
+    """
+    tracers = _find_tracers()
+    return _traced(tracers, messages, many) if tracers else nullcontext()
+
+
+def trace_published(batch: Callable[[], PublishedBatch]) -> None:
+    """Let each tracer record a batch, which is only made if there are any."""
+    for tracer in _find_tracers():
+        try:
+            tracer.published(batch())
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _report(error)
+
+
+def _find_tracers() -> Sequence[Tracer]:
+    for module in tuple(_waiting):
+        if sys.modules.get(module) is not None:
+            _load(module)
+    return _tracers
+
+
+def _load(module: str) -> None:
+    with _lock:
+        make = _waiting.get(module)
+        if make is None:
+            return
+        try:
+            _tracers.append(make())
+        except Exception as error:
+            # An old or incomplete version of the library.
+            logger.warning("Messages are not traced with %s: %s", module, describe(error))
+        _waiting.pop(module, None)
+
+
+@contextmanager
+def _traced(tracers: Sequence[Tracer], messages: "Sequence[OutboxMessage]", many: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        for tracer in tracers:
+            headers = stack.enter_context(_Guarded(tracer, messages, many))
+            _add_headers(messages, headers)
+        yield
+
+
+class _Guarded:
+    """A tracer's context manager; what it raises itself is logged, and what is raised inside it passes through."""
+
+    def __init__(self, tracer: Tracer, messages: "Sequence[OutboxMessage]", many: bool) -> None:
+        self._arguments = (tracer, messages, many)
+        self._manager: AbstractContextManager[Mapping[str, str]] | None = None
+
+    def __enter__(self) -> Mapping[str, str]:
+        tracer, messages, many = self._arguments
+        try:
+            manager = tracer.enqueueing(messages, many=many)
+            headers = _read_headers(manager.__enter__())
+        except Exception as error:
+            _report(error)
+            return {}
+        self._manager = manager
+        return headers
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._manager is None:
+            return
+        try:
+            self._manager.__exit__(kind, raised, traceback)
+        except Exception as error:
+            if error is not raised:
+                _report(error)
+
+
+def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers that every database and broker can carry.
+
+    Raises:
+        ValueError: they are not short strings of printable ASCII characters.
+    """
+    found = dict(headers)
+    if not found:
+        return found
+    text = "".join([*found, *found.values()])
+    if not (text.isascii() and text.isprintable()) or len(text) > MAX_HEADERS_LENGTH:
+        raise ValueError(f"the headers of a trace are not ASCII, or longer than {MAX_HEADERS_LENGTH:,} characters")
+    return found
+
+
+def _add_headers(messages: "Sequence[OutboxMessage]", headers: Mapping[str, str]) -> None:
+    if headers:
+        for message in messages:
+            message.headers = {**headers, **message.headers}
+
+
+_last_report = -LOG_INTERVAL
+
+
+def _report(error: BaseException) -> None:
+    global _last_report  # noqa: PLW0603 - one clock for the process
+    now = time.monotonic()
+    if now - _last_report >= LOG_INTERVAL:
+        _last_report = now
+        logger.error("Tracing failed; messages are delivered without it: %s", describe(error), exc_info=error)

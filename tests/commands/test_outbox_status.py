@@ -1,0 +1,101 @@
+"""`manage.py outbox_status`: figures for people, JSON for programs, and an exit code for monitoring systems."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from django_outbox.models import Heartbeat, OutboxMessage
+from django_outbox.stores.clock import read_clock
+from tests.conftest import ALIASES, LOCKING
+from tests.support.messages import ago, put
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+
+def run(using: str, *arguments: str, **options: Any) -> tuple[int, str]:
+    out = io.StringIO()
+    try:
+        call_command("outbox_status", "--database", using, "--no-color", *arguments, stdout=out, **options)
+    except SystemExit as end:
+        return int(end.code or 0), out.getvalue()
+    return 0, out.getvalue()
+
+
+def make_late(using: str) -> None:
+    put(2, using)
+    OutboxMessage.objects.using(using).update(available_at=ago(minutes=10.5))
+
+
+def test_an_idle_outbox_exits_0(using: str):
+    code, output = run(using)
+    assert code == 0
+    assert output.splitlines()[0] == "OK: Nothing is due. No relay has been seen lately."
+    assert "Relays" not in output
+
+
+def test_failed_messages_are_a_warning_and_exit_1(using: str):
+    put(3, using, key="order-7")
+    first = OutboxMessage.objects.using(using).order_by("id")[0]
+    OutboxMessage.objects.using(using).filter(pk=first.pk).update(
+        failed_at=read_clock(using), available_at=None, error_class="rabbitmq.nack"
+    )
+    code, output = run(using)
+    assert code == 1
+    assert output.splitlines()[:3] == [
+        "WARNING: 1 key stands still, for example 'order-7'.",
+        "WARNING: 1 message failed.",
+        "OK: 2 messages are due, none of them late.",
+    ]
+    assert f"order-7  default    t (id {first.pk})    failed" in output
+
+
+def test_late_messages_are_critical_and_exit_2(using: str):
+    make_late(using)
+    code, output = run(using)
+    assert code == 2
+    assert output.splitlines()[0] == "CRITICAL: Not delivering for 10 min: 2 due for 'default', no relay seen."
+
+
+def test_the_age_that_is_critical_is_an_argument(using: str):
+    make_late(using)
+    assert run(using, "--max-age", "3600")[0] == 0
+
+
+def test_the_lowest_verbosity_prints_one_line(using: str):
+    make_late(using)
+    assert len(run(using, verbosity=0)[1].splitlines()) == 1
+
+
+def test_json_has_all_figures(using: str):
+    make_late(using)
+    Heartbeat.objects.using(using).create(relay="a:1", host="a", pid=1, mode="run", workers=2, publishers={})
+    code, output = run(using, "--json")
+    figures = json.loads(output)
+    assert (code, figures["level"], figures["using"]) == (2, "CRITICAL", using)
+    assert figures["publishers"][0]["due"] == {"number": 2, "more": False}
+    assert figures["relays"][0]["name"] == "a:1"
+    assert figures["verdicts"][0]["code"] == "not_delivering"
+
+
+def test_long_lists_are_cut(using: str):
+    for number in range(13):
+        Heartbeat.objects.using(using).create(relay=f"a:{number}", host="a", pid=number, workers=1)
+    assert "… and 3 more" in run(using)[1]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_missing_table_is_critical_and_the_error_names_the_remedy(using: str):
+    table = OutboxMessage._meta.db_table
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO outbox_hidden")
+    try:
+        with pytest.raises(CommandError, match=f'Run "manage.py migrate --database={using}"') as raised:
+            call_command("outbox_status", "--database", using)
+    finally:
+        with connections[using].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE outbox_hidden RENAME TO {table}")
+    assert raised.value.returncode == 2

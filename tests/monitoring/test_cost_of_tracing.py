@@ -1,0 +1,101 @@
+"""Without a tracing library, or while none is in use, tracing costs next to nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SCRIPT = """
+import json, sys
+{prepare}
+import django
+from django.conf import settings
+settings.configure(
+    SECRET_KEY="only for tests",
+    USE_TZ=True,
+    INSTALLED_APPS=["django_outbox"],
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
+    OUTBOX={{"PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}}}},
+)
+django.setup()
+from django.core.management import call_command
+from django.db import transaction
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.relay import Relay
+call_command("migrate", verbosity=0)
+
+def write():
+    with transaction.atomic():
+        return enqueue("order.created", 1)
+
+def write_many():
+    with transaction.atomic():
+        enqueue_many([OutboxMessage(type="order.created", payload=n) for n in range(500)])
+
+def deliver():
+    relay.deliver_once()
+
+def count(function):
+    calls = []
+    def profile(frame, event, argument):
+        if event == "call" and "tracing" in frame.f_code.co_filename.replace("\\\\", "/").rpartition("/")[2]:
+            calls.append(frame.f_code.co_name)
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+relay = Relay()
+write()
+deliver()
+calls = {{function.__name__: count(function) for function in (write, write_many, deliver)}}
+headers = list(OutboxMessage.objects.values_list("headers", flat=True).distinct())
+print(json.dumps({{"calls": calls, "headers": headers, "left": OutboxMessage.objects.pending().count(),
+    "modules": [name for name in sys.modules if name.split(".")[0] in ("opentelemetry", "sentry_sdk")
+                or name in ("django_outbox.monitoring.tracing", "django_outbox.contrib.sentry")
+                if sys.modules[name] is not None]}}))
+"""
+
+
+def run(prepare: str) -> Any:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT.format(prepare=prepare)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    ['sys.modules.update(dict.fromkeys(["opentelemetry", "sentry_sdk"]))', ""],
+    ids=["not installed", "installed but not imported"],
+)
+def test_without_a_library_in_use_a_call_or_a_batch_costs_two_function_calls(prepare: str):
+    found = run(prepare)
+    assert found["modules"] == []
+    assert found["calls"] == {
+        "write": ["traced", "_find_tracers"],
+        "write_many": ["traced", "_find_tracers"],
+        "deliver": ["trace_published", "_find_tracers"],
+    }
+    assert found["headers"] == [{}]
+    assert found["left"] == 0
+
+
+def test_an_incomplete_library_is_reported_once_and_changes_nothing():
+    found = run('import types; sys.modules["opentelemetry.trace"] = types.ModuleType("opentelemetry.trace")')
+    assert found["headers"] == [{}]
+    assert found["left"] == 0
+    assert found["calls"]["write"] == ["traced", "_find_tracers"]

@@ -1,0 +1,83 @@
+"""Every query of the figures reads an index, and no more rows than its limit, on a table of many messages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+from pytest_django import DjangoDbBlocker
+
+from django_outbox.monitoring import failures, heads, queues
+from django_outbox.monitoring.status import read_status
+from tests.admin.test_plans import FILL, POSTGRESQL_SCANS, TABLE, WORDS
+from tests.conftest import ALIASES, LOCKING
+from tests.stores.test_plans import TIDY, mysql_plan, postgresql_plan, removed, run
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
+
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+LIMIT = 1000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with django_db_blocker.unblock():
+        try:
+            for using in LOCKING:
+                vendor = connections[using].vendor
+                run(using, FILL.format(table=TABLE, **WORDS[vendor]).replace("%", "%%"))
+                run(using, TIDY[vendor].format(TABLE))
+            yield
+        finally:
+            for using in LOCKING:
+                run(using, f"TRUNCATE {TABLE}")
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    settings.OUTBOX = {"PUBLISHERS": {"default": MEMORY}}
+    for module, name in (
+        (queues, "MAX_COUNT"),
+        (queues, "MAX_ROWS"),
+        (heads, "MAX_ENTRIES"),
+        (failures, "MAX_FAILURES"),
+    ):
+        monkeypatch.setattr(module, name, LIMIT)
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_each_query_reads_an_index_up_to_its_limit(using: str):
+    with CaptureQueriesContext(connections[using]) as queries:
+        result = read_status(using)
+    assert [publisher.alias for publisher in result.publishers] == ["default", "other"]
+    assert str(result.publishers[0].due) == "1,000+"
+    assert str(result.publishers[0].failed) == "0+"
+    assert not result.failures_are_complete
+    statements = [query["sql"] for query in queries if TABLE in query["sql"]]
+    assert len(statements) > 10
+    for sql in statements:
+        if using == "postgresql":
+            check_postgresql(sql)
+        else:
+            check_mysql(using, sql)
+
+
+def check_postgresql(sql: str) -> None:
+    scans = [node for node in postgresql_plan(sql) if "Scan" in node["Node Type"]]
+    scans = [node for node in scans if node["Node Type"] not in ("Subquery Scan", "CTE Scan")]
+    assert scans, sql[:1000]
+    assert {scan["Node Type"] for scan in scans} <= POSTGRESQL_SCANS, sql[:1000]
+    for scan in scans:
+        read = (scan["Actual Rows"] + removed(scan)) * scan["Actual Loops"]
+        assert read <= LIMIT + 1, sql[:1000]
+
+
+def check_mysql(using: str, sql: str) -> None:
+    plan = mysql_plan(using, sql)
+    tables = [node for node in plan if node.get("table_name") in (TABLE, "message")]
+    assert tables or any("message" in node for node in plan), sql[:1000]
+    for table in tables:
+        assert table["access_type"] != "ALL", sql[:1000]
+        assert table["key"], sql[:1000]
+        assert (table["r_rows"] or 0) <= LIMIT + 1, sql[:1000]

@@ -1,0 +1,360 @@
+"""OpenTelemetry: enqueueing and publishing are spans of the caller's trace."""
+
+import time
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import DatabaseError, transaction
+from django.test import override_settings
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many, tracing
+from django_outbox.allowance import Allowance
+from django_outbox.enqueueing import enqueue as enqueue_module
+from django_outbox.enqueueing.validation import MAX_HEADERS_BYTES
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
+from django_outbox.monitoring.tracing import OpenTelemetryTracer
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.relay import Relay
+from tests.conftest import ALIASES
+from tests.support.messages import Clock, put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.rabbitmq_tools import Broker, make_message
+from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
+
+pytest_plugins = ["tests.support.tracing_fixtures", "tests.support.rabbitmq_fixtures"]
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted", "spans")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}}
+
+tracer = trace.get_tracer("tests")
+
+
+def write(using: str = "default", **fields: Any) -> OutboxMessage:
+    with transaction.atomic(using=using):
+        return enqueue("order.created", {"id": 7}, using=using, **fields)
+
+
+def deliver(using: str = "default") -> list[Message]:
+    """Deliver a batch, and return what was published."""
+    with Relay(using=using) as relay:
+        relay.deliver_once()
+    return ScriptedPublisher.batches[-1]
+
+
+def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
+    return [span for span in spans.get_finished_spans() if span.name == name]
+
+
+def context_of(headers: Any) -> trace.SpanContext:
+    """Read headers as a consumer does."""
+    return trace.get_current_span(TraceContextTextMapPropagator().extract(headers)).get_span_context()
+
+
+# Enqueueing
+
+
+def test_enqueue_is_a_span_whose_context_is_in_the_headers(using: str, spans: InMemorySpanExporter):
+    with tracer.start_as_current_span("request") as request:
+        message = write(using, topic="shop.orders", headers={"source": "web"})
+    (created,) = named(spans, "create shop.orders")
+    assert created.kind is SpanKind.PRODUCER
+    assert created.parent is not None
+    assert created.parent.span_id == request.get_span_context().span_id
+    assert created.status.status_code is StatusCode.UNSET
+    assert dict(created.attributes or {}) == {
+        "messaging.system": "django_outbox",
+        "messaging.operation.name": "create",
+        "messaging.operation.type": "create",
+        "messaging.destination.name": "shop.orders",
+        "messaging.message.id": str(message.message_id),
+    }
+    stored = OutboxMessage.objects.using(using).get().headers
+    assert stored.keys() == {"source", "traceparent"}
+    assert context_of(stored).span_id == created.context.span_id
+    assert context_of(stored).trace_id == request.get_span_context().trace_id
+
+
+def test_without_a_current_span_a_message_has_no_trace(spans: InMemorySpanExporter):
+    assert write(headers={"source": "web"}).headers == {"source": "web"}
+    deliver()
+    assert spans.get_finished_spans() == ()
+
+
+def test_a_trace_that_the_caller_chose_is_kept(spans: InMemorySpanExporter):
+    with tracer.start_as_current_span("request"):
+        message = write(headers={"traceparent": traceparent()})
+    assert message.headers == {"traceparent": traceparent()}
+    assert [span.name for span in spans.get_finished_spans()] == ["request"]
+
+
+def test_a_trace_that_is_not_sampled_is_passed_on_without_a_span(spans: InMemorySpanExporter):
+    with within_trace(sampled=False):
+        message = write()
+    assert message.headers == {"traceparent": traceparent(sampled=False)}
+    deliver()
+    assert spans.get_finished_spans() == ()
+
+
+def test_the_state_of_a_trace_is_passed_on_and_baggage_is_not():
+    with within_trace(sampled=True, state={"vendor": "a1"}):
+        token = context.attach(baggage.set_baggage("customer", "17"))
+        try:
+            message = write()
+        finally:
+            context.detach(token)
+    assert message.headers.keys() == {"traceparent", "tracestate"}
+    assert message.headers["tracestate"] == "vendor=a1"
+
+
+def test_the_dict_of_the_callers_headers_is_not_changed():
+    headers = {"source": "web"}
+    with tracer.start_as_current_span("request"):
+        write(headers=headers)
+    assert headers == {"source": "web"}
+
+
+def test_headers_of_the_maximum_size_still_get_the_trace():
+    with tracer.start_as_current_span("request"):
+        message = write(headers={"text": "x" * (MAX_HEADERS_BYTES - len('{"text": ""}'))})
+    assert "traceparent" in message.headers
+
+
+def test_enqueue_many_is_one_span_for_all_messages_without_a_trace(using: str, spans: InMemorySpanExporter):
+    messages = [OutboxMessage(type="order.created", payload=n) for n in range(3)]
+    messages.append(OutboxMessage(type="order.created", payload=3, headers={"traceparent": traceparent()}))
+    with tracer.start_as_current_span("request"), transaction.atomic(using=using):
+        enqueue_many(messages, using=using)
+    (sent,) = named(spans, "send order.created")
+    assert sent.kind is SpanKind.PRODUCER
+    assert dict(sent.attributes or {}) == {
+        "messaging.system": "django_outbox",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "order.created",
+        "messaging.batch.message_count": 3,
+    }
+    stored = list(OutboxMessage.objects.using(using).order_by("payload").values_list("headers", flat=True))
+    assert [context_of(headers).span_id for headers in stored] == [sent.context.span_id] * 3 + [SPAN_ID]
+
+
+def test_enqueue_many_of_several_types_has_no_destination(spans: InMemorySpanExporter):
+    with tracer.start_as_current_span("request"), transaction.atomic():
+        enqueue_many([OutboxMessage(type=type, payload=1) for type in ("order.created", "order.paid")])
+    (sent,) = named(spans, "send")
+    assert "messaging.destination.name" not in (sent.attributes or {})
+
+
+def test_a_row_that_cannot_be_written_is_an_error_without_its_text(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise DatabaseError("Failing row contains (secret)")
+
+    monkeypatch.setattr(enqueue_module, "_write", fail)
+    with tracer.start_as_current_span("request"), pytest.raises(DatabaseError, match="secret"):
+        write()
+    (created,) = named(spans, "create order.created")
+    assert created.status.status_code is StatusCode.ERROR
+    assert (created.attributes or {})["error.type"] == "django.db.utils.DatabaseError"
+    assert "secret" not in created.to_json()
+
+
+def test_tracing_can_be_switched_off(spans: InMemorySpanExporter):
+    with override_settings(OUTBOX={**OUTBOX, "TRACING": False}):
+        with tracer.start_as_current_span("request"):
+            assert write().headers == {}
+        write(headers={"traceparent": traceparent()})
+        assert [dict(message.headers) for message in deliver()] == [{}, {"traceparent": traceparent()}]
+    assert [span.name for span in spans.get_finished_spans()] == ["request"]
+
+
+# Publishing
+
+
+def test_publishing_is_a_span_of_the_messages_trace_with_a_link(using: str, spans: InMemorySpanExporter):
+    message = write(using, key="order-7", topic="shop.orders", headers={"traceparent": traceparent()})
+    before = time.time_ns()
+    (published,) = deliver(using)
+    (span,) = named(spans, "publish shop.orders")
+    assert published.headers == {"traceparent": traceparent()}
+    assert span.kind is SpanKind.CLIENT
+    assert span.parent is not None
+    assert (span.context.trace_id, span.parent.span_id) == (TRACE_ID, SPAN_ID)
+    assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [(TRACE_ID, SPAN_ID)]
+    assert span.status.status_code is StatusCode.UNSET
+    assert before <= (span.start_time or 0) <= (span.end_time or 0) <= time.time_ns()
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "django_outbox",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "shop.orders",
+        "messaging.message.id": str(message.message_id),
+        "django_outbox.publisher": "default",
+        "django_outbox.outcome": "accepted",
+        "django_outbox.attempt": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error_type", "failed"),
+    [
+        (rejected("secret", error_class="shop.Unroutable"), "shop.Unroutable", True),
+        (rejected("secret"), "rejected", True),
+        (retry_later("secret", cause=KeyError("secret")), "KeyError", False),
+        (unanswered("secret"), "unanswered", False),
+    ],
+    ids=["rejected with a class", "rejected", "deferred", "unanswered"],
+)
+def test_a_message_that_was_not_accepted_is_an_error_without_its_text(
+    spans: InMemorySpanExporter, outcome: Outcome, error_type: str, failed: bool
+):
+    write(key="secret", headers={"traceparent": traceparent()})
+    ScriptedPublisher.answer = staticmethod(lambda message: outcome)
+    with Relay() as relay:
+        if error_type == "unanswered":
+            with pytest.raises(Exception, match="secret"):
+                relay.deliver_once()
+        else:
+            relay.deliver_once()
+    (span,) = named(spans, "publish order.created")
+    assert span.status.status_code is StatusCode.ERROR
+    attributes = span.attributes or {}
+    assert attributes["django_outbox.outcome"] == outcome.verdict.value
+    assert (attributes["error.type"], attributes["django_outbox.failed"]) == (error_type, failed)
+    assert "secret" not in span.to_json()
+
+
+def test_a_message_that_was_not_published_has_no_span(spans: InMemorySpanExporter):
+    for _ in range(2):
+        write(key="order-7", headers={"traceparent": traceparent()})
+    ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy"))
+    assert len(deliver()) == 1
+    assert len(named(spans, "publish order.created")) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        traceparent(sampled=False),
+        "",
+        "x" * 54 + "1",
+        7,
+        None,
+        ["00"],
+        {"a": 1},
+        traceparent(trace_id=0),
+        "ff" + traceparent()[2:],
+    ],
+    ids=["not sampled", "blank", "nonsense", "number", "null", "list", "dict", "no trace", "unknown version"],
+)
+def test_a_header_without_a_sampled_trace_has_no_span(
+    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, header: Any
+):
+    write(headers={"traceparent": header, "tracestate": header})
+    (published,) = deliver()
+    assert published.headers["traceparent"] == header
+    assert spans.get_finished_spans() == ()
+    assert [record for record in caplog.records if "Tracing failed" in record.getMessage()] == []
+
+
+def test_the_number_of_spans_in_a_second_is_limited_and_failures_come_first(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+):
+    (registered,) = [each for each in tracing._find_tracers() if isinstance(each, OpenTelemetryTracer)]
+    monkeypatch.setattr(registered, "_spans", Allowance(10, 1.0, Clock()))
+    put(30, headers={"traceparent": traceparent()})
+    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == b"29" else ACCEPTED)
+    assert len(deliver()) == 30
+    outcomes = [(span.attributes or {})["django_outbox.outcome"] for span in named(spans, "publish t")]
+    assert outcomes == ["rejected"] + ["accepted"] * 9
+
+
+# Failures of the SDK
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("many", [False, True], ids=["enqueue", "enqueue_many"])
+def test_enqueue_survives_a_span_processor_that_raises(
+    processor: Switchable, caplog: pytest.LogCaptureFixture, at: str, many: bool
+):
+    with tracer.start_as_current_span("request"):
+        processor.error, processor.fails_at = RuntimeError("the collector is away"), at
+        if many:
+            with transaction.atomic():
+                enqueue_many([OutboxMessage(type="order.created", payload=1)])
+        else:
+            write()
+        processor.error = None
+    assert OutboxMessage.objects.count() == 1
+    assert "Tracing failed; messages are delivered without it: RuntimeError: the collector is away" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("away"), SystemExit(1), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_relay_survives_a_span_processor_that_raises(
+    transactional_db: None,
+    processor: Switchable,
+    caplog: pytest.LogCaptureFixture,
+    at: str,
+    error: BaseException,
+):
+    put(3, headers={"traceparent": traceparent()})
+    processor.error, processor.fails_at = error, at
+    with Relay() as relay:
+        assert relay.drain().processed == 3
+    assert OutboxMessage.objects.processed().count() == 3
+    assert caplog.text.count("Tracing failed") == 1
+
+
+def test_an_exporter_that_raises_affects_nothing(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch):
+    def export(*_: Any) -> Any:
+        raise ConnectionError("the collector is away")
+
+    monkeypatch.setattr(spans, "export", export)
+    with tracer.start_as_current_span("request"):
+        write()
+    assert len(deliver()) == 1
+    assert OutboxMessage.objects.processed().count() == 1
+
+
+# Other processes
+
+
+def test_a_consumer_of_rabbitmq_continues_the_trace(
+    transactional_db: None, broker: Broker, spans: InMemorySpanExporter
+):
+    queue = broker.queue()
+    outbox = {
+        "PUBLISHERS": {
+            "default": {
+                "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+                "OPTIONS": {"url": settings.AMQP_URL},
+            }
+        }
+    }
+    with override_settings(OUTBOX=outbox):
+        with tracer.start_as_current_span("request") as request:
+            write(topic=queue)
+        with Relay() as relay:
+            assert relay.drain().processed == 1
+    (received,) = broker.take(queue)
+    (created,), (published,) = named(spans, f"create {queue}"), named(spans, f"publish {queue}")
+    consumed = context_of(received.properties.headers)
+    assert consumed.trace_id == published.context.trace_id == request.get_span_context().trace_id
+    assert consumed.span_id == created.context.span_id
+    assert (published.attributes or {})["messaging.system"] == "rabbitmq"
+
+
+def test_rabbitmq_names_the_exchange_and_the_routing_key():
+    message = make_message("shop.orders", type="order.created")
+    for exchange, name in {"shop": "shop:shop.orders", "": "shop.orders"}.items():
+        publisher = RabbitMQPublisher("default", url=settings.AMQP_URL, exchange=exchange)
+        assert publisher.name_destination(message) == name

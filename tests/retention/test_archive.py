@@ -1,0 +1,325 @@
+"""The archive: what is purged or discarded is written to a storage first, and a storage that fails loses nothing."""
+
+import gzip
+import hashlib
+import json
+import logging
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_outbox import OutboxMessage
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.retention import discard
+from django_outbox.retention.archive import removing
+from django_outbox.retention.archive.manifest import ranges
+from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.retention.purge import purge
+from tests.conftest import ALIASES, LOCKING
+from tests.support.archives import (
+    FAILING,
+    FailingStorage,
+    archived,
+    archives,
+    archiving,
+    copies,
+    failed,
+    files,
+    processed,
+)
+from tests.support.databases import another_alias
+from tests.support.messages import ago, put, rows, write
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def archive(tmp_path: Path) -> Iterator[Path]:
+    with archiving(tmp_path, FAILING):
+        yield tmp_path
+
+
+def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, archive: Path):
+    old = processed(using, 3, key="order-7")
+    left = [*processed(using, 1, days=6), *write(using, 1), *failed(using, 1)]
+    before = ago(seconds=1)
+    assert purge(using=using) == 3
+    assert sorted(rows(using)) == left
+    (found,) = archives(using)
+    assert found.committed
+    manifest = found.manifest
+    assert manifest is not None
+    assert (manifest.reason, manifest.by, manifest.database, manifest.count) == ("purged", "", using, 3)
+    assert manifest.ids == tuple(ranges(old))
+    assert before < manifest.archived_at < ago()
+    path = archive / manifest.file
+    assert found.name.startswith(f"{using}/{manifest.archived_at:%Y/%m/%d}/")
+    assert (manifest.size, manifest.sha256) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert [line["id"] for line in lines] == old
+    assert {line["key"] for line in lines} == {"order-7"}
+
+
+def test_a_line_has_every_column_but_those_that_are_derived_or_empty(using: str, archive: Path):
+    processed(using, 1)
+    purge(using=using)
+    (file,) = archive.rglob("*.jsonl.gz")
+    columns = {field.name for field in OutboxMessage._meta.fields} - {"partition", "available_at"}
+    assert json.loads(gzip.decompress(file.read_bytes())).keys() == columns
+
+
+def test_discarded_messages_are_archived_with_the_name_of_who_did_it(using: str):
+    chosen, other = failed(using, 2)
+    (pending,) = write(using)
+    messages = OutboxMessage.objects.using(using).exclude(pk=other)
+    assert discard(messages, by="alice") == 1
+    assert sorted(rows(using)) == sorted([other, pending])
+    (found,) = archives(using)
+    assert found.manifest is not None
+    assert (found.manifest.reason, found.manifest.by) == ("discarded", "alice")
+    assert archived(using) == [chosen]
+
+
+def test_nothing_to_remove_writes_no_file(using: str, archive: Path):
+    processed(using, 1, days=1)
+    assert purge(using=using) == 0
+    assert discard(OutboxMessage.objects.using(using).all()) == 0
+    assert files(archive) == []
+
+
+def test_files_are_bounded_in_messages(using: str, tmp_path: Path):
+    ids = processed(using, 25)
+    with archiving(tmp_path, max_rows=10):
+        assert purge(using=using) == 25
+    assert [found.manifest.count for found in archives(using) if found.manifest] == [10, 10, 5]
+    assert sorted(archived(using)) == ids
+
+
+def test_files_are_bounded_in_bytes_and_a_large_message_has_one_of_its_own(using: str, tmp_path: Path):
+    processed(using, 5, payload="x" * 10_000)
+    processed(using, 1, payload="x" * 100_000)
+    with archiving(tmp_path, max_bytes=25_000):
+        assert purge(using=using) == 6
+    counts = [found.manifest.count for found in archives(using) if found.manifest]
+    assert sum(counts) == 6
+    assert max(counts) <= 3
+    assert counts[-1] == 1
+
+
+def test_discarding_more_than_a_file_holds_writes_several(using: str, tmp_path: Path):
+    ids = failed(using, 25)
+    with archiving(tmp_path, max_rows=10):
+        assert discard(OutboxMessage.objects.using(using).all()) == 25
+    assert len(archives(using)) == 3
+    assert sorted(archived(using)) == ids
+    assert rows(using) == {}
+
+
+def test_each_read_holds_a_bounded_part_of_the_rows(using: str, monkeypatch: pytest.MonkeyPatch):
+    ids = processed(using, 12, payload="x" * 1000)
+    monkeypatch.setattr(removing, "READ_BYTES", 3500)
+    monkeypatch.setattr(removing, "PAGE_SIZE", 5)
+    assert purge(using=using) == 12
+    assert sorted(archived(using)) == ids
+
+
+def test_memory_does_not_grow_with_the_file(using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(removing, "READ_BYTES", 1024 * 1024)
+    count, size = 40, 500_000
+    for number in range(count):
+        made = OutboxMessage(type="t", payload=f"{number}" + "x" * size, available_at=None, processed_at=ago(days=10))
+        made.save(using=using)
+    tracemalloc.start()
+    try:
+        assert purge(using=using) == count
+        _, writing = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        assert len(archived(using)) == count
+        _, reading = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert max(writing, reading) < count * size * 0.6, (writing, reading)
+
+
+# Storages that fail
+
+
+FAILURES = ["save 1", "save 2", "open", "cut"]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_storage_that_fails_leaves_all_messages_in_the_table(using: str, failure: str, archive: Path):
+    ids = processed(using, 2) + failed(using, 2)
+    with FailingStorage.failing(failure):
+        with pytest.raises(ArchiveUnavailable, match=r"STORAGES\['outbox_archive'\] failed: .* Check the storage"):
+            purge(using=using)
+        FailingStorage.saves = 0
+        with pytest.raises(ArchiveUnavailable):
+            discard(OutboxMessage.objects.using(using).all())
+    assert sorted(rows(using)) == ids
+    assert files(archive) == [], "what was written so far is removed"
+    assert purge(using=using) == 2
+    assert discard(OutboxMessage.objects.using(using).all()) == 2
+    assert sorted(archived(using)) == ids
+
+
+def test_a_marker_that_cannot_be_written_is_logged_and_the_archive_counts_as_uncommitted(
+    using: str, caplog: pytest.LogCaptureFixture
+):
+    ids = processed(using, 2)
+    with FailingStorage.failing("save 3"):
+        assert purge(using=using) == 2
+    assert "could not be marked as committed: OSError" in caplog.text
+    assert [found.committed for found in archives(using)] == [False]
+    assert archived(using) == ids
+
+
+def test_a_relay_delivers_on_while_the_archive_fails(using: str, caplog: pytest.LogCaptureFixture):
+    (old,) = processed(using, 1)
+    limits = replace(QUICK, purge_interval=0.05)
+    with FailingStorage.failing("open"), relays_in_threads(using=using, limits=limits, poll_interval=0.05) as start:
+        start()
+        eventually(lambda: "Old messages could not be archived" in caplog.text)
+        put(3, using)
+        eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+        assert old in rows(using)
+    lines = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
+    assert all("TimeoutError: the storage does not answer. Check the storage" in line for line in lines)
+
+
+def test_a_relay_archives_and_waits_its_interval_for_the_next_file(using: str, tmp_path: Path):
+    processed(using, 2)
+    limits = replace(QUICK, purge_interval=0.05)
+    with archiving(tmp_path, interval=3600), relays_in_threads(using=using, limits=limits) as start:
+        start()
+        eventually(lambda: [found.committed for found in archives(using)] == [True])
+        late = processed(using, 1)
+        put(1, using)
+        eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+        assert late[0] in rows(using)
+    with archiving(tmp_path, interval=0.01), relays_in_threads(using=using, limits=limits) as start:
+        start()
+        eventually(lambda: late[0] not in rows(using))
+
+
+# Other sessions
+
+
+@contextmanager
+def in_another_session(work: Any) -> Iterator[None]:
+    """Do some work in another thread, to its end."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "it waits for a lock"
+    yield
+
+
+def before_the_file(monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+    """Do some work in another session, once, when the rows are read and the file is to be written."""
+    store = ArchiveStorage.store
+    done: list[bool] = []
+
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not done:
+            done.append(True)
+
+            def run() -> None:
+                work()
+                connections.close_all()
+
+            with in_another_session(run):
+                pass
+        return store(self, *args, **kwargs)
+
+    monkeypatch.setattr(ArchiveStorage, "store", wrapped)
+
+
+def test_two_purges_at_once_archive_each_message_once(using: str, archive: Path, monkeypatch: pytest.MonkeyPatch):
+    ids = processed(using, 5)
+    deleted: list[int] = []
+    before_the_file(monkeypatch, lambda: deleted.append(purge(using=using)))
+    deleted.append(purge(using=using))
+    assert sorted(deleted) == [0, 5]
+    assert rows(using) == {}
+    assert dict(copies(archive)) == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.parametrize("using", ["default"], ids=["sqlite"])
+def test_a_message_that_is_requeued_meanwhile_is_not_discarded(
+    using: str, archive: Path, monkeypatch: pytest.MonkeyPatch
+):
+    requeued, other = failed(using, 2)
+    messages = OutboxMessage.objects.using(using)
+    before_the_file(monkeypatch, lambda: messages.filter(pk=requeued).requeue())
+    assert discard(messages.all()) == 1
+    assert list(rows(using)) == [requeued]
+    assert dict(copies(archive)) == {other: 1}
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_message_that_is_being_discarded_cannot_be_requeued(using: str, monkeypatch: pytest.MonkeyPatch):
+    ids = failed(using, 1)
+    waited: list[bool] = []
+
+    def requeue() -> None:
+        with another_alias(using) as other, transaction.atomic(using=other):
+            waiting = OutboxMessage.objects.using(other).select_for_update(skip_locked=True)
+            waited.append(not waiting.filter(pk__in=ids))
+
+    before_the_file(monkeypatch, requeue)
+    assert discard(OutboxMessage.objects.using(using).all()) == 1
+    assert waited == [True]
+
+
+def test_a_rollback_of_the_caller_keeps_the_messages_and_leaves_the_archive_uncommitted(using: str, archive: Path):
+    ids = failed(using, 2)
+    with transaction.atomic(using=using):
+        assert discard(OutboxMessage.objects.using(using).all()) == 2
+        transaction.set_rollback(True, using=using)
+    assert sorted(rows(using)) == ids
+    assert [found.committed for found in archives(using)] == [False]
+    with transaction.atomic(using=using):
+        assert discard(OutboxMessage.objects.using(using).all()) == 2
+        assert [found.committed for found in archives(using)] == [False, False]
+    assert [found.committed for found in archives(using)] == [False, True]
+    assert sorted(archived(using)) == ids
+
+
+def test_a_purge_that_is_stopped_while_it_fills_a_file_deletes_nothing(using: str, archive: Path):
+    ids = processed(using, 2)
+    calls: list[None] = []
+
+    def is_stopping() -> bool:
+        calls.append(None)
+        return len(calls) > 1
+
+    assert purge(using=using, is_stopping=is_stopping) == 0
+    assert sorted(rows(using)) == ids
+    assert files(archive) == []
+
+
+def test_without_an_archive_messages_are_deleted_without_a_copy(using: str, tmp_path: Path):
+    with archiving(tmp_path, outbox={"ARCHIVE": None}):
+        processed(using, 2)
+        failed(using, 2)
+        assert purge(using=using) == 2
+        assert discard(OutboxMessage.objects.using(using).all()) == 2
+    assert files(tmp_path) == []
+
+
+def test_the_age_of_the_purge_applies_to_the_archive(using: str):
+    (older,) = processed(using, 1, days=3)
+    processed(using, 1, days=1)
+    assert purge(using=using, older_than=timedelta(days=2)) == 1
+    assert archived(using) == [older]

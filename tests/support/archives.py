@@ -1,0 +1,129 @@
+"""An archive in a folder: its settings, its files, what is in it, and storages that fail."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.conf.global_settings import STORAGES
+from django.core.files.storage import FileSystemStorage
+from django.test import override_settings
+
+from django_outbox.conf import get_settings
+from django_outbox.models import OutboxMessage
+from django_outbox.retention.archive.selection import Filters, Selection
+from django_outbox.retention.archive.storage import ArchiveStorage, Found
+from tests.support.messages import ago, write
+
+PUBLISHERS = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+
+
+def storages(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:
+    """The setting STORAGES."""
+    return {**STORAGES, "outbox_archive": {"BACKEND": backend, "OPTIONS": {"location": str(folder)}}}
+
+
+@contextmanager
+def archiving(folder: Path, backend: str = "", outbox: dict[str, Any] | None = None, **limits: Any) -> Iterator[None]:
+    """Archive to a folder, with these limits of ARCHIVE and these other settings of OUTBOX."""
+    archive = {"storage": "outbox_archive", **limits}
+    with override_settings(
+        STORAGES=storages(folder, *filter(None, [backend])),
+        OUTBOX={"PUBLISHERS": PUBLISHERS, "ARCHIVE": archive, **(outbox or {})},
+    ):
+        yield
+
+
+def storage_of(using: str) -> ArchiveStorage:
+    config = get_settings().archive
+    assert config is not None
+    return ArchiveStorage(config.storage, using)
+
+
+def archives(using: str) -> list[Found]:
+    return list(storage_of(using).find())
+
+
+def archived(using: str, **filters: Any) -> list[int]:
+    """The ids of the messages that a restore would choose."""
+    return [message.id for message in Selection(storage_of(using), Filters(**filters)).read()]
+
+
+def copies(folder: Path, *, committed: bool | None = None) -> "Counter[int]":
+    """How many files have a message, by its id; only files with a manifest count, and only these if `committed`."""
+    found: Counter[int] = Counter()
+    for manifest in folder.rglob("*.manifest.json"):
+        base = manifest.name.removesuffix(".manifest.json")
+        if committed in (None, manifest.with_name(f"{base}.committed.json").exists()):
+            lines = gzip.decompress(manifest.with_name(f"{base}.jsonl.gz").read_bytes()).splitlines()
+            found.update(json.loads(line)["id"] for line in lines)
+    return found
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def processed(using: str, count: int, *, days: int = 10, **fields: Any) -> list[int]:
+    """Write messages that were processed that long ago, and return their ids."""
+    ids = write(using, count, **fields)
+    OutboxMessage.objects.using(using).filter(id__in=ids).update(
+        available_at=None, processed_at=ago(days=days), blocks_key=False, attempts=1
+    )
+    return ids
+
+
+def failed(using: str, count: int, *, blocks_key: bool = False, **fields: Any) -> list[int]:
+    """Write messages that failed, and return their ids."""
+    ids = write(using, count, **fields)
+    OutboxMessage.objects.using(using).filter(id__in=ids).update(
+        available_at=None,
+        failed_at=ago(hours=1),
+        first_error_at=ago(hours=2),
+        last_error_at=ago(hours=1),
+        attempts=10,
+        error="unroutable: no queue",
+        error_class="rabbitmq.unroutable",
+        blocks_key=blocks_key,
+    )
+    return ids
+
+
+FolderStorage: Any = FileSystemStorage
+
+
+class FailingStorage(FolderStorage):  # type: ignore[misc]
+    """Fails as `failure` says: `save N` for the Nth save, `open`, `delete`, or `cut` for a file that is cut short."""
+
+    failure = ""
+    saves = 0
+
+    def _save(self, name: str, content: Any) -> Any:
+        type(self).saves += 1
+        if self.failure == f"save {type(self).saves}":
+            raise OSError(28, "No space left on device")
+        saved = super()._save(name, content)
+        if self.failure == "cut":
+            Path(self.path(saved)).write_bytes(Path(self.path(saved)).read_bytes()[:-1])
+        return saved
+
+    def _open(self, name: str, mode: str = "rb") -> Any:
+        if self.failure == "open":
+            raise TimeoutError("the storage does not answer")
+        return super()._open(name, mode)
+
+    @classmethod
+    @contextmanager
+    def failing(cls, failure: str) -> Iterator[None]:
+        """Fail until the end of the block."""
+        cls.failure, cls.saves = failure, 0
+        try:
+            yield
+        finally:
+            cls.failure, cls.saves = "", 0
+
+
+FAILING = "tests.support.archives.FailingStorage"
