@@ -45,6 +45,8 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    # A live server has one middleware for the whole run.
+    "tests.support.policy.add_policy",
 ]
 TEMPLATES = [
     {

@@ -105,10 +105,25 @@ class Migration(migrations.Migration):
                 ('reason', models.CharField(blank=True, default='', max_length=500)),
                 ('paused_by', models.CharField(blank=True, default='', max_length=150)),
                 ('paused_at', models.DateTimeField(db_default=django_outbox.db.functions.DatabaseNow())),
+                ('resumed_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
                 'default_permissions': (),
                 'constraints': [models.UniqueConstraint(fields=('publisher', 'type'), name='outbox_unique_pause')],
             },
+        ),
+        migrations.CreateModel(
+            name='Overview',
+            fields=[
+            ],
+            options={
+                'verbose_name': 'overview',
+                'verbose_name_plural': 'overview',
+                'proxy': True,
+                'default_permissions': (),
+                'indexes': [],
+                'constraints': [],
+            },
+            bases=('django_outbox.outboxmessage',),
         ),
     ]

@@ -3,11 +3,21 @@
 from django_outbox.models.delivery_count import DeliveryCount
 from django_outbox.models.heartbeat import Heartbeat
 from django_outbox.models.key_lock import KeyLock
-from django_outbox.models.message import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import (
+    EARLIEST,
+    HELD,
+    LATEST,
+    MAX_NAME_LENGTH,
+    OutboxMessage,
+    OutboxMessageQuerySet,
+    Status,
+)
+from django_outbox.models.overview import Overview
 from django_outbox.models.pause import Pause
 
 __all__ = [
     "EARLIEST",
+    "HELD",
     "LATEST",
     "MAX_NAME_LENGTH",
     "DeliveryCount",
@@ -15,6 +25,7 @@ __all__ = [
     "KeyLock",
     "OutboxMessage",
     "OutboxMessageQuerySet",
+    "Overview",
     "Pause",
     "Status",
 ]

@@ -19,6 +19,9 @@ EARLIEST = datetime.datetime(1000, 1, 1, tzinfo=datetime.timezone.utc)
 LATEST = datetime.datetime(9999, 12, 31, tzinfo=datetime.timezone.utc)
 """Limits of `occurred_at` and `available_at` that every database can store."""
 
+HELD = datetime.datetime(9000, 1, 1, tzinfo=datetime.timezone.utc)
+"""`available_at` of a held message: its type is paused, and it becomes due when the type is resumed."""
+
 MAX_NAME_LENGTH = 255
 """Maximum bytes of a type, topic or key in UTF-8, which is the limit of AMQP's short strings."""
 

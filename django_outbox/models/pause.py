@@ -13,6 +13,8 @@ class Pause(models.Model):
     Attributes:
         publisher: the alias of the publisher.
         type: the type of messages that is paused; blank if the publisher is.
+        resumed_at: the time at which a type was resumed, while its held messages become due again. Relays deliver them
+            already; the row is deleted when none is left.
     """
 
     publisher = models.CharField(max_length=63)
@@ -20,6 +22,7 @@ class Pause(models.Model):
     reason = models.CharField(max_length=500, blank=True, default="")
     paused_by = models.CharField(max_length=150, blank=True, default="")
     paused_at = models.DateTimeField(db_default=DatabaseNow())
+    resumed_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         default_permissions = ()

@@ -119,7 +119,10 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
 
 
 def _add_pauses(figures: PublisherStatus, pauses: Sequence[Pause]) -> PublisherStatus:
-    described = [PausedType(each.type, each.reason, each.paused_by, each.paused_at) for each in pauses]
+    described = [
+        PausedType(each.type, each.reason, each.paused_by, each.paused_at, each.resumed_at is not None)
+        for each in pauses
+    ]
     return replace(
         figures,
         paused=next((each for each in described if not each.type), None),

@@ -76,12 +76,16 @@ NONE = Count()
 
 @dataclass(frozen=True, slots=True)
 class PausedType:
-    """A type of messages that an operator has paused, or the whole publisher if `type` is blank."""
+    """A type of messages that an operator has paused, or the whole publisher if `type` is blank.
+
+    `resuming` means that the type was resumed, but that not all of its held messages are due again.
+    """
 
     type: str
     reason: str
     paused_by: str
     paused_at: datetime.datetime
+    resuming: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         return
     for each in publisher.paused_types:
         sentence = f"Messages of type {each.type!r} of the publisher {alias!r} are paused{_by(each.paused_by)}."
+        if each.resuming:
+            sentence = (
+                f"Some messages of type {each.type!r} of the publisher {alias!r} are still held. Resume it again."
+            )
         yield Verdict(Level.WARNING, "paused", sentence, alias)
     if publisher.outage:
         since = publisher.outage_since or status.at

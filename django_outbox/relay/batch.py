@@ -1,7 +1,7 @@
 """One batch: claim, publish, settle. The only module that knows all three."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.waves import publish_in_waves
 from django_outbox.signals import phase_finished, send
-from django_outbox.stores import Failed, Settlement
+from django_outbox.stores import Failed, Held, Settlement
 from django_outbox.tracing import PublishedBatch, trace_published
 from django_outbox.wording import counted, some_ids
 
@@ -31,6 +31,7 @@ def deliver_batch(
     limit: int,
     settings: OutboxSettings,
     dead_letters: Publisher | None = None,
+    paused_types: Collection[str] = (),
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Tally:
     """Claim one batch, publish it and settle it in the calling thread.
@@ -41,6 +42,7 @@ def deliver_batch(
         limit: maximum number of messages to claim.
         settings: the limits and the retry policies.
         dead_letters: gets a copy of each message that fails.
+        paused_types: the types whose messages are held instead of published.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
 
     Raises:
@@ -53,6 +55,9 @@ def deliver_batch(
             return Tally()
         phases.finish("claim", count)
         messages, unreadable = _sort(claim.messages, settings)
+        held: list[Held] = []
+        if paused_types:
+            messages, unreadable, held = _hold(publisher.alias, messages, unreadable, paused_types)
         began_at = time.time_ns()
         outcomes = _publish(publisher, messages, settings, is_stopping) if messages else []
         ended_at = time.time_ns()
@@ -61,6 +66,7 @@ def deliver_batch(
         copied = copy_failed(dead_letters, failed, publisher.alias)
         settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
         settlement.failed += [_fail(row, settings) for row in unreadable]
+        settlement.held = held
         source.settle(claim, settlement)
     phases.finish("settle", count)
     batch = [*messages, *(row.message for row in unreadable)]
@@ -100,6 +106,27 @@ def _sort(claimed: Sequence[Message | Unreadable], settings: OutboxSettings) -> 
         blocks = {row.key: row.id for row in reversed(unreadable) if row.key}
         messages = [message for message in messages if message.id < blocks.get(message.key, message.id + 1)]
     return messages, unreadable
+
+
+def _hold(
+    publisher_alias: str, messages: list[Message], unreadable: list[Unreadable], paused_types: Collection[str]
+) -> tuple[list[Message], list[Unreadable], list[Held]]:
+    """Return what is not held back by a paused type, and the messages that are to be held.
+
+    Those of other types that are behind a held one in the queue of its key are left out and go back unchanged.
+    """
+    held = [message for message in messages if message.type in paused_types]
+    # The first of each key, because a batch has the messages of a key in their order.
+    blocks = {message.key: message.id for message in reversed(held) if message.key}
+    return (
+        [
+            message
+            for message in messages
+            if message.type not in paused_types and message.id < blocks.get(message.key, message.id + 1)
+        ],
+        [row for row in unreadable if row.id < blocks.get(row.key, row.id + 1)],
+        [Held(message.id, publisher_alias, message.type) for message in held],
+    )
 
 
 def _fail(row: Unreadable, settings: OutboxSettings) -> Failed:

@@ -98,6 +98,7 @@ class Delivery:
                 limit=limit,
                 settings=self._shared.settings,
                 dead_letters=self._shared.dead_letters,
+                paused_types=self._shared.pauses.paused_types(self._publisher.alias),
                 is_stopping=self._shared.is_stopping,
             )
         finally:

@@ -49,6 +49,10 @@ class DrainingWorker(Worker):
             raise unavailable(self._alias, self._shared.breakers.reason(self._alias))
         return super()._wait_for_broker()
 
+    def _wait_while_paused(self) -> float:
+        self._drained = True
+        return 0.0
+
     def _wait_for_database(self) -> float:
         if self._database_outages >= self._limits.drain_patience:
             raise unavailable(self._alias, self._database_outage)

@@ -26,6 +26,7 @@ class Limits:
             (`idle_session_timeout` of PostgreSQL, `wait_timeout` of MySQL and MariaDB), which is not an error.
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
         announce_interval: time between two log lines of a relay about its work.
+        pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         purge_interval: time between two purges.
         purge_patience: how long a relay that stops waits for its purge. The next purge deletes the rest.
         report_pace: factor of the database's interval between two reports.
@@ -43,6 +44,7 @@ class Limits:
     check_connection_after: float = 0.5
     listen_time: float = 0.5
     announce_interval: float = 60.0
+    pause_interval: float = 1.0
     purge_interval: float = 60.0
     purge_patience: float = 0.5
     report_pace: float = 1.0

@@ -24,6 +24,7 @@ from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
 from django_outbox.relay.outages import Outage, Outages
+from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import reporting
 from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
@@ -95,6 +96,7 @@ class Relay:
             budget=Budget(max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
             outages=outages,
+            pauses=Pauses(self.using, self._aliases, limits.pause_interval),
             counters=Counters(self._aliases),
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
@@ -127,6 +129,11 @@ class Relay:
         return self._shared.outages.current
 
     @property
+    def paused(self) -> list[str]:
+        """The aliases of the publishers that are paused, so that `drain` and `deliver_once` skip them."""
+        return [alias for alias in self._aliases if self._shared.pauses.is_paused(alias)]
+
+    @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._shared.stopping
@@ -157,7 +164,7 @@ class Relay:
             return self._in_threads(self._for_each_worker(partial(keep_running, shared=shared)))
 
     def drain(self, *, max_seconds: float | None = None) -> Tally:
-        """Deliver until nothing is due.
+        """Deliver until nothing is due. A paused publisher is skipped; see `paused`.
 
         It works in its own threads, as `run` does. Only inside a `TestCase` does it work in the calling thread, one
         publisher after the other, so that the test's own transaction is seen.
@@ -186,6 +193,8 @@ class Relay:
 
     def deliver_once(self) -> Tally:
         """Deliver one batch for each publisher, one publisher after the other, in the same thread as `drain`.
+
+        A paused publisher is skipped; see `paused`.
 
         Raises:
             RelayUnavailable: the broker or the database was unavailable.
@@ -218,7 +227,8 @@ class Relay:
         DrainingWorker(publisher, self._shared, deadline).work()
 
     def _deliver_batch(self, publisher: Publisher) -> None:
-        if self._shared.is_done():
+        self._shared.pauses.refresh()
+        if self._shared.is_done() or self._shared.pauses.is_paused(publisher.alias):
             return
         source = PollingSource(self.using, publisher.alias, self._shared.settings)
         attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_size)

@@ -10,6 +10,7 @@ from django_outbox.relay.budget import Budget
 from django_outbox.relay.counters import Counters
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.outages import Outages
+from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
 
 
@@ -25,6 +26,7 @@ class Shared:
         poll_interval: longest idle wait in seconds.
         budget: how many messages the workers may still claim together.
         breakers: the publishers' circuit breakers.
+        pauses: what operators have paused.
         counters: counts the messages of each publisher.
         outages: the brokers and databases that are unavailable.
         wake_ups: ends the idle waits of workers.
@@ -40,6 +42,7 @@ class Shared:
     poll_interval: float
     budget: Budget
     breakers: Breakers
+    pauses: Pauses
     counters: Counters
     outages: Outages
     wake_ups: WakeUps

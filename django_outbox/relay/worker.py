@@ -46,7 +46,11 @@ class Worker(abc.ABC):
         """Return the seconds to wait after a claim that found nothing."""
 
     def _deliver(self) -> float:
-        """Deliver a batch if the circuit breaker permits it, and return the seconds to wait then."""
+        """Deliver a batch if the publisher is not paused and its breaker permits it; return the seconds to wait."""
+        self._shared.pauses.refresh()
+        if self._shared.pauses.is_paused(self._alias):
+            self._empty_claims = 0
+            return self._wait_while_paused()
         permit = self._shared.breakers.admit(self._alias, self._shared.batch_size)
         if permit is None:
             return self._wait_for_broker()
@@ -83,6 +87,9 @@ class Worker(abc.ABC):
 
     def _wait_for_broker(self) -> float:
         return max(self._shared.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
+
+    def _wait_while_paused(self) -> float:
+        return self._limits.pause_interval
 
     def _wait_for_database(self) -> float:
         seconds = self._limits.database_wait.after(self._database_outages)

@@ -9,11 +9,11 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
-from django_outbox.models import KeyLock, OutboxMessage
+from django_outbox.models import HELD, KeyLock, OutboxMessage, Pause
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.heads import BatchReader, read_batch
 from django_outbox.stores.rows import error_rows, read_messages
-from django_outbox.stores.types import Claim, Purged, Settlement
+from django_outbox.stores.types import Claim, Held, Purged, Settlement
 
 
 class Store(BatchReader):
@@ -44,6 +44,7 @@ class Store(BatchReader):
         self.connection = connection
         self.table = connection.ops.quote_name(OutboxMessage._meta.db_table)
         self.locks = connection.ops.quote_name(KeyLock._meta.db_table)
+        self.pauses = connection.ops.quote_name(Pause._meta.db_table)
 
     # Limits of the database.
 
@@ -166,19 +167,19 @@ class Store(BatchReader):
     # Statements.
 
     def execute(self, sql: str, params: Sequence[Any] = ()) -> int:
-        """Run a statement on `{table}`, the messages, and `{locks}`, and return how many rows it touched."""
+        """Run a statement on `{table}`, `{locks}` and `{pauses}`, and return how many rows it touched."""
         with self.connection.cursor() as session:
             session.execute(self._named(sql), params)
             return int(session.rowcount)
 
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement on `{table}`, the messages, and `{locks}`, and return its rows."""
+        """Run a statement on `{table}`, `{locks}` and `{pauses}`, and return its rows."""
         with self.connection.cursor() as session:
             session.execute(self._named(sql), params)
             return list(session.fetchall())
 
     def _named(self, sql: str) -> str:
-        return sql.replace("{table}", self.table).replace("{locks}", self.locks)
+        return sql.replace("{table}", self.table).replace("{locks}", self.locks).replace("{pauses}", self.pauses)
 
 
 class LockingStore(Store):
@@ -219,7 +220,24 @@ class LockingStore(Store):
             settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable)])
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable)])
+        self.hold(settlement.held)
         report_lost(claim, settlement.count - settled, "another program changed or deleted them in the meantime")
+
+    def hold(self, messages: Sequence[Held]) -> None:
+        """Make messages wait until their types are resumed, and lock the pauses until the transaction ends.
+
+        The lock makes `resume` wait, so that it finds all messages that were held.
+        """
+        if not messages:
+            return
+        pauses = Pause.objects.using(self.connection.alias).select_for_update()
+        publishers = {message.publisher for message in messages}
+        rows = pauses.filter(publisher__in=publishers, resumed_at=None).order_by("pk")
+        paused = set(rows.values_list("publisher", "type"))
+        ids = [message.id for message in messages if (message.publisher, message.type) in paused]
+        if ids:
+            claimed = OutboxMessage.objects.using(self.connection.alias).pending().filter(pk__in=ids)
+            claimed.update(available_at=HELD)
 
 
 def report_lost(claim: Claim, count: int, reason: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
+from django_outbox.models import HELD
 from django_outbox.stores.base import Store, report_lost
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
@@ -142,6 +143,15 @@ FROM json_each(%s) settled
 WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
 """
 
+# A message whose type is no longer paused stays leased, and is then released.
+HOLD = f"""
+UPDATE {{table}} SET available_at = %s
+WHERE id IN (SELECT value FROM json_each(%s)) {MINE} AND EXISTS (
+    SELECT 1 FROM {{pauses}} pause
+    WHERE pause.publisher = {{table}}.publisher AND pause.type = {{table}}.type AND pause.resumed_at IS NULL
+)
+"""
+
 PURGE = f"""
 DELETE FROM {{table}} WHERE id IN (
     SELECT id FROM {{table}} WHERE processed_at < {LATER} ORDER BY processed_at, id LIMIT %s
@@ -213,6 +223,10 @@ class SQLiteStore(Store):
                 settled += self.execute(FAILED, [error_rows(settlement.failed, self.storable), mark])
             if settlement.retried:
                 settled += self.execute(RETRIED, [error_rows(settlement.retried, self.storable), mark])
+            if settlement.held:
+                held = json.dumps([message.id for message in settlement.held])
+                until = self.connection.ops.adapt_datetimefield_value(HELD)
+                settled += self.execute(HOLD, [until, held, mark])
             settled += self._release(lease, left)
         # Not before the commit: if that fails, everything is given back at the end of the claim.
         lease.due.clear()

@@ -41,22 +41,34 @@ class Retried(NamedTuple):
     counted: bool = True
 
 
+class Held(NamedTuple):
+    """A message whose type is paused: it waits until the type is resumed, and no attempt is used up."""
+
+    id: int
+    publisher: str
+    type: str
+
+
 @dataclass(slots=True)
 class Settlement:
-    """The new states of a batch. A message that is in none of the three lists goes back unchanged."""
+    """The new states of a batch. A message that is in none of the lists goes back unchanged.
+
+    So does a held message whose type is no longer paused when the batch is settled.
+    """
 
     processed: list[int] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     retried: list[Retried] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     @property
     def count(self) -> int:
-        """Number of messages that have a new state."""
+        """Number of messages that have a new state, without those that are held."""
         return len(self.processed) + len(self.failed) + len(self.retried)
 
     @property
     def ids(self) -> Iterator[int]:
-        """The ids of the messages that have a new state."""
+        """The ids of the messages that have a new state, without those that are held."""
         yield from self.processed
         yield from (row.id for row in self.failed)
         yield from (row.id for row in self.retried)

@@ -1,98 +1,15 @@
 """The admin in a browser: an operator finds failed messages, reads the reason, and requeues them."""
 
-import os
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from django.contrib.auth.models import User
-from pytest_django.live_server_helper import LiveServer
-from selenium import webdriver
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.expected_conditions import staleness_of
-from selenium.webdriver.support.wait import WebDriverWait
 
 from django_outbox.models import OutboxMessage, Status
 from tests.support.admin_tools import CHANGELIST, put, statuses, url
+from tests.support.browser import Operator
 from tests.support.messages import ago
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-SWITCHES = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),
-    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--window-size=1400,1000",
-)
-SECONDS = 60
-
-
-@pytest.fixture(scope="session", autouse=True)
-def database_before_server(django_db_setup: None) -> None:
-    """Create the test database first: until then, all threads of the server would share a database in memory."""
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    for switch in (*SWITCHES, f"--user-data-dir={tmp_path}"):
-        options.add_argument(switch)
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    options.binary_location = next(filter(None, map(shutil.which, names)), "")
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
-    yield driver
-    driver.quit()
-
-
-class Operator:
-    """Uses the open page as a person would."""
-
-    def __init__(self, browser: webdriver.Chrome, server: str) -> None:
-        self.browser = browser
-        self.server = server
-
-    def open(self, path: str) -> None:
-        self.browser.get(self.server + path)
-
-    def log_in(self, name: str, password: str) -> None:
-        self.find("#id_username").send_keys(name)
-        self.find("#id_password").send_keys(password)
-        self.follow(self.find("input[type=submit]"))
-
-    def find(self, selector: str) -> WebElement:
-        return self.browser.find_element(By.CSS_SELECTOR, selector)
-
-    def find_all(self, selector: str) -> list[WebElement]:
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def follow(self, element: WebElement) -> None:
-        """Click an element that opens another page, and wait for that page."""
-        page = self.find("html")
-        element.click()
-        WebDriverWait(self.browser, SECONDS).until(staleness_of(page))
-        self.find("#content")
-
-    def column(self, name: str) -> list[str]:
-        return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
-
-    def picture(self, name: str) -> None:
-        """Save screenshots of the page, light and dark, in the folder OUTBOX_PICTURES, if it is set."""
-        if folder := os.environ.get("OUTBOX_PICTURES"):
-            for scheme in ("dark", "light"):
-                wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-                self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-                self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")
-
-
-@pytest.fixture
-def operator(browser: webdriver.Chrome, live_server: LiveServer, admin_user: User) -> Operator:
-    """An operator who is logged in and sees the list."""
-    browser.implicitly_wait(SECONDS)
-    operator = Operator(browser, live_server.url)
-    operator.open(CHANGELIST)
-    operator.log_in("admin", "password")
-    return operator
+pytest_plugins = ["tests.support.browser_fixtures"]
 
 
 @pytest.fixture

@@ -7,7 +7,16 @@ from django.core.management import CommandParser, load_command_class
 
 from django_outbox.management.base import OutboxCommand
 
-COMMANDS = ["run_outbox", "outbox_discard", "outbox_purge", "outbox_requeue", "outbox_restore", "outbox_status"]
+COMMANDS = [
+    "run_outbox",
+    "outbox_discard",
+    "outbox_pause",
+    "outbox_purge",
+    "outbox_requeue",
+    "outbox_restore",
+    "outbox_resume",
+    "outbox_status",
+]
 
 
 def load(name: str) -> tuple[OutboxCommand, CommandParser]:

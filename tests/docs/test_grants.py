@@ -16,10 +16,12 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.exceptions import OutboxError
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import KeyLock
+from django_outbox.pausing import pause
 from django_outbox.relay import Relay
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.publishers import ScriptedPublisher
+from tests.support.relay_threads import QUICK
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -156,6 +158,9 @@ def privileges() -> Iterator[Any]:
                     if (using, name, table) == ("mariadb", "UPDATE", "django_outbox_keylock"):
                         # MySQL needs it for FOR UPDATE, and MariaDB does not.
                         continue
+                    if table == "django_outbox_pause":
+                        # Nothing is paused in the first test.
+                        continue
                     yield pytest.param(using, name, table, user, id=f"{using}-{user}-{name}-{table}")
 
 
@@ -171,3 +176,37 @@ def test_each_privilege_of_the_guide_is_needed(using: str, become: As, privilege
     ScriptedPublisher.answer = staticmethod(answer)
     with pytest.raises((DatabaseError, OutboxError), match="denied"):
         write_and_deliver(using, become)
+
+
+def deliver_while_a_type_is_paused(using: str, become: As) -> int:
+    """Deliver a message of a paused type and one of another, and return how many were delivered."""
+    with transaction.atomic(using=using):
+        enqueue("accepted", 1, using=using)
+        enqueue("paused", 1, using=using)
+    pause("default", "paused", using=using)
+    ScriptedPublisher.answer = staticmethod(lambda message: ACCEPTED)
+    with become("relay"), Relay(using=using, limits=QUICK) as relay:
+        return relay.drain().processed
+
+
+def revoke(using: str, become: As, privilege: str, table: str) -> None:
+    with become("relay"):
+        name = connections[using].settings_dict["USER"]
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"REVOKE {privilege} ON {table} FROM {name}")
+
+
+def test_the_relay_of_the_guide_may_hold_messages(using: str, become: As):
+    assert deliver_while_a_type_is_paused(using, become) == 1
+
+
+def test_a_relay_that_may_not_read_the_pauses_delivers_everything(using: str, become: As):
+    revoke(using, become, "SELECT", "django_outbox_pause")
+    assert deliver_while_a_type_is_paused(using, become) == 2
+
+
+@pytest.mark.parametrize("using", ["postgresql"])
+def test_a_relay_that_may_not_lock_a_pause_delivers_nothing_of_that_batch(using: str, become: As):
+    revoke(using, become, "UPDATE", "django_outbox_pause")
+    with pytest.raises(OutboxError, match="denied"):
+        deliver_while_a_type_is_paused(using, become)

@@ -44,7 +44,16 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
-COMMANDS = ["outbox_discard", "outbox_purge", "outbox_requeue", "outbox_restore", "outbox_status", "run_outbox"]
+COMMANDS = [
+    "outbox_discard",
+    "outbox_pause",
+    "outbox_purge",
+    "outbox_requeue",
+    "outbox_restore",
+    "outbox_resume",
+    "outbox_status",
+    "run_outbox",
+]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 

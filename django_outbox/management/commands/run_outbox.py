@@ -147,6 +147,9 @@ class Command(OutboxCommand):
         if options["verbosity"] > 0:
             tally = relay.tally
             totals = f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
+            if options["drain"] or options["once"]:
+                for alias in relay.paused:
+                    _print(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             _print(self.stdout, totals)
 
     def _check_deployment(self, relay: Relay, verbosity: int) -> None:

@@ -1,0 +1,318 @@
+"""The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE
+from django.core import signing
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import DatabaseError, connections, router
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from django_outbox.admin import overview_page as page
+from django_outbox.admin.operations import OPERATIONS, outcome
+from django_outbox.admin.overview_groups import Group, Progress, advance, find_operation, survey
+from django_outbox.admin.overview_log import MAX_REASON_LENGTH, last_operations, log, with_reason
+from django_outbox.admin.overview_text import number
+from django_outbox.conf import get_settings
+from django_outbox.error_text import describe
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.logs import logger
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview
+from django_outbox.monitoring import status
+from django_outbox.pausing import RESUME_BATCH_SIZE, pause, resume
+
+if TYPE_CHECKING:
+    BaseAdmin = admin.ModelAdmin[Overview]
+else:
+    BaseAdmin = admin.ModelAdmin
+
+TEMPLATES = "admin/django_outbox/overview/"
+SALT = "django_outbox.admin.resume"
+VIEW = "django_outbox.view_outboxmessage"
+PAUSE = "django_outbox.pause_outboxmessage"
+PERMISSIONS = {"pause": PAUSE, **{operation.name: operation.permission for operation in OPERATIONS}}
+
+
+@admin.register(Overview)
+class OverviewAdmin(BaseAdmin):
+    """The overview page, and its operations on publishers, types and groups of failed messages."""
+
+    refresh_seconds = 5
+    """Seconds between two refreshes of the page."""
+    resume_batch_size = RESUME_BATCH_SIZE
+    """Maximum number of held messages that one UPDATE makes due."""
+    step_seconds = 1.0
+    """Seconds after which an operation shows its progress."""
+
+    def get_urls(self) -> list[URLPattern]:
+        views: dict[str, Any] = {"pause": self.pause_view, "resume": self.resume_view}
+        views.update({operation.name: partial(self.group_view, name=operation.name) for operation in OPERATIONS})
+        named = [
+            path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
+            for name, view in views.items()
+        ]
+        overview = self.admin_site.admin_view(self.changelist_view)
+        return [
+            path("", overview, name="django_outbox_overview"),
+            # The admin's index links to this name.
+            path("", overview, name="django_outbox_overview_changelist"),
+            *named,
+        ]
+
+    # Permissions: who may see messages may see the overview.
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return self.has_view_permission(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm(VIEW)
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    # The page.
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the overview, or with `?fragment=1` only the part of it that is refreshed."""
+        self._require(request, VIEW)
+        using = self._database(request)
+        period = "day" if request.GET.get("period") == "day" else "hour"
+        context: dict[str, Any] = {
+            "using": using,
+            "period": period,
+            "refresh_seconds": self.refresh_seconds,
+            "refresh_url": self._url(request, "overview", period=period),
+            "list_url": self._list_url(request),
+            "databases": [
+                (alias, self._url(request, "overview", using=alias), alias == using) for alias in find_databases()
+            ],
+        }
+        try:
+            figures = status(using)
+        except DatabaseError as error:
+            context["unavailable"] = describe(error)
+        else:
+            context.update(page.describe(figures, period, last_operations(), self._links(request, using)))
+        if request.GET.get("fragment"):
+            return TemplateResponse(request, f"{TEMPLATES}fragment.html", context)
+        title = _("Outbox · %(database)s") % {"database": using}
+        return self._render(request, "overview", title, {**context, **(extra_context or {})})
+
+    # Pause and resume.
+
+    def pause_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for the type and a reason, and pause a publisher or a type."""
+        self._require(request, VIEW, PAUSE)
+        using, publisher, type = self._database(request), self._publisher(request), self._value(request, "type")
+        if publisher not in get_settings().publishers:
+            raise Http404
+        if len(type.encode()) > MAX_NAME_LENGTH:
+            raise BadRequest("type")
+        if request.method == "POST":
+            reason = request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH]
+            done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
+            if done:
+                log(request.user.pk, subject(publisher, type), CHANGE, with_reason(_("Paused."), reason))
+            text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
+            self.message_user(request, text % {"subject": subject(publisher, type)}, messages.SUCCESS)
+            return self._back(request)
+        return self._render(
+            request,
+            "pause",
+            _("Pause %(publisher)s") % {"publisher": publisher},
+            {"publisher": publisher, "type": type, "max_length": MAX_REASON_LENGTH},
+        )
+
+    def resume_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask for confirmation, and resume a publisher or a type; held messages are released in steps."""
+        self._require(request, VIEW, PAUSE)
+        using, publisher, type = self._database(request), self._publisher(request), self._value(request, "type")
+        what = subject(publisher, type)
+        if request.method != "POST":
+            context = {"publisher": publisher, "type": type, "subject": what}
+            return self._render(request, "resume", _("Resume %(subject)s") % {"subject": what}, context)
+        if "stop" in request.POST:
+            text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
+            self.message_user(request, text % {"subject": what}, messages.WARNING)
+            return self._back(request)
+        released = self._read_released(request, [using, publisher, type])
+        result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
+        if released is None and (result.was_paused or result.released):
+            log(request.user.pk, what, CHANGE, _("Resumed."))
+        released = (released or 0) + result.released
+        held = ngettext(
+            "%(number)s held message is due again.", "%(number)s held messages are due again.", released
+        ) % {"number": number(released)}
+        if not result.complete:
+            state = signing.dumps([using, publisher, type, released], salt=SALT)
+            return self._render_progress(request, _("Resume %(subject)s") % {"subject": what}, held, state)
+        text = _("Resumed: %(subject)s.") % {"subject": what}
+        self.message_user(request, f"{text} {held}" if released else text, messages.SUCCESS)
+        return self._back(request)
+
+    # Requeue and discard a group.
+
+    def group_view(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Show what an operation on a group would change, and run it step by step."""
+        operation = find_operation(name)
+        self._require(request, VIEW, operation.permission)
+        values = [self._value(request, each) for each in ("publisher", "error_class", "type")]
+        group = Group(self._database(request), *values)
+        if request.method == "POST" and "state" in request.POST:
+            return self._continue(request, group)
+        found = survey(group)
+        if not found.count:
+            self.message_user(request, _("There are no such failed messages any more."), messages.WARNING)
+            return self._back(request)
+        if request.method == "POST":
+            assert found.last is not None
+            reason = request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH]
+            until, user_id = found.last.isoformat(), str(request.user.pk)
+            return self._step(request, Progress(name, group, until, found.count, user_id, reason))
+        effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
+        context = {
+            "operation": operation,
+            "group": group,
+            "found": found,
+            "effects": [with_count(text, count) for text, count in effects if count],
+            "button": with_count(operation.button, found.count),
+            "max_length": MAX_REASON_LENGTH,
+        }
+        return self._render(request, "group", operation.title, context)
+
+    def _continue(self, request: HttpRequest, group: Group) -> HttpResponse:
+        try:
+            progress = Progress.read(request.POST["state"], str(request.user.pk))
+        except signing.BadSignature as error:
+            raise BadRequest("state") from error
+        if progress.group != group:
+            raise BadRequest("state")
+        if "stop" in request.POST:
+            text = outcome(find_operation(progress.operation), progress.done, progress.done)
+            self.message_user(request, _("Stopped. %(result)s") % {"result": text}, messages.WARNING)
+            return self._back(request)
+        return self._step(request, progress)
+
+    def _step(self, request: HttpRequest, progress: Progress) -> HttpResponse:
+        try:
+            progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
+        except ArchiveUnavailable as error:
+            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            text = _(
+                "Messages could not be archived, so they were not discarded. The log of the server has the reason."
+            )
+            self.message_user(request, text, messages.ERROR)
+            return self._back(request)
+        operation = find_operation(progress.operation)
+        text = outcome(operation, progress.done, progress.done)
+        if not progress.finished:
+            context = {"done": progress.done, "expected": max(progress.done, progress.expected)}
+            return self._render_progress(request, operation.title, text, progress.sign(), **context)
+        self.message_user(request, text, messages.SUCCESS if progress.done else messages.WARNING)
+        return self._back(request)
+
+    def _render_progress(self, request: HttpRequest, title: Any, text: str, state: str, **context: int) -> HttpResponse:
+        return self._render(request, "progress", title, {"text": text, "state": state, **context})
+
+    # What the views share.
+
+    def _render(self, request: HttpRequest, name: str, title: Any, context: dict[str, Any]) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        context = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "back_url": self._url(request, "overview"),
+            "action_url": request.get_full_path(),
+            **context,
+        }
+        return TemplateResponse(request, f"{TEMPLATES}{name}.html", context)
+
+    def _require(self, request: HttpRequest, *permissions: str) -> None:
+        if not request.user.has_perms(permissions):
+            raise PermissionDenied
+
+    def _database(self, request: HttpRequest) -> str:
+        using = request.GET.get("using") or router.db_for_write(OutboxMessage)
+        if using not in find_databases():
+            raise Http404
+        return using
+
+    def _publisher(self, request: HttpRequest) -> str:
+        publisher = self._value(request, "publisher")
+        if not publisher:
+            raise Http404
+        return publisher
+
+    def _value(self, request: HttpRequest, name: str) -> str:
+        """Return a parameter: of the form if it has one, else of the address."""
+        values = request.POST if name in request.POST else request.GET
+        return values.get(name, "").strip()
+
+    def _read_released(self, request: HttpRequest, what: list[str]) -> int | None:
+        """Return how many messages earlier steps of a resumption released; None in its first step."""
+        if "state" not in request.POST:
+            return None
+        try:
+            *known, released = signing.loads(request.POST["state"], salt=SALT)
+        except signing.BadSignature as error:
+            raise BadRequest("state") from error
+        if known != what:
+            raise BadRequest("state")
+        return int(released)
+
+    def _back(self, request: HttpRequest) -> HttpResponseRedirect:
+        return HttpResponseRedirect(self._url(request, "overview"))
+
+    def _url(self, request: HttpRequest, view: str, **parameters: str) -> str:
+        """Return the address of one of the views for the database of the request."""
+        name = "admin:django_outbox_overview" + ("" if view == "overview" else f"_{view}")
+        found = page.query(**{"using": request.GET.get("using", ""), **parameters})
+        return reverse(name, current_app=self.admin_site.name) + (f"?{found}" if found else "")
+
+    def _list_url(self, request: HttpRequest) -> str:
+        return reverse("admin:django_outbox_outboxmessage_changelist", current_app=self.admin_site.name)
+
+    def _links(self, request: HttpRequest, using: str) -> page.Links:
+        in_list = using == router.db_for_read(OutboxMessage)
+
+        def find_messages(**filters: str) -> str:
+            return f"{self._list_url(request)}?{page.query(**filters)}" if in_list else ""
+
+        def find_message(id: int) -> str:
+            name = "admin:django_outbox_outboxmessage_change"
+            return reverse(name, args=[id], current_app=self.admin_site.name) if in_list else ""
+
+        allowed = frozenset(name for name, permission in PERMISSIONS.items() if request.user.has_perm(permission))
+        return page.Links(partial(self._url, request), find_messages, find_message, allowed)
+
+
+def find_databases() -> list[str]:
+    """Return the aliases of the databases that may have an outbox, the router's first."""
+    first = router.db_for_write(OutboxMessage)
+    others = (alias for alias in connections if router.allow_migrate_model(alias, OutboxMessage))
+    return list(dict.fromkeys([first, *others]))
+
+
+def subject(publisher: str, type: str) -> str:
+    """Return what is paused or resumed, in words."""
+    if type:
+        return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type}
+    return publisher
+
+
+def with_count(text: Any, count: int) -> str:
+    """Return the singular or plural of a text, with the count in it."""
+    return str(text % {"number": count, "count": number(count)})

@@ -1,0 +1,211 @@
+"""The content of the overview: the figures of one database, as the template shows them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.admin.models import LogEntry
+from django.utils.translation import gettext as _
+
+from django_outbox.admin import overview_text as text
+from django_outbox.admin.operations import OPERATIONS
+from django_outbox.admin.overview_chart import draw
+from django_outbox.models import Status as State
+from django_outbox.monitoring.types import (
+    BlockedKey,
+    FailureGroup,
+    Level,
+    PausedType,
+    PublisherStatus,
+    RelayStatus,
+    Status,
+    Verdict,
+)
+
+PERIODS = ("hour", "day")
+
+MAX_GROUPS = 20
+"""Maximum number of causes that are shown."""
+
+MAX_RELAYS = 20
+"""Maximum number of relays that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The addresses that the page links to.
+
+    Args:
+        own: returns the address of one of the overview's views: its name, and the parameters of the query.
+        messages: returns the address of the list of messages with these filters; blank if the list shows another
+            database.
+        message: returns the address of a message by its id; blank if the list shows another database.
+        allowed: the names of the operations that the operator may use.
+    """
+
+    own: Callable[..., str]
+    messages: Callable[..., str]
+    message: Callable[[int], str]
+    allowed: frozenset[str]
+
+
+def describe(status: Status, period: str, entries: Sequence[LogEntry], links: Links) -> dict[str, Any]:
+    """Return the context of the template.
+
+    Args:
+        status: the figures.
+        period: one of `PERIODS`: the time that the chart covers.
+        entries: the last operations.
+        links: the addresses to link to.
+    """
+    first, *others = status.verdicts
+    relays = sorted(status.relays, key=lambda relay: not relay.alive)
+    return {
+        "refreshed_at": text.exact(status.at),
+        "verdict": _verdict(first, status),
+        "other_verdicts": [_verdict(each, status) for each in others if each.level > Level.OK],
+        "publishers": [_publisher(each, status, links) for each in status.publishers],
+        "chart": draw(status.last_day if period == "day" else status.last_hour),
+        "periods": [
+            (name, label, links.own("overview", period=name), name == period)
+            for name, label in (("hour", _("last hour")), ("day", _("24 h")))
+        ],
+        "groups": [_group(each, status, links) for each in status.failures[:MAX_GROUPS]],
+        "more_groups": len(status.failures) > MAX_GROUPS,
+        "failures_are_complete": status.failures_are_complete,
+        "keys": [_key(each, status, links) for each in status.blocked_keys],
+        "relays": [_relay(each, status) for each in relays[:MAX_RELAYS]],
+        "more_relays": len(relays) > MAX_RELAYS,
+        "operations": [_entry(each, status) for each in entries],
+    }
+
+
+def query(**parameters: str) -> str:
+    """Return parameters as the query of an address, without those that are blank."""
+    return urlencode({name: value for name, value in parameters.items() if value})
+
+
+def _verdict(verdict: Verdict, status: Status) -> dict[str, str]:
+    return {
+        "level": text.LEVELS[verdict.level],
+        "headline": str(text.HEADLINES.get(verdict.code, verdict.code)),
+        "sentence": text.sentence(verdict, status),
+        "remedy": text.REMEDIES.get(verdict.code, ""),
+    }
+
+
+def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict[str, Any]:
+    breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
+    oldest = "-"
+    if publisher.oldest_due is not None:
+        oldest = text.duration(publisher.oldest_due)
+    return {
+        "alias": publisher.alias,
+        "configured": publisher.configured,
+        "due": text.number(publisher.due),
+        "oldest": oldest if publisher.oldest_is_exact else _("%(age)s or more") % {"age": oldest},
+        "retrying": text.number(publisher.retrying),
+        "delayed": text.number(publisher.delayed),
+        "failed": text.number(publisher.failed),
+        "blocking": text.number(publisher.blocking) if publisher.blocking else "",
+        "rate": text.number(publisher.processed_per_minute),
+        "breaker": breakers.get(publisher.breaker, "-"),
+        "outage": publisher.outage,
+        "outage_since": text.ago(publisher.outage_since, status.at) if publisher.outage_since else "",
+        "relays": text.number(publisher.relays),
+        "pauses": list(_pauses(publisher, status, links)),
+        "pause": _pause_link(publisher, links),
+    }
+
+
+def _pause_link(publisher: PublisherStatus, links: Links) -> str:
+    if publisher.paused or not publisher.configured or "pause" not in links.allowed:
+        return ""
+    return links.own("pause", publisher=publisher.alias)
+
+
+def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterator[dict[str, Any]]:
+    for pause in filter(None, [publisher.paused, *publisher.paused_types]):
+        yield {
+            "what": _pause_sentence(pause, status),
+            "by": pause.paused_by,
+            "since": text.ago(pause.paused_at, status.at),
+            "reason": pause.reason,
+            "type": pause.type,
+            "resume": links.own("resume", publisher=publisher.alias, type=pause.type)
+            if "pause" in links.allowed
+            else "",
+        }
+
+
+def _pause_sentence(pause: PausedType, status: Status) -> str:
+    if not pause.type:
+        return _("paused")
+    if pause.resuming:
+        return _("%(type)s: not all held messages are due again") % {"type": pause.type}
+    return _("%(type)s paused") % {"type": pause.type}
+
+
+def _group(group: FailureGroup, status: Status, links: Links) -> dict[str, Any]:
+    cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
+    return {
+        "publisher": group.publisher,
+        "error_class": group.error_class or "-",
+        "type": group.type,
+        "count": text.number(group.count),
+        "blocking": text.number(group.blocking),
+        "first": text.ago(group.first, status.at),
+        "last": text.ago(group.last, status.at),
+        "look": links.messages(state=State.FAILED.value, **cause),
+        "operations": [
+            (operation.name, operation.label, links.own(operation.name, **cause))
+            for operation in OPERATIONS
+            if operation.name in links.allowed
+        ],
+    }
+
+
+def _key(key: BlockedKey, status: Status, links: Links) -> dict[str, Any]:
+    return {
+        "key": key.key,
+        "publisher": key.publisher,
+        "type": key.type,
+        "state": _("failed") if key.failed else _("waits for its retry"),
+        "error_class": key.error_class,
+        "since": text.ago(key.since, status.at),
+        "waiting": text.number(key.waiting),
+        "look": links.message(key.id),
+    }
+
+
+def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:
+    if relay.alive:
+        state = _("alive")
+    elif relay.stopped_at is not None:
+        state = _("stopped")
+    else:
+        state = _("not seen")
+    return {
+        "host": relay.host,
+        "pid": relay.pid,
+        "version": relay.version,
+        "mode": relay.mode,
+        "workers": relay.workers,
+        "publishers": ", ".join(sorted(relay.publishers)),
+        "alive": relay.alive,
+        "state": state,
+        "started": text.ago(relay.started_at, status.at),
+        "seen": text.ago(relay.seen_at, status.at),
+        "processed": text.number(relay.processed),
+        "failed": text.number(relay.failed),
+    }
+
+
+def _entry(entry: LogEntry, status: Status) -> dict[str, Any]:
+    return {
+        "user": entry.user.get_username(),
+        "subject": entry.object_repr,
+        "text": entry.get_change_message(),
+        "when": text.ago(entry.action_time, status.at),
+    }

@@ -1,0 +1,60 @@
+"""`manage.py outbox_pause`: pause a publisher, or one type of its messages."""
+
+import getpass
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_outbox.management.base import OutboxCommand
+from django_outbox.management.pausing import add_pause_arguments, describe, require_publisher
+from django_outbox.models import Pause
+from django_outbox.pausing import pause
+
+
+class Command(OutboxCommand):
+    help = (
+        "Pause a publisher, or one type of its messages, until outbox_resume is run.\n"
+        "Relays follow within about a second. Messages can still be enqueued."
+    )
+    examples = """
+  manage.py outbox_pause default --reason moving    pause a publisher
+  manage.py outbox_pause default --type paid        pause one type
+  manage.py outbox_pause --list                     show what is paused
+"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_database_argument(parser)
+        add_pause_arguments(parser, publisher="?")
+        parser.add_argument("--reason", metavar="TEXT", default="", help="A note for other operators.")
+        parser.add_argument("--list", action="store_true", help="Show what is paused, and change nothing.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = self.get_database(options)
+        if options["list"]:
+            self._list(using)
+            return
+        publisher = require_publisher(options["publisher"])
+        what = describe(publisher, options["type"])
+        if pause(publisher, options["type"], using=using, reason=options["reason"], by=_user()):
+            self.stdout.write(f"Paused {what}.")
+        else:
+            self.stdout.write(f"Nothing was changed: {what} is paused already.")
+
+    def _list(self, using: str) -> None:
+        rows = Pause.objects.using(using).order_by("publisher", "type")
+        for row in rows:
+            by = f" by {row.paused_by}" if row.paused_by else ""
+            state = "paused" if row.resumed_at is None else "being resumed; run outbox_resume to finish; paused"
+            reason = f": {row.reason}" if row.reason else ""
+            since = row.paused_at.isoformat(" ", "seconds")
+            self.stdout.write(f"{describe(row.publisher, row.type)} {state} since {since}{by}{reason}")
+        if not rows:
+            self.stdout.write("Nothing is paused.")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        # A container may run as a user that has no name.
+        return ""

@@ -1,0 +1,46 @@
+"""`manage.py outbox_resume`: end the pause of a publisher, or of one type of its messages."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from django_outbox.management.base import OutboxCommand
+from django_outbox.management.pausing import add_pause_arguments, describe
+from django_outbox.pausing import resume
+from django_outbox.wording import counted
+
+
+class Command(OutboxCommand):
+    help = (
+        "End the pause of a publisher, or of one type of its messages.\n"
+        "Relays follow within about a second. Held messages become due, in batches."
+    )
+    examples = """
+  manage.py outbox_resume default                       resume a publisher
+  manage.py outbox_resume default --type order.paid     resume one type
+  manage.py outbox_resume default --database orders
+"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_database_argument(parser)
+        add_pause_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        # A publisher that was removed from the settings may be resumed.
+        publisher, type = options["publisher"], options["type"]
+        what = describe(publisher, type)
+        try:
+            result = resume(publisher, type, using=self.get_database(options), on_batch=self._show)
+        finally:
+            self._show(None)
+        if not (result.was_paused or result.released):
+            self.stdout.write(f"Nothing was changed: {what} is not paused.")
+            return
+        held = f" {counted(result.released, 'held message')} will be delivered now." if result.released else ""
+        self.stdout.write(f"Resumed {what}.{held}")
+
+    def _show(self, released: int | None) -> None:
+        if self.stderr.isatty():
+            text = "" if released is None else f"{counted(released, 'held message')} released"
+            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
+            self.stderr.flush()

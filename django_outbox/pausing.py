@@ -1,0 +1,121 @@
+"""Pause and resume a publisher, or one type of its messages."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from django.db import IntegrityError, router, transaction
+from django.db.models import F, Q, QuerySet
+
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.lookups import IsExactly
+from django_outbox.models import HELD, OutboxMessage, OutboxMessageQuerySet, Pause
+
+__all__ = ["Resumed", "pause", "resume"]
+
+RESUME_BATCH_SIZE = 1000
+"""Number of rows that one UPDATE changes: few enough to hold its locks for milliseconds only."""
+
+MAX_REASON_LENGTH = 500
+MAX_BY_LENGTH = 150
+
+
+class Resumed(NamedTuple):
+    """The result of `resume`.
+
+    Args:
+        was_paused: whether there was a pause to end.
+        released: the number of held messages that are due again.
+        complete: whether no held message is left. If not, call `resume` again.
+    """
+
+    was_paused: bool
+    released: int
+    complete: bool
+
+
+def pause(publisher: str, type: str = "", *, using: str | None = None, reason: str = "", by: str = "") -> bool:
+    """Pause a publisher, or one type of its messages. Relays follow within about a second.
+
+    Messages can still be enqueued. A relay claims nothing for a paused publisher. Messages of a paused type are held
+    when they are due, and later messages of their keys wait behind them; no attempt is used up.
+
+    Args:
+        publisher: the alias of the publisher.
+        type: the type to pause; blank for the whole publisher.
+        using: the database alias; by default the one that the router chooses for writing.
+        reason: a note for other operators, at most 500 characters.
+        by: the name of the operator.
+
+    Returns:
+        False if it was paused already. The earlier reason is kept.
+    """
+    alias = using or router.db_for_write(OutboxMessage)
+    values = {"reason": reason[:MAX_REASON_LENGTH], "paused_by": by[:MAX_BY_LENGTH]}
+    rows = _rows(alias, publisher, type)
+    # A type whose messages are being released is paused again.
+    if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
+        return True
+    try:
+        with transaction.atomic(using=alias):
+            Pause.objects.using(alias).create(publisher=publisher, type=type, **values)
+    except IntegrityError:
+        if rows.exists():
+            return False
+        raise
+    return True
+
+
+def resume(
+    publisher: str,
+    type: str = "",
+    *,
+    using: str | None = None,
+    batch_size: int = RESUME_BATCH_SIZE,
+    max_seconds: float | None = None,
+    on_batch: Callable[[int], object] = lambda released: None,
+) -> Resumed:
+    """End the pause of a publisher, or of one type of its messages. Relays follow within about a second.
+
+    Messages that were held because their type was paused become due at once, in batches with a transaction each. If
+    that is interrupted, call it again: until all of them are due, the row of the pause remains, marked as resumed.
+
+    Args:
+        publisher: the alias of the publisher.
+        type: the type to resume; blank for the whole publisher. Types that are paused separately remain paused.
+        using: the database alias; by default the one that the router chooses for writing.
+        batch_size: maximum number of messages in one UPDATE.
+        max_seconds: begin no further batch after this time; no limit by default. The first batch is always done.
+        on_batch: called after each batch with the number of messages that are due again so far.
+    """
+    alias = using or router.db_for_write(OutboxMessage)
+    rows = _rows(alias, publisher, type)
+    if not type:
+        return Resumed(bool(rows.delete()[0]), 0, True)
+    # Waits for relays that are holding messages of this type, so that all of them are found below.
+    was_paused = bool(rows.update(resumed_at=DatabaseNow()))
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    messages = OutboxMessageQuerySet(OutboxMessage, using=alias).filter(publisher=publisher, available_at=HELD)
+    partition = after = released = 0
+    while True:
+        # In the order of the index, which is read once from its beginning to its end.
+        found = list(
+            messages.filter(Q(partition__gt=partition) | Q(partition=partition, id__gt=after), partition__gte=partition)
+            .order_by("partition", "id")
+            .values_list("partition", "id", "publisher", "type")[:batch_size]
+        )
+        # Compared here, because the collation of a database may ignore case.
+        ids = [id for _, id, *names in found if names == [publisher, type]]
+        if ids:
+            released += messages.filter(pk__in=ids).update(available_at=DatabaseNow())
+            on_batch(released)
+        if len(found) < batch_size:
+            rows.filter(resumed_at__isnull=False).delete()
+            return Resumed(was_paused, released, True)
+        partition, after = found[-1][:2]
+        if deadline is not None and time.monotonic() >= deadline:
+            return Resumed(was_paused, released, False)
+
+
+def _rows(alias: str, publisher: str, type: str) -> "QuerySet[Pause, Pause]":
+    return Pause.objects.using(alias).filter(IsExactly(F("publisher"), publisher), IsExactly(F("type"), type))

@@ -1,0 +1,125 @@
+"""What operators have paused, as a relay knows it: read at most once a second, and only while the relay works."""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import nullcontext, suppress
+from typing import NamedTuple
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+
+from django_outbox.error_text import describe
+from django_outbox.logs import logger
+from django_outbox.models import Pause
+
+
+class PauseReason(NamedTuple):
+    """Who paused something, and why; both may be blank."""
+
+    by: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        by = f" by {self.by}" if self.by else ""
+        return f"{by} ({self.reason})" if self.reason else by
+
+
+Paused = dict[tuple[str, str], PauseReason]
+"""What is paused, by publisher and type; the type is blank if the whole publisher is paused."""
+
+
+class Pauses:
+    """The pauses of a relay's publishers. All workers of the relay share them. Thread-safe.
+
+    If the pauses cannot be read, because the table or the right to read it is missing, that is logged once, and what is
+    known remains: at first, that nothing is paused.
+
+    Args:
+        using: the database alias.
+        publisher_aliases: the publishers that are served.
+        interval: seconds for which a result of the query is used.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        publisher_aliases: Collection[str],
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._using = using
+        self._publisher_aliases = frozenset(publisher_aliases)
+        self._interval = interval
+        self._clock = clock
+        self._paused: Paused = {}
+        self._read_at: float | None = None
+        self._failed = False
+        self._lock = threading.Lock()
+
+    def refresh(self) -> None:
+        """Read the pauses if the last result is too old. Call it outside a claim."""
+        # The lock is held during the query, so that no worker goes on with an old result.
+        with self._lock:
+            if self._read_at is None or self._clock() - self._read_at >= self._interval:
+                self._read()
+
+    def is_paused(self, publisher_alias: str) -> bool:
+        """Return whether a publisher was paused when the pauses were read last. Makes no query."""
+        return (publisher_alias, "") in self._paused
+
+    def reason(self, publisher_alias: str) -> PauseReason:
+        """Return who paused a publisher, and why."""
+        return self._paused.get((publisher_alias, ""), PauseReason())
+
+    def paused_types(self, publisher_alias: str) -> frozenset[str]:
+        """Return the types of a publisher that were paused when the pauses were read last. Makes no query."""
+        paused = self._paused
+        return frozenset(type for alias, type in paused if type and alias == publisher_alias) if paused else frozenset()
+
+    def _read(self) -> None:
+        connection = connections[self._using]
+        rows = Pause.objects.using(self._using).filter(resumed_at=None)
+        # A savepoint, because in a test's own transaction a failed query would make all others fail.
+        savepoint = transaction.atomic(using=self._using) if connection.in_atomic_block else nullcontext()
+        try:
+            with savepoint:
+                found = {
+                    (publisher, type): PauseReason(by, reason)
+                    for publisher, type, by, reason in rows.values_list("publisher", "type", "paused_by", "reason")
+                    if publisher in self._publisher_aliases
+                }
+        except (DatabaseError, InterfaceError) as error:
+            self._note_failure(error)
+            return
+        self._read_at, self._failed = self._clock(), False
+        before, self._paused = self._paused, found
+        _report(before, found)
+
+    def _note_failure(self, error: Exception) -> None:
+        connection = connections[self._using]
+        usable = False
+        with suppress(DatabaseError, InterfaceError):
+            usable = connection.in_atomic_block or (connection.connection is not None and connection.is_usable())
+        if not usable:
+            # The database is unavailable, which the next claim reports. Read the pauses again then.
+            connection.close()
+            return
+        self._read_at = self._clock()
+        if not self._failed:
+            self._failed = True
+            logger.warning(
+                "Database %r: the pauses cannot be read, so that pausing has no effect: %s",
+                self._using,
+                describe(error),
+            )
+
+
+def _report(before: Paused, after: Paused) -> None:
+    """Log what has been paused and resumed meanwhile."""
+    for publisher, type in sorted({*before} ^ {*after}):
+        what = f"Publisher {publisher!r}" + (f": the type {type!r}" if type else "")
+        if (publisher, type) in after:
+            logger.warning("%s is paused%s.", what, after[publisher, type])
+        else:
+            logger.warning("%s is no longer paused.", what)

@@ -1,0 +1,317 @@
+"""The overview: who sees and does what, what it shows, and what its operations change."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.messages import get_messages
+from django.db import DatabaseError, connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone, translation
+
+from django_outbox.admin import operations, overview, overview_chart, overview_groups, overview_text
+from django_outbox.admin.overview_page import query
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.models import HELD, OutboxMessage, Pause, Status
+from django_outbox.monitoring.types import CODES, Level, PeriodCount, Verdict
+from tests.conftest import ALIASES
+from tests.support.admin_tools import client_with, put, statuses, text
+from tests.support.bad_night import NOW, a_bad_night
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+CAUSE = {"publisher": "default", "error_class": "shop.Timeout", "type": "order.created"}
+
+
+def address(view: str = "", **parameters: str) -> str:
+    url = reverse(f"admin:django_outbox_overview{view and '_' + view}")
+    return f"{url}?{query(**parameters)}" if parameters else url
+
+
+def run_to_the_end(client: Client, url: str, **fields: str) -> int:
+    """Submit a form, and all that follow it; return the number of requests."""
+    response = client.post(url, {"reason": "", **fields})
+    for requests in range(1, 100):
+        if response.status_code == 302:
+            return requests
+        response = client.post(url, {"state": response.context["state"]})
+    raise AssertionError("it never ends")
+
+
+@pytest.fixture
+def bad_night(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "status", a_bad_night)
+
+
+class TestPage:
+    def test_shows_the_figures_of_each_database(self, using: str, admin_client: Client):
+        put(Status.FAILED, 2, using=using, error_class="shop.Timeout")
+        response = admin_client.get(address(using=using))
+        assert response.status_code == 200
+        assert f"Outbox · {using}" in text(response)
+        (group,) = response.context["groups"]
+        assert (group["error_class"], group["type"], group["count"]) == ("shop.Timeout", "order.created", "2")
+
+    def test_offers_a_switch_between_databases(self, admin_client: Client, settings: Any):
+        aliases = [alias for alias, *_ in admin_client.get(address()).context["databases"]]
+        assert aliases == ALIASES
+        settings.DATABASE_ROUTERS = ["tests.support.routers.NotOnMariaDB"]
+        aliases = [alias for alias, *_ in admin_client.get(address()).context["databases"]]
+        assert "mariadb" not in aliases
+        assert admin_client.get(address(using="mariadb")).status_code == 404
+        assert admin_client.get(address(using="nowhere")).status_code == 404
+
+    @pytest.mark.usefixtures("bad_night")
+    def test_makes_few_statements_besides_those_for_the_figures(self, admin_client: Client):
+        admin_client.get(address())
+        with CaptureQueriesContext(connections["default"]) as queries:
+            admin_client.get(address())
+        # The session, the user, and the last operations.
+        assert len(queries) == 3
+
+    def test_reads_the_figures_once_in_two_seconds(self, admin_client: Client):
+        admin_client.get(address())
+        with CaptureQueriesContext(connections["default"]) as queries:
+            admin_client.get(address(fragment="1"))
+        assert not [query["sql"] for query in queries if OutboxMessage._meta.db_table in query["sql"]]
+
+    @pytest.mark.usefixtures("bad_night")
+    def test_returns_the_part_that_is_refreshed(self, admin_client: Client):
+        fragment = text(admin_client.get(address(fragment="1")))
+        assert "Not delivering for 47 min" in fragment
+        assert "<html" not in fragment
+
+    @pytest.mark.usefixtures("bad_night")
+    def test_links_to_the_messages_only_for_the_database_of_the_list(self, admin_client: Client):
+        assert (
+            admin_client.get(address())
+            .context["groups"][0]["look"]
+            .endswith("?state=failed&publisher=default&error_class=rabbitmq.unroutable&type=invoice.sent")
+        )
+        response = admin_client.get(address(using="postgresql"))
+        assert response.context["groups"][0]["look"] == response.context["keys"][0]["look"] == ""
+
+    def test_says_why_the_figures_cannot_be_read(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+        def fail(using: str) -> None:
+            raise DatabaseError("connection refused")
+
+        monkeypatch.setattr(overview, "status", fail)
+        page = text(admin_client.get(address()))
+        assert "The figures cannot be read" in page
+        assert "connection refused" in page
+
+    @pytest.mark.usefixtures("bad_night")
+    def test_escapes_what_comes_from_messages(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+        night = a_bad_night()
+        group = dataclasses.replace(night.failures[0], type="<script>", error_class='"><b>')
+        monkeypatch.setattr(overview, "status", lambda using: dataclasses.replace(night, failures=(group,)))
+        page = text(admin_client.get(address()))
+        assert "&lt;script&gt;" in page
+        assert "<b>" not in page
+
+    def test_has_neither_scripts_nor_styles_of_its_own(self, admin_client: Client):
+        page = text(admin_client.get(address()))
+        ours = page[page.index('id="content-main"') : page.index("</main>")]
+        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", ours)
+
+
+class TestPermissions:
+    @pytest.mark.usefixtures("bad_night")
+    def test_a_viewer_sees_figures_and_no_operation(self):
+        response = client_with("view").get(address())
+        assert response.status_code == 200
+        assert "Not delivering" in text(response)
+        for view in ("pause", "resume", "requeue", "discard"):
+            assert address(view) not in text(response)
+
+    @pytest.mark.usefixtures("bad_night")
+    @pytest.mark.parametrize("permission", ["pause", "requeue", "discard"])
+    def test_each_operation_needs_its_permission(self, permission: str):
+        client = client_with("view", permission)
+        page = text(client.get(address()))
+        put(Status.FAILED, error_class="shop.Timeout")
+        for view in ("pause", "requeue", "discard"):
+            assert (address(view) in page) is (view == permission)
+            allowed = client.get(address(view, **CAUSE)).status_code == 200
+            assert allowed is (view == permission)
+            if not allowed:
+                assert client.post(address(view, **CAUSE)).status_code == 403
+        assert (client.post(address("resume", **CAUSE)).status_code == 403) is (permission != "pause")
+
+    def test_without_the_permission_to_view_nothing_is_shown(self):
+        client = client_with("requeue")
+        assert client.get(address()).status_code == 403
+        assert client.post(address("requeue", **CAUSE)).status_code == 403
+        assert address() not in text(client.get(reverse("admin:index")))
+
+    def test_the_entry_of_the_index_leads_to_the_overview(self):
+        assert f'href="{address()}"' in text(client_with("view").get(reverse("admin:index")))
+
+
+class TestGroups:
+    @pytest.mark.parametrize(("operation", "flag"), [("requeue", CHANGE), ("discard", DELETION)])
+    def test_an_operation_changes_one_cause_in_batches_and_is_one_log_entry(
+        self, using: str, admin_client: Client, operation: str, flag: int, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(overview_groups, "WINDOW", 4)
+        monkeypatch.setattr(overview_groups, "BATCH_SIZE", 2)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
+        others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")
+        url = address(operation, using=using, **CAUSE)
+        assert admin_client.get(url).context["found"].count == 4, "of the newest that are looked at"
+        assert statuses(using).keys() == {*chosen, *others}
+        assert run_to_the_end(admin_client, url, reason="fixed") == 3
+        left = statuses(using)
+        assert {left[id] for id in others} == {Status.FAILED}
+        assert {left.get(id) for id in chosen} == ({Status.PENDING} if operation == "requeue" else {None})
+        entry = LogEntry.objects.get()
+        assert entry.change_message == f"7 messages were {operation}{'d' if operation == 'requeue' else 'ed'}. (fixed)"
+        assert (entry.object_repr, entry.action_flag) == ("shop.Timeout · order.created · default", flag)
+
+    def test_an_interrupted_operation_has_logged_what_it_did(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(overview_groups, "WINDOW", 2)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        put(Status.FAILED, 5, age=60, error_class="shop.Timeout")
+        page = admin_client.post(address("requeue", **CAUSE))
+        assert (page.context["done"], page.context["expected"]) == (2, 2)
+        admin_client.post(address("requeue", **CAUSE), {"state": page.context["state"], "stop": "1"})
+        assert OutboxMessage.objects.pending().count() == 2
+        assert LogEntry.objects.get().change_message == "2 messages were requeued."
+        listed = admin_client.get(address()).context["operations"]
+        assert [(entry["user"], entry["text"]) for entry in listed] == [("admin", "2 messages were requeued.")]
+
+    def test_messages_that_fail_later_are_left_alone(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(overview_groups, "WINDOW", 2)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
+        url = address("requeue", **CAUSE)
+        page = admin_client.post(url)
+        (late,) = put(Status.FAILED, error_class="shop.Timeout")
+        run_to_the_end(admin_client, url, state=page.context["state"])
+        assert OutboxMessage.objects.failed().get().pk == late
+
+    def test_messages_that_cannot_be_archived_are_not_discarded(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        def fail(*args: Any, **options: Any) -> None:
+            raise ArchiveUnavailable("the disk is full")
+
+        monkeypatch.setattr(operations, "discard", fail)
+        put(Status.FAILED, 2, error_class="shop.Timeout")
+        response = admin_client.post(address("discard", **CAUSE))
+        (notice,) = get_messages(response.wsgi_request)
+        assert str(notice).startswith("Messages could not be archived")
+        assert OutboxMessage.objects.failed().count() == 2
+        assert not LogEntry.objects.exists()
+
+    @pytest.mark.parametrize("state", ["", "x", "x:y"])
+    def test_a_state_that_was_not_signed_here_is_refused(self, admin_client: Client, state: str):
+        put(Status.FAILED, error_class="shop.Timeout")
+        assert admin_client.post(address("discard", **CAUSE), {"state": state}).status_code == 400
+        assert admin_client.post(address("resume", **CAUSE), {"state": state}).status_code == 400
+
+    def test_a_state_of_another_operator_or_group_is_refused(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(overview_groups, "WINDOW", 1)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        put(Status.FAILED, 3, error_class="shop.Timeout")
+        state = {"state": admin_client.post(address("requeue", **CAUSE)).context["state"]}
+        other = client_with("view", "requeue")
+        assert other.post(address("requeue", **CAUSE), state).status_code == 400
+        assert admin_client.post(address("requeue", **{**CAUSE, "type": "t"}), state).status_code == 400
+
+    def test_the_confirmation_says_what_will_happen_to_the_keys(self, admin_client: Client):
+        put(Status.FAILED, 2, key="a", blocks_key=True, error_class="shop.Timeout")
+        put(Status.FAILED, 1, key="b", error_class="shop.Timeout")
+        page = admin_client.get(address("discard", **CAUSE))
+        assert page.context["effects"] == [
+            "2 messages block their keys. The messages that wait behind them will be delivered.",
+            "1 message does not block its key. No message waits for it.",
+        ]
+        assert page.context["button"] == "Discard 3 messages"
+
+    def test_a_group_that_is_gone_changes_nothing(self, admin_client: Client):
+        assert admin_client.get(address("discard", **CAUSE)).status_code == 302
+        assert admin_client.post(address("discard", **CAUSE)).status_code == 302
+        assert not LogEntry.objects.exists()
+
+
+class TestPause:
+    def test_a_type_is_paused_and_resumed_step_by_step(
+        self, using: str, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        response = admin_client.post(
+            address("pause", using=using, publisher="default"), {"type": "paid", "reason": "later"}
+        )
+        assert response.status_code == 302
+        row = Pause.objects.using(using).get()
+        assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "paid", "later", "admin")
+
+        put(Status.PENDING, 5, using=using, type="paid")
+        OutboxMessage.objects.using(using).update(available_at=HELD)
+        monkeypatch.setattr(overview.OverviewAdmin, "resume_batch_size", 2)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        url = address("resume", using=using, publisher="default", type="paid")
+        assert admin_client.get(url).status_code == 200
+        assert run_to_the_end(admin_client, url) == 3
+        assert OutboxMessage.objects.using(using).due().count() == 5
+        assert not Pause.objects.using(using).exists()
+        entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
+        assert list(entries) == [("default: paid", "Paused. (later)"), ("default: paid", "Resumed.")]
+
+    def test_only_publishers_of_the_settings_are_paused(self, admin_client: Client):
+        assert admin_client.post(address("pause", publisher="nobody")).status_code == 404
+        assert admin_client.post(address("pause")).status_code == 404
+        assert admin_client.post(address("pause", publisher="default"), {"type": "x" * 256}).status_code == 400
+        assert not Pause.objects.exists()
+
+    def test_what_is_not_paused_or_paused_already_is_not_logged_again(self, admin_client: Client):
+        admin_client.post(address("resume", publisher="default"))
+        for _ in range(2):
+            admin_client.post(address("pause", publisher="default"))
+        assert LogEntry.objects.count() == 1
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [(-1, "0 s"), (119, "119 s"), (120, "2 min"), (2820, "47 min"), (7200, "2 h"), (172_800, "2 days")],
+    )
+    def test_durations_have_their_largest_sensible_unit(self, seconds: float, expected: str):
+        assert overview_text.duration(seconds) == expected
+
+    def test_every_verdict_has_a_headline_and_a_page_of_the_documentation(self):
+        assert overview_text.HEADLINES.keys() == overview_text.REMEDIES.keys() == set(CODES)
+        for remedy in overview_text.REMEDIES.values():
+            path, _, anchor = remedy.removeprefix(overview_text.DOCS).partition("#")
+            page = (DOCS / path.replace(".html", ".md")).read_text()
+            assert not anchor or f"({anchor})=\n" in page, remedy
+
+    @pytest.mark.parametrize("code", CODES)
+    def test_every_verdict_is_translated(self, code: str):
+        verdict = Verdict(Level.WARNING, code, "An English sentence.", "default")
+        assert overview_text.sentence(verdict, a_bad_night()) == "An English sentence."
+        with translation.override("de"):
+            assert overview_text.sentence(verdict, a_bad_night()) != "An English sentence."
+
+    def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
+        periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]
+        chart = overview_chart.draw(periods)
+        assert chart is not None
+        assert [float(bar.down_height) for bar in chart.bars] == [0.0, overview_chart.MIN_BAR, overview_chart.DOWN]
+        assert chart.summary == "100,000 delivered, 1,001 failed"
+        assert overview_chart.draw([]) is None
+
+
+def test_ages_show_the_exact_time(settings: Any):
+    assert "CEST" in overview_text.ago(NOW, timezone.now())

@@ -1,0 +1,261 @@
+"""The overview in a browser: by mouse and by keyboard, without JavaScript, light and dark, on a phone."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.urls import reverse
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from django_outbox.admin import overview, overview_groups
+from django_outbox.models import OutboxMessage, Pause, Status
+from django_outbox.monitoring.types import Level, Verdict
+from tests.support.admin_tools import put
+from tests.support.bad_night import a_bad_night
+from tests.support.browser import Operator
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytest_plugins = ["tests.support.browser_fixtures"]
+
+OVERVIEW = reverse("admin:django_outbox_overview")
+BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+OUTBOX = {"PUBLISHERS": {"default": BACKEND, "audit": BACKEND}}
+POLICY = "default-src 'self'; img-src 'self' data:"
+WITHOUT_SCRIPTS = f"{POLICY}; script-src 'none'"
+
+
+class Figures:
+    """The figures that the page shows, which a test changes."""
+
+    def __init__(self) -> None:
+        self.now = a_bad_night()
+        self.reads = 0
+
+    def __call__(self, using: str) -> Any:
+        self.reads += 1
+        return self.now
+
+    def show(self, **values: Any) -> None:
+        self.now = dataclasses.replace(self.now, **values)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Figures:
+    settings.OUTBOX = OUTBOX
+    settings.POLICY = POLICY
+    figures = Figures()
+    monkeypatch.setattr(overview, "status", figures)
+    # An element that a test has found must not be replaced, except where a test is about that.
+    monkeypatch.setattr(overview.OverviewAdmin, "refresh_seconds", 3600)
+    return figures
+
+
+@pytest.fixture
+def refreshing(monkeypatch: pytest.MonkeyPatch, figures: Figures) -> None:
+    """Refresh each second. Elements come and go, so look at the page with `script`."""
+    monkeypatch.setattr(overview.OverviewAdmin, "refresh_seconds", 1)
+
+
+@pytest.fixture
+def without_scripts(settings: Any, figures: Figures, operator: Operator) -> None:
+    """Let the browser run no script of the page from the next page on."""
+    settings.POLICY = WITHOUT_SCRIPTS
+
+
+@pytest.fixture
+def page(figures: Figures, operator: Operator) -> Iterator[Operator]:
+    """An operator who sees the overview of a bad night."""
+    operator.open(OVERVIEW)
+    yield operator
+    entries = [entry["message"] for entry in operator.browser.get_log("browser")]
+    assert [entry for entry in entries if "Content Security Policy" in entry and "script-src 'none'" not in entry] == []
+
+
+def headline(operator: Operator) -> str:
+    return operator.find(".outbox-verdict h2").text
+
+
+def script(operator: Operator, expression: str) -> Any:
+    return operator.browser.execute_script(f"return {expression}")
+
+
+def test_an_operator_sees_at_once_that_nothing_is_delivered(page: Operator):
+    assert page.find("#content h1").text == "Outbox · default"
+    assert headline(page) == "Not delivering"
+    assert page.find(".outbox-verdict p").text == (
+        "Not delivering for 47 min: 100,000+ due for 'default', no relay seen. What to do"
+    )
+    cells = [cell.text for cell in page.find_all("section[aria-labelledby=outbox-publishers] tbody tr:first-child td")]
+    assert cells[:-1] == ["100,000+", "47 min", "61", "12", "1,138 (12)", "0", "-", "0"]
+    rects = page.find_all(".outbox-chart .outbox-delivered")
+    assert len(rects) == 60
+    page.picture("overview")
+
+
+HEADLINE = "document.querySelector('.outbox-verdict h2').textContent"
+AGE = "document.querySelector('#outbox-refreshed').textContent"
+COUNT_FETCHES = (
+    "window.fetches = 0; const real = window.fetch; window.fetch = (...a) => {window.fetches++; return real(...a)}"
+)
+
+
+@pytest.mark.usefixtures("refreshing")
+def test_the_page_refreshes_itself_and_keeps_the_focus(page: Operator, figures: Figures):
+    script(page, "document.querySelector('.outbox-figures').open = true")
+    script(page, "document.querySelector('[data-key=\"pause default\"]').focus()")
+    figures.show(verdicts=(Verdict(Level.OK, "idle", "Nothing is due."),))
+    eventually(lambda: script(page, HEADLINE) == "Idle", seconds=60)
+    assert script(page, "document.activeElement.dataset.key") == "pause default"
+    assert script(page, "document.querySelector('.outbox-figures').open")
+    assert script(page, "document.querySelector('#outbox-announcement').textContent") == "Idle"
+
+
+@pytest.mark.usefixtures("refreshing")
+def test_refreshing_can_be_stopped_and_stops_while_the_page_is_hidden(page: Operator):
+    button = page.find("#outbox-refreshing")
+    button.click()
+    assert button.text == "Refresh again"
+    page.browser.execute_script(COUNT_FETCHES)
+    eventually(lambda: "refreshed 4 s ago" in script(page, AGE), seconds=60)
+    assert script(page, "window.fetches") == 0
+    button.click()
+    eventually(lambda: script(page, "window.fetches") > 0, seconds=60)
+
+    page.browser.execute_script("Object.defineProperty(document, 'hidden', {get: () => true}); window.fetches = 0")
+    eventually(lambda: "refreshed 4 s ago" in script(page, AGE), seconds=60)
+    assert script(page, "window.fetches") == 0
+
+
+def test_an_operator_pauses_and_resumes_a_publisher_by_keyboard(page: Operator):
+    link = page.find('[data-key="pause default"]')
+    page.browser.execute_script("arguments[0].focus()", link)
+    html = page.find("html")
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    page.wait_for_page_after(html)
+    assert page.find("#content h1").text == "Pause default"
+    page.picture("pause")
+    page.find("#id_reason").send_keys("new exchange")
+    html = page.find("html")
+    page.find("#id_reason").send_keys(Keys.ENTER)
+    page.wait_for_page_after(html)
+    assert page.find(".messagelist .success").text == "Paused: default."
+    row = Pause.objects.get()
+    assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "", "new exchange", "admin")
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == ("default", "Paused. (new exchange)")
+    assert "Paused. (new exchange)" in page.find(".outbox-log").text
+
+    page.open(reverse("admin:django_outbox_overview_resume") + "?publisher=default")
+    page.follow(page.find("#content input[type=submit]"))
+    assert not Pause.objects.exists()
+    assert LogEntry.objects.count() == 2
+
+
+@pytest.fixture
+def failed() -> list[int]:
+    cause = {"error_class": "rabbitmq.unroutable", "type": "invoice.sent"}
+    return put(Status.FAILED, 5, age=60, **cause)
+
+
+def requeued(ids: list[int]) -> int:
+    return OutboxMessage.objects.pending().filter(pk__in=ids).count()
+
+
+def test_an_operator_requeues_a_group(failed: list[int], page: Operator):
+    put(Status.FAILED, 2, age=60, error_class="other", type="invoice.sent")
+    page.follow(page.find(".outbox-button.outbox-requeue"))
+    assert page.find("#content h1").text == "Requeue failed messages"
+    assert page.find("#content input[type=submit]").get_attribute("value") == "Requeue 5 messages"
+    page.picture("group")
+    page.find("#id_reason").send_keys("the queue is back")
+    page.follow(page.find("#content input[type=submit]"))
+    assert page.find(".messagelist .success").text == "5 messages were requeued."
+    assert requeued(failed) == 5
+    assert OutboxMessage.objects.failed().count() == 2
+    entry = LogEntry.objects.get()
+    assert entry.change_message == "5 messages were requeued. (the queue is back)"
+    assert entry.object_repr == "rabbitmq.unroutable · invoice.sent · default"
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    monkeypatch.setattr(overview_groups, "WINDOW", 2)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_long_operation_goes_on_by_itself(failed: list[int], page: Operator):
+    page.follow(page.find(".outbox-button.outbox-requeue"))
+    page.find("#content input[type=submit]").click()
+    eventually(lambda: requeued(failed) == 5, seconds=60)
+    assert page.find(".messagelist .success").text == "5 messages were requeued."
+    assert LogEntry.objects.get().change_message == "5 messages were requeued."
+
+
+@pytest.mark.usefixtures("small_steps", "without_scripts")
+def test_a_long_operation_is_continued_and_stopped_without_javascript(failed: list[int], page: Operator):
+    page.follow(page.find(".outbox-button.outbox-requeue"))
+    page.follow(page.find("#content input[type=submit]"))
+    assert page.find("#content p[role=status]").text == "2 messages were requeued."
+    page.picture("progress")
+    page.follow(page.find("#content form input[type=submit]"))
+    assert requeued(failed) == 4
+    page.follow(page.find("#content form input[name=stop]"))
+    assert page.find(".messagelist .warning").text == "Stopped. 4 messages were requeued."
+    assert requeued(failed) == 4
+    assert LogEntry.objects.get().change_message == "4 messages were requeued."
+
+
+@pytest.mark.usefixtures("without_scripts")
+def test_everything_is_there_without_javascript(page: Operator, figures: Figures):
+    assert not page.find("#outbox-refreshing").is_displayed()
+    figures.show(verdicts=(Verdict(Level.OK, "idle", "Nothing is due."),))
+    page.follow(page.find("#outbox-refresh-link"))
+    assert headline(page) == "Idle"
+    page.follow(page.find('[data-key="period day"]'))
+    assert len(page.find_all(".outbox-chart .outbox-delivered")) == 96
+    page.follow(page.find('[data-key="pause default"]'))
+    page.follow(page.find("#content input[type=submit]"))
+    assert Pause.objects.exists()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off(page: Operator, width: int):
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    views = ("overview_pause", "overview_resume")
+    for path in (OVERVIEW, *(reverse(f"admin:django_outbox_{view}") + "?publisher=default" for view in views)):
+        page.open(path)
+        assert page.find("#content h1").is_displayed()
+        cut_off = page.browser.execute_script(
+            "const boxes = [...document.querySelectorAll('html, #content, .module')];"
+            "return boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.outerHTML.slice(0, 200))"
+        )
+        assert cut_off == []
+        page.picture(f"overview-{width}-{path.strip('/').split('/')[-1][:9]}")
+
+
+def test_every_control_is_reached_by_the_keyboard_alone(page: Operator):
+    page.find("#outbox-refreshing").click()
+    wanted = {element.get_attribute("data-key") for element in page.find_all("#outbox-fragment a[data-key]")}
+    page.browser.execute_script("document.querySelector('#outbox-refresh-link').focus()")
+    reached = set()
+    for _ in range(len(wanted) + 5):
+        page.browser.switch_to.active_element.send_keys(Keys.TAB)
+        focused = page.browser.switch_to.active_element
+        reached.add(focused.get_attribute("data-key"))
+    assert wanted <= reached
+
+
+def test_the_entry_in_the_index_leads_to_the_overview_and_the_list_is_a_click_away(page: Operator):
+    page.open(reverse("admin:index"))
+    page.follow(page.browser.find_element(By.LINK_TEXT, "Overview"))
+    assert headline(page) == "Not delivering"
+    page.follow(page.find(".object-tools a"))
+    assert page.find("#content h1").text == "Failed messages"
+    page.follow(page.find(".object-tools a"))
+    assert headline(page) == "Not delivering"

@@ -1,0 +1,58 @@
+"""`outbox_pause` and `outbox_resume`: what they change, and what they print."""
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_outbox.models import HELD, OutboxMessage, Pause
+from tests.conftest import ALIASES
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "audit": SCRIPTED}}
+
+
+def run(name: str, *arguments: str, **options: Any) -> str:
+    out = StringIO()
+    call_command(name, *arguments, stdout=out, stderr=StringIO(), **options)
+    return out.getvalue()
+
+
+def test_a_publisher_is_paused_and_resumed(using: str):
+    database = ("--database", using)
+    assert run("outbox_pause", "audit", "--reason", "moving", *database) == "Paused the publisher 'audit'.\n"
+    row = Pause.objects.using(using).get()
+    assert (row.publisher, row.type, row.reason) == ("audit", "", "moving")
+    assert run("outbox_pause", "audit", *database).startswith("Nothing was changed: the publisher 'audit' is paused")
+    assert "the publisher 'audit' paused since" in run("outbox_pause", "--list", *database)
+    assert run("outbox_resume", "audit", *database) == "Resumed the publisher 'audit'.\n"
+    assert run("outbox_pause", "--list", *database) == "Nothing is paused.\n"
+    assert run("outbox_resume", "audit", *database).startswith("Nothing was changed: the publisher 'audit' is not")
+
+
+def test_a_type_is_paused_and_its_held_messages_are_released(using: str):
+    database = ("--database", using)
+    ids = put(2, using, type="paid")
+    run("outbox_pause", "default", "--type", "paid", *database)
+    assert "0 delivered" in run("run_outbox", "--drain", *database)
+    assert OutboxMessage.objects.using(using).filter(available_at=HELD).count() == len(ids)
+    text = run("outbox_resume", "default", "--type", "paid", *database)
+    assert text == "Resumed the type 'paid' of the publisher 'default'. 2 held messages will be delivered now.\n"
+    assert "2 delivered" in run("run_outbox", "--drain", *database)
+
+
+def test_a_drain_names_the_publishers_that_it_skips(using: str):
+    put(1, using)
+    run("outbox_pause", "default", "--database", using)
+    text = run("run_outbox", "--drain", "--database", using)
+    assert text.splitlines()[0] == "Skipped 'default', which is paused. Its messages are still pending."
+
+
+@pytest.mark.parametrize("arguments", [["nobody"], []])
+def test_only_a_publisher_of_the_settings_is_paused(arguments: list[str]):
+    with pytest.raises(CommandError, match="OUTBOX has audit, default"):
+        run("outbox_pause", *arguments)

@@ -1,0 +1,292 @@
+"""Pause and resume: nothing of what is paused is delivered, and nothing is lost or out of order afterwards."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox.messages import ACCEPTED, Message, retry_later
+from django_outbox.models import HELD, OutboxMessage, Pause, Status
+from django_outbox.pausing import Resumed, pause, resume
+from django_outbox.relay import Relay
+from django_outbox.relay.pauses import Pauses
+from tests.conftest import ALIASES
+from tests.support.databases import statements_of_new_connections
+from tests.support.messages import Clock, put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}}
+LIMITS = replace(QUICK, pause_interval=0.05)
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[..., Relay]]:
+    with relays_in_threads(poll_interval=0.05, limits=LIMITS) as start:
+        yield start
+
+
+def drain(using: str, **arguments: Any) -> Relay:
+    with Relay(using=using, limits=LIMITS, **arguments) as relay:
+        relay.drain()
+    return relay
+
+
+def processed(using: str, **fields: Any) -> list[int]:
+    messages = OutboxMessage.objects.using(using).processed().filter(**fields)
+    return list(messages.order_by("id").values_list("id", flat=True))
+
+
+def held(using: str) -> list[int]:
+    messages = OutboxMessage.objects.using(using).filter(available_at=HELD)
+    return list(messages.order_by("id").values_list("id", flat=True))
+
+
+class TestPausedPublisher:
+    @pytest.mark.parametrize("method", ["drain", "deliver_once"])
+    def test_is_skipped_until_it_is_resumed(self, using: str, method: str, caplog: pytest.LogCaptureFixture):
+        caplog.set_level(logging.WARNING, "django_outbox")
+        ids, others = put(3, using), put(2, using, publisher="other")
+        assert pause("default", using=using, reason="a new exchange", by="ada")
+        with Relay(using=using, limits=LIMITS) as relay:
+            assert getattr(relay, method)().processed == 2
+            assert relay.paused == ["default"]
+        assert processed(using) == others
+        assert "Publisher 'default' is paused by ada (a new exchange)." in caplog.text
+        assert resume("default", using=using) == Resumed(was_paused=True, released=0, complete=True)
+        assert drain(using).paused == []
+        assert processed(using) == sorted(ids + others)
+
+    def test_delivers_nothing_although_the_relay_runs(self, using: str, running: Callable[..., Relay]):
+        relay = running(using=using, workers=2)
+        put(5, using)
+        eventually(lambda: len(processed(using)) == 5)
+        pause("default", using=using)
+        eventually(lambda: relay.paused == ["default"])
+        # Claims that began before have ended when a worker of each has waited for the pause.
+        ids = put(5, using)
+        others = put(5, using, publisher="other")
+        eventually(lambda: set(others) <= set(processed(using)))
+        assert OutboxMessage.objects.using(using).due().count() == 5
+        resume("default", using=using)
+        eventually(lambda: set(ids) <= set(processed(using)))
+
+    def test_leaves_the_circuit_breaker_and_the_attempts_alone(self, using: str):
+        put(2, using)
+        pause("default", using=using)
+        assert drain(using).outage == ""
+        assert {message.attempts for message in OutboxMessage.objects.using(using)} == {0}
+
+
+class TestPausedType:
+    def test_is_held_and_the_rest_of_its_keys_waits_behind_it(self, using: str):
+        first = put(1, using, key="a", type="created")
+        paid = put(1, using, key="a", type="paid")
+        behind = put(1, using, key="a", type="created")
+        other_key = put(1, using, key="b", type="created")
+        unkeyed = put(1, using, type="paid")
+        pause("default", "paid", using=using)
+        drain(using)
+        assert processed(using) == first + other_key
+        assert held(using) == paid + unkeyed
+        waiting = OutboxMessage.objects.using(using).get(pk=paid[0])
+        assert (waiting.status, waiting.attempts, waiting.error, waiting.first_error_at) == (
+            Status.PENDING,
+            0,
+            "",
+            None,
+        )
+
+        assert resume("default", "paid", using=using) == Resumed(was_paused=True, released=2, complete=True)
+        drain(using)
+        published = [id for id in ScriptedPublisher.published() if id in first + paid + behind]
+        assert published == first + paid + behind
+        assert OutboxMessage.objects.using(using).pending().count() == 0
+
+    def test_is_paused_for_one_publisher_only(self, using: str):
+        put(1, using, type="paid")
+        other = put(1, using, type="paid", publisher="other")
+        pause("default", "paid", using=using)
+        drain(using)
+        assert processed(using) == other
+
+    def test_keeps_its_attempts_and_its_error(self, using: str):
+        ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy", retry_after=0.01))
+        (id,) = put(1, using, type="paid")
+        with Relay(using=using, limits=LIMITS) as relay:
+            relay.deliver_once()
+        pause("default", "paid", using=using)
+
+        def is_held() -> bool:
+            drain(using)
+            return held(using) == [id]
+
+        eventually(is_held)
+        message = OutboxMessage.objects.using(using).get(pk=id)
+        assert (message.attempts, message.error) == (1, "busy")
+
+    def test_upper_and_lower_case_differ(self, using: str):
+        ids = [*put(1, using, type="paid"), *put(1, using, type="PAID")]
+        pause("default", "paid", using=using)
+        drain(using)
+        assert held(using) == ids[:1]
+        OutboxMessage.objects.using(using).filter(pk=ids[1]).update(processed_at=None, available_at=HELD)
+        resume("default", "paid", using=using)
+        assert held(using) == ids[1:]
+
+
+class TestResume:
+    def test_makes_messages_due_in_batches_and_reports_each(self, using: str):
+        put(7, using, keys=3, type="paid")
+        put(2, using, type="paid")
+        put(3, using, keys=2, type="sent")
+        pause("default", "paid", using=using)
+        pause("default", "sent", using=using)
+        drain(using)
+        reports: list[int] = []
+        result = resume("default", "paid", using=using, batch_size=2, on_batch=reports.append)
+        assert result.released == reports[-1] == 9
+        assert reports == sorted(reports)
+        assert result.complete
+        assert len(held(using)) == 3
+        assert list(Pause.objects.using(using).values_list("type", flat=True)) == ["sent"]
+
+    def test_continues_after_an_interruption(self, using: str):
+        put(5, using, type="paid")
+        pause("default", "paid", using=using)
+        drain(using)
+        first = resume("default", "paid", using=using, batch_size=2, max_seconds=0)
+        assert first == Resumed(was_paused=True, released=2, complete=False)
+        assert Pause.objects.using(using).get().resumed_at is not None
+        assert len(held(using)) == 3
+        drain(using)
+        assert len(processed(using)) == 2, "a type that is being resumed is delivered"
+        assert resume("default", "paid", using=using).released == 3
+        assert not Pause.objects.using(using).exists()
+
+    def test_can_be_undone_while_messages_are_released(self, using: str):
+        put(3, using, type="paid")
+        pause("default", "paid", using=using, reason="one")
+        drain(using)
+        resume("default", "paid", using=using, batch_size=1, max_seconds=0)
+        assert pause("default", "paid", using=using, reason="two", by="bob")
+        row = Pause.objects.using(using).get()
+        assert (row.reason, row.paused_by, row.resumed_at) == ("two", "bob", None)
+        drain(using)
+        assert len(held(using)) == 3
+
+    def test_of_what_is_not_paused_changes_nothing(self, using: str):
+        assert resume("default", using=using) == Resumed(was_paused=False, released=0, complete=True)
+        assert resume("default", "paid", using=using) == Resumed(was_paused=False, released=0, complete=True)
+
+
+def test_a_second_pause_keeps_the_first_reason(using: str):
+    assert pause("default", using=using, reason="one", by="ada")
+    assert not pause("default", using=using, reason="two", by="bob")
+    assert Pause.objects.using(using).get().reason == "one"
+
+
+def test_nothing_is_lost_and_order_is_kept_while_types_and_publishers_are_paused_and_resumed(
+    using: str, running: Callable[..., Relay]
+):
+    """Several relays overlap; each has read the pauses at another time."""
+    seen: dict[str, list[int]] = {}
+    lock = threading.Lock()
+
+    def note(message: Message) -> Any:
+        with lock:
+            seen.setdefault(message.key, []).append(message.id)
+        return ACCEPTED
+
+    ScriptedPublisher.answer = staticmethod(note)
+    for _ in range(2):
+        running(using=using, publishers=["default"], workers=2, batch_size=10)
+    for number in range(6):
+        put(20, using, keys=5, type="paid" if number % 2 else "created")
+        pause("default", "paid" if number % 3 else "", using=using)
+        put(20, using, keys=5, type="paid")
+        resume("default", "paid" if number % 3 else "", using=using, batch_size=3)
+    eventually(lambda: not OutboxMessage.objects.using(using).pending().exists())
+    assert not Pause.objects.using(using).exists()
+    assert sum(len(set(ids)) for ids in seen.values()) == 240
+    for ids in seen.values():
+        assert list(dict.fromkeys(ids)) == sorted(set(ids))
+
+
+def test_a_message_that_is_held_while_its_type_is_resumed_goes_back(using: str):
+    """The relay has read the pause, and the row is gone when the batch is settled."""
+    (id,) = put(1, using, type="paid")
+    pause("default", "paid", using=using)
+    with Relay(using=using, limits=replace(LIMITS, pause_interval=3600.0)) as relay:
+        relay._shared.pauses.refresh()
+        resume("default", "paid", using=using)
+        relay.deliver_once()
+        assert processed(using) == []
+        assert held(using) == []
+    drain(using)
+    assert processed(using) == [id]
+
+
+class TestPauses:
+    def test_are_read_once_in_an_interval_for_all_workers(self, using: str):
+        clock = Clock()
+        pauses = Pauses(using, ["default"], 1.0, clock)
+        with CaptureQueriesContext(connections[using]) as queries:
+            for now in (0.0, 0.5, 0.9, 1.0, 1.9, 2.0):
+                clock.now = now
+                pauses.refresh()
+                pauses.is_paused("default")
+                pauses.paused_types("default")
+        assert len(queries) == 3
+
+    def test_a_running_relay_reads_them_only_while_it_works(self, using: str, running: Callable[..., Relay]):
+        with statements_of_new_connections() as statements:
+            relay = running(
+                using=using, workers=3, publishers=["default"], limits=replace(LIMITS, pause_interval=3600.0)
+            )
+            put(10, using)
+            eventually(lambda: relay.tally.processed == 10)
+        assert len([sql for sql in statements if Pause._meta.db_table in sql]) == 1
+
+    def test_of_other_publishers_are_ignored(self, using: str):
+        pause("other", using=using)
+        pauses = Pauses(using, ["default"], 1.0)
+        pauses.refresh()
+        assert not pauses.is_paused("other")
+
+    def test_a_change_is_logged_once(self, using: str, caplog: pytest.LogCaptureFixture):
+        caplog.set_level(logging.WARNING, "django_outbox")
+        pauses = Pauses(using, ["default"], 0.0)
+        pause("default", "paid", using=using, by="ada")
+        pauses.refresh()
+        pauses.refresh()
+        resume("default", "paid", using=using)
+        pauses.refresh()
+        pauses.refresh()
+        assert [record.getMessage() for record in caplog.records] == [
+            "Publisher 'default': the type 'paid' is paused by ada.",
+            "Publisher 'default': the type 'paid' is no longer paused.",
+        ]
+
+    def test_a_missing_table_is_logged_once_and_pauses_nothing(
+        self, using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        caplog.set_level(logging.WARNING, "django_outbox")
+        monkeypatch.setattr(Pause._meta, "db_table", "no_such_table")
+        ids = put(2, using)
+        pauses = Pauses(using, ["default"], 0.0)
+        pauses.refresh()
+        pauses.refresh()
+        assert not pauses.is_paused("default")
+        (record,) = [record for record in caplog.records if "pauses cannot be read" in record.getMessage()]
+        assert "no_such_table" in record.getMessage()
+        drain(using)
+        assert processed(using) == ids

@@ -1,0 +1,95 @@
+"""Figures of an outbox, as `monitoring.status` returns them."""
+
+import datetime
+from typing import Any
+
+from django_outbox.monitoring.types import (
+    BlockedKey,
+    Count,
+    FailureGroup,
+    Level,
+    PausedType,
+    PeriodCount,
+    PublisherStatus,
+    RelayStatus,
+    Status,
+    Verdict,
+)
+
+NOW = datetime.datetime(2026, 5, 31, 3, 0, tzinfo=datetime.timezone.utc)
+
+
+def before(**duration: float) -> datetime.datetime:
+    return NOW - datetime.timedelta(**duration)
+
+
+def a_relay(**values: Any) -> RelayStatus:
+    given: dict[str, Any] = {
+        "name": "web-7f9c:7",
+        "host": "web-7f9c",
+        "pid": 7,
+        "version": "0.2.0",
+        "mode": "run",
+        "workers": 2,
+        "publishers": {"default": "closed"},
+        "started_at": before(days=3),
+        "seen_at": before(seconds=4),
+        "stopped_at": None,
+        "seconds_since_seen": 4.0,
+        "alive": True,
+        "processed": 1_200_000,
+        "retried": 61,
+        "failed": 1138,
+    }
+    return RelayStatus(**{**given, **values})
+
+
+def a_bad_night(using: str = "default") -> Status:
+    """Everything that can be wrong at three in the morning, at once."""
+    hour = [
+        PeriodCount(before(minutes=60 - n), processed=0 if n > 12 else 1000 + 7 * n, failed=n % 5) for n in range(60)
+    ]
+    day = [PeriodCount(before(minutes=15 * (96 - n)), processed=9000 + 31 * n, failed=n % 9) for n in range(96)]
+    return Status(
+        using,
+        NOW,
+        publishers=(
+            PublisherStatus(
+                "default",
+                due=Count(100_000, more=True),
+                oldest_due=2820.0,
+                retrying=Count(61),
+                delayed=Count(12),
+                failed=Count(1138),
+                blocking=Count(12),
+            ),
+            PublisherStatus(
+                "audit",
+                processed_per_minute=1204,
+                breaker="closed",
+                relays=2,
+                paused=PausedType("", "a new exchange", "ada", before(minutes=5)),
+                paused_types=(PausedType("order.paid", "", "bob", before(minutes=9)),),
+            ),
+            PublisherStatus("old_alias", configured=False, due=Count(7), oldest_due=86_400.0 * 3),
+        ),
+        failures=(
+            FailureGroup("default", "rabbitmq.unroutable", "invoice.sent", 620, 0, before(hours=3), before(minutes=12)),
+            FailureGroup("default", "shop.errors.Timeout", "order.paid", 518, 12, before(days=2), before(seconds=50)),
+        ),
+        blocked_keys=(
+            BlockedKey("default", "order-5", 17, "order.paid", True, "shop.errors.Timeout", before(hours=2), Count(41)),
+        ),
+        relays=(a_relay(), a_relay(host="web-old", alive=False, seen_at=before(minutes=47))),
+        last_hour=tuple(hour),
+        last_day=tuple(day),
+        verdicts=(
+            Verdict(
+                Level.CRITICAL,
+                "not_delivering",
+                "Not delivering for 47 min: 100,000+ due for 'default', no relay seen.",
+                "default",
+            ),
+            Verdict(Level.WARNING, "failed", "1,138 messages failed."),
+        ),
+    )
