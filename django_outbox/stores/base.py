@@ -129,6 +129,21 @@ class Store(BatchReader):
         """
         return iter(())
 
+    # For operators.
+
+    @abc.abstractmethod
+    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+        """Keep relays from claiming these partitions until the transaction ends, without waiting for any of them.
+
+        Args:
+            publisher: the alias of the publisher whose messages they are.
+            partitions: at least one.
+
+        Returns:
+            The partitions that no relay has claimed. On SQLite, whose transactions exclude each other, they need no
+            lock.
+        """
+
     # For callers of `enqueue`.
 
     @abc.abstractmethod
