@@ -238,6 +238,12 @@ def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], oper
             "return boxes.filter(box => box.scrollWidth > box.clientWidth)"
         )
         assert cut_off == []
+        beyond = operator.browser.execute_script(
+            "const edge = document.querySelector('#content').getBoundingClientRect().right;"
+            "const parts = [...document.querySelectorAll('.outbox-value, .outbox-history, #changelist-filter form')];"
+            "return parts.filter(part => part.getBoundingClientRect().right > edge + 1)"
+        )
+        assert beyond == []
         operator.picture(f"{width}-{name}")
     operator.open(CHANGELIST)
     top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
