@@ -239,7 +239,7 @@ def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], oper
         )
         assert cut_off == []
         beyond = operator.browser.execute_script(
-            "const edge = document.querySelector('#content').getBoundingClientRect().right;"
+            "const edge = document.querySelector('#content-main, fieldset').getBoundingClientRect().right;"
             "const parts = [...document.querySelectorAll('.outbox-value, .outbox-history, #changelist-filter form')];"
             "return parts.filter(part => part.getBoundingClientRect().right > edge + 1)"
         )
