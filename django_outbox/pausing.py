@@ -9,7 +9,7 @@ from django.db.models import F, Q, QuerySet
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.lookups import IsExactly
-from django_outbox.models import HELD, OutboxMessage, OutboxMessageQuerySet, Pause
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause
 
 __all__ = ["Resumed", "pause", "resume"]
 
@@ -95,7 +95,7 @@ def resume(
     # Waits for relays that are holding messages of this type, so that all of them are found below.
     was_paused = bool(rows.update(resumed_at=DatabaseNow()))
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
-    messages = OutboxMessageQuerySet(OutboxMessage, using=alias).filter(publisher=publisher, available_at=HELD)
+    messages = OutboxMessageQuerySet(OutboxMessage, using=alias).filter(publisher=publisher, available_at=HELD_BY_PAUSE)
     partition = after = released = 0
     while True:
         # In the order of the index, which is read once from its beginning to its end.

@@ -1,7 +1,7 @@
 """The admin's list of messages. All its queries are bounded, so it stays fast with millions of rows."""
 
-import uuid
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
@@ -10,10 +10,27 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.filters import PublisherFilter, TypedFilter
-from django_outbox.admin.states import ALL, LIMIT, ORDER, TITLES, due_first, pending_publisher, state_of
+from django_outbox.admin.ages import duration
+from django_outbox.admin.counts import count_states
+from django_outbox.admin.due import KEYED_LIMIT, Due, Overdue, by_id, due_first, find_overdue
+from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.search import find
+from django_outbox.admin.states import (
+    ALL,
+    LIMIT,
+    ORDER,
+    PARAMETER,
+    PUBLISHER_PARAMETER,
+    TITLES,
+    in_state,
+    pending_publisher,
+    state_of,
+)
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
+
+SUGGESTED = 1000
+"""Number of messages whose types and error classes are suggested."""
 
 if TYPE_CHECKING:
     BasePaginator = Paginator[Any]
@@ -41,28 +58,42 @@ class BoundedPaginator(BasePaginator):
 
 
 class MessageList(ChangeList):
-    """A page of messages of one state, in the order of that state's index.
+    """A page of messages of one state, in the order of that state's index, or the messages that a search has found.
 
     Type, error class and publisher have no index. They filter only the first `LIMIT` messages of the state.
     """
 
+    root_queryset: Any
     ids: list[int] | None = None
     """The messages to list, if finding them takes more than one read of an index."""
     looked_through_all = True
     """Whether all messages were considered in finding `ids`."""
 
+    overdue: Overdue | None = None
+    """The message that has been due for the longest time, if the list is empty and it has been due for long."""
+
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.state = state_of(request)
         self.pending_publisher = pending_publisher(request)
         super().__init__(request, *args, **kwargs)
-        self.title = _("Found messages") if self.query else str(TITLES[self.state])
+        self.counts = count_states(self.root_queryset)
+        self.title = self._title()
+        if not self.result_count and not self.query and self.state != Status.PENDING:
+            self.overdue = find_overdue(self.root_queryset)
         left_out = self._columns_left_out()
         self.list_display = [name for name in self.list_display if name not in left_out]
+
+    def _title(self) -> str:
+        if self.query:
+            return _("Found messages")
+        count = self.counts[self.state]
+        return f"{TITLES[self.state]} ({count})" if count else str(TITLES[self.state])
 
     def _columns_left_out(self) -> set[str]:
         """Return the columns that have the same value in every row."""
         left_out = set() if self.show_admin_actions else {"action_checkbox"}
-        if len(get_settings().publishers) == 1:
+        configured = set(get_settings().publishers)
+        if len(configured) == 1 and {message.publisher for message in self.result_list} <= configured:
             left_out.add("publisher")
         if not self.query:
             if self.state != ALL:
@@ -78,19 +109,53 @@ class MessageList(ChangeList):
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         queryset: Any = super().get_queryset(request, exclude_parameters)
-        self.wanted = {} if self.query else self._wanted()
-        if self.state == Status.PENDING and not self.query:
-            of_publisher: Any = self.root_queryset.filter(publisher=self.pending_publisher)
-            due, self.looked_through_all = due_first(of_publisher, *self.wanted, limit=LIMIT)
-            rows = [row[1:] for row in due]
-        elif self.wanted:
-            rows = list(queryset.values_list("pk", *self.wanted)[: LIMIT + 1])
+        self.wanted: list[Wanted] = []
+        if self.query:
+            self.ids, self.looked_through_all = find(self.root_queryset, self.query)
+            return self._by_id(self.ids)
+        filters = (PublisherFilter, TypedFilter, TimeFilter)
+        specs = [spec for spec in self.filter_specs if isinstance(spec, filters)]
+        self.wanted = [wanted for spec in specs if (wanted := spec.wanted())]
+        for spec in specs:
+            if isinstance(spec, TimeFilter) and spec.by_index:
+                queryset = spec.within(self.root_queryset).order_by(*ORDER[self.state])
+        fields = [wanted.field for wanted in self.wanted]
+        if self.state == Status.PENDING:
+            due = self.due
+            self.looked_through_all = not due.more
+            self.ids = due.ids
+            if fields:
+                found = {pk: values for pk, *values in self._by_id(due.ids).values_list("pk", *fields)}
+                self.ids = [pk for pk in due.ids if pk in found and self._matches(found[pk])]
+        elif fields:
+            rows = list(queryset.values_list("pk", *fields)[: LIMIT + 1])
             self.looked_through_all = len(rows) <= LIMIT
+            self.ids = [pk for pk, *values in rows[:LIMIT] if self._matches(values)]
         else:
             return queryset.defer("payload", "headers")
-        values = list(self.wanted.values())
-        self.ids = [pk for pk, *found in rows[:LIMIT] if found == values]
         return self._by_id(self.ids)
+
+    @cached_property
+    def due(self) -> Due:
+        """The pending messages of the chosen publisher, the oldest first."""
+        of_publisher: Any = self.root_queryset.filter(publisher=self.pending_publisher)
+        return due_first(of_publisher, limit=LIMIT)
+
+    def _matches(self, values: Any) -> bool:
+        return all(wanted.matches(value) for wanted, value in zip(self.wanted, values, strict=True))
+
+    @cached_property
+    def suggestions(self) -> dict[str, list[str]]:
+        """The types and error classes of the first `SUGGESTED` messages of the state, in alphabetical order."""
+        if self.state == Status.PENDING:
+            messages: Any = self._by_id(self.due.ids[:SUGGESTED])
+        else:
+            messages = in_state(self.root_queryset, self.state).order_by(*ORDER[self.state])
+        rows = set(messages.values_list("type", "error_class")[:SUGGESTED])
+        return {
+            "type": sorted({type for type, _ in rows}),
+            "error_class": sorted({error_class for _, error_class in rows} - {""}),
+        }
 
     def get_results(self, request: HttpRequest) -> None:
         self.paginator = BoundedPaginator(self.queryset if self.ids is None else self.ids, self.list_per_page)
@@ -99,22 +164,16 @@ class MessageList(ChangeList):
         if self.ids is None:
             self.result_list = page.object_list
         else:
-            messages = {message.pk: message for message in self._by_id(page.object_list)}
-            self.result_list = [messages[pk] for pk in page.object_list if pk in messages]
+            self.result_list = by_id(self.root_queryset, list(page.object_list))
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.can_show_all = self.show_full_result_count = False
         # If it differs from result_count, Django shows it next to the search box with a link to the whole list.
         self.full_result_count = None if self.query else self.result_count
-        may_be_failed = self.query or self.state in {Status.FAILED, ALL}
-        self.show_admin_actions = bool(may_be_failed and self.result_count)
+        self.show_admin_actions = bool(self.result_count and (self.query or self.state != Status.PROCESSED))
 
     def _by_id(self, ids: Any) -> Any:
         return self.root_queryset.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")
-
-    def _wanted(self) -> dict[str, str]:
-        filters = [spec for spec in self.filter_specs if isinstance(spec, PublisherFilter | TypedFilter)]
-        return {spec.parameter_name: wanted for spec in filters if (wanted := spec.wanted())}
 
     @property
     def count_text(self) -> str:
@@ -125,30 +184,59 @@ class MessageList(ChangeList):
     @property
     def _more(self) -> bool:
         """Return whether there are more messages than the list shows."""
-        return self.paginator.more or not (self.looked_through_all or self.wanted)
+        return self.paginator.more or not (self.looked_through_all or self.wanted or self.query)
+
+    @property
+    def _filtered(self) -> bool:
+        """Return whether a filter may have left messages out."""
+        periods = any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
+        return bool(self.wanted) or periods or not self.looked_through_all
 
     @property
     def note(self) -> str:
-        """The limit of the list, if it has been reached; else blank."""
+        """The limit of the list or of the search, if it has been reached; else blank."""
         limit = number_format(LIMIT, force_grouping=True)
-        if self._more:
-            if self.state == Status.PENDING:
-                return _("Only %(limit)s of the pending messages are listed.") % {"limit": limit}
-            return _("Only the newest %(limit)s messages are listed.") % {"limit": limit}
-        if not self.looked_through_all:
-            if self.state == Status.PENDING:
-                return _("Only %(limit)s of the pending messages were searched.") % {"limit": limit}
-            return _("Only the newest %(limit)s messages were searched.") % {"limit": limit}
-        return ""
+        if self.looked_through_all and not self._more:
+            return ""
+        if self.query:
+            text = _(
+                "All pending messages were searched for this key. Of failed messages that block no key, and of "
+                "processed messages, only the newest %(limit)s were searched."
+            )
+        elif self.state == Status.PENDING and not self.due.exact:
+            limit = number_format(KEYED_LIMIT, force_grouping=True)
+            text = _("More than %(limit)s messages have a key; even older ones may exist among those not looked at.")
+        elif self.state == Status.PENDING and self.wanted:
+            text = _("Only the oldest %(limit)s pending messages were searched.")
+        elif self.state == Status.PENDING:
+            text = _("Only the oldest %(limit)s pending messages are listed.")
+        elif self.wanted:
+            text = _("Only the newest %(limit)s messages were searched.")
+        else:
+            text = _("Only the newest %(limit)s messages are listed.")
+        return text % {"limit": limit}
+
+    @property
+    def warning(self) -> str:
+        """The sentence about overdue messages, if an empty list would look as if all were well; else blank."""
+        if self.overdue is None:
+            return ""
+        text = _("Messages for the publisher %(publisher)s have been due for %(duration)s. Is a relay running?")
+        return text % {"publisher": self.overdue.publisher, "duration": duration(self.overdue.since)}
+
+    @property
+    def overdue_url(self) -> str:
+        """The query string of the list of the overdue messages."""
+        return (
+            f"?{urlencode({PARAMETER: Status.PENDING, PUBLISHER_PARAMETER: self.overdue and self.overdue.publisher})}"
+        )
 
     @property
     def empty_text(self) -> str:
         """The text of an empty list."""
         if self.query:
-            if read_identity(self.query):
-                return _("There is no message with this ID. It may have been deleted after the retention period.")
-            return _("Enter an ID, such as 1234, or a message ID, such as 0198c7a2-5b1e-7d3a-9c40-5f2e8d1b6a73.")
-        if self.wanted or not self.looked_through_all:
+            return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
+        if self._filtered:
             return _("No message matches the filters.")
         return {
             Status.FAILED.value: _("There are no failed messages."),
@@ -156,14 +244,3 @@ class MessageList(ChangeList):
             Status.PROCESSED.value: _("There are no processed messages. They are deleted after the retention period."),
             ALL: _("There are no messages."),
         }[self.state]
-
-
-def read_identity(text: str) -> dict[str, Any]:
-    """Return the field that a search term identifies, `id` or `message_id`, with its value; empty if neither."""
-    text = text.strip()
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        return {"id": int(text)}
-    try:
-        return {"message_id": uuid.UUID(text)}
-    except ValueError:
-        return {}

@@ -2,40 +2,124 @@
 
 import datetime
 import json
+from collections.abc import Callable
 from typing import Any
 
-from django.utils.formats import date_format, number_format
-from django.utils.html import format_html
+from django.utils import timezone
+from django.utils.formats import number_format
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
+from django_outbox.admin.ages import with_age, with_time
 from django_outbox.error_text import shorten
 from django_outbox.models import OutboxMessage, Status
 
 MAX_JSON_LENGTH = 100_000
 """Maximum characters of a payload on the page of a message."""
 
-MAX_ERROR_LENGTH = 100
+MAX_ERROR_LENGTH = 200
 """Maximum characters of an error in the list."""
 
 
 def short_error(message: OutboxMessage) -> str:
-    """Return the beginning of the first line of the message's error."""
-    if not message.error.strip():
+    """Return the error class, and the beginning of the first line of the message's error."""
+    if not message.error.strip() and not message.error_class:
         return format_html('<span class="outbox-none">{}</span>', "-")
-    return shorten(message.error.strip().partition("\n")[0], MAX_ERROR_LENGTH)
+    text = shorten(message.error.strip().partition("\n")[0], MAX_ERROR_LENGTH)
+    if not message.error_class:
+        return text
+    return format_html('<span class="outbox-error-class">{}</span> {}', message.error_class, text)
 
 
 def when(message: OutboxMessage) -> str:
-    """Return the most relevant time in the message's state."""
-    if message.status is Status.PROCESSED:
-        return _time(message.processed_at)
-    if message.status is Status.FAILED:
-        return _time(message.failed_at)
-    if message.attempts:
-        return _("next attempt %(time)s") % {"time": _time(message.available_at)}
-    return _("due %(time)s") % {"time": _time(message.available_at)}
+    """Return the age of the most relevant time in the message's state."""
+    if message.processed_at is not None:
+        return with_age(message.processed_at)
+    if message.failed_at is not None:
+        return with_age(message.failed_at)
+    if message.available_at is None:
+        return ""
+    if message.is_held:
+        return _("held")
+    if message.attempts and message.available_at > timezone.now():
+        return with_age(message.available_at, _("next attempt %(age)s"))
+    return with_age(message.available_at, _("due %(age)s"))
+
+
+def state(message: OutboxMessage) -> str:
+    """Return the message's state, and whether it is held."""
+    return _("Pending (held)") if message.is_held else str(message.status.label)
+
+
+def held_or(message: OutboxMessage, name: str, text: SafeString | str) -> SafeString | str:
+    """Return the text of a time; a held message has none at which it becomes due."""
+    return _("held") if name == "available_at" and message.is_held else text
+
+
+def history(attempts: Any) -> SafeString | str:
+    """Return a message's failed attempts as a table; another program may have written anything there."""
+    rows = [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
+    if not rows:
+        return "-"
+    body = format_html_join(
+        "",
+        "<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
+        ((_attempt_time(row.get("at")), _text(row.get("error_class")), _text(row.get("error"))) for row in rows),
+    )
+    return format_html(
+        '<table class="outbox-history"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
+        '<th scope="col">{}</th></tr></thead><tbody>{}</tbody></table>',
+        _("time"), _("error class"), _("error"), body,
+    )  # fmt: skip
+
+
+def queue(message: Any, url_of: Callable[[OutboxMessage], str]) -> SafeString | str:
+    """Return the messages around a message in the queue of its key, and how many wait behind it.
+
+    Args:
+        message: a message with its `neighbours`.
+        url_of: returns the URL of the page of a message.
+    """
+    around = message.neighbours
+    if around.waiting is None:
+        return "-"
+    lines = [_queued(other, url_of(other)) for other in around.before]
+    if lines or around.after:
+        lines.append(format_html("<li><strong>{}</strong></li>", _("this message")))
+    lines += [_queued(other, url_of(other)) for other in around.after]
+    waiting = ngettext(
+        "%(count)s undelivered message is behind it.", "%(count)s undelivered messages are behind it.",
+        around.waiting.number,
+    ) % {"count": around.waiting}  # fmt: skip
+    shown = format_html('<ol class="outbox-queue">{}</ol>', format_html_join("", "{}", ((line,) for line in lines)))
+    return format_html("{}{}", waiting, shown if lines else "")
+
+
+def _queued(message: OutboxMessage, url: str) -> SafeString:
+    return format_html(
+        '<li><a href="{}">{}</a> {} {}</li>', url, _encodable(message.type), state(message), when(message)
+    )
+
+
+def copyable(value: Any) -> SafeString:
+    """Return a value with a button that copies it, where there is JavaScript."""
+    return format_html(
+        '<span data-outbox-copy="{}" data-outbox-copied="{}">{}</span>', _("Copy"), _("Copied"), str(value)
+    )
+
+
+def _attempt_time(value: Any) -> SafeString | str:
+    try:
+        time = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        return with_time(time if timezone.is_aware(time) else timezone.make_aware(time))
+    except (ValueError, OverflowError):
+        return _text(value)
+
+
+def _text(value: Any) -> str:
+    return _encodable(str(value))
 
 
 def key_state(message: OutboxMessage) -> str:
@@ -56,7 +140,7 @@ def filter_link(value: str, url: str) -> SafeString | str:
 
 def preformatted(text: str) -> SafeString | str:
     """Return text as escaped HTML that keeps its line breaks."""
-    return format_html('<pre class="outbox-text">{}</pre>', _encodable(text)) if text else "-"
+    return _pre(text) if text else "-"
 
 
 def pretty_json(value: Any) -> SafeString:
@@ -68,7 +152,7 @@ def pretty_json(value: Any) -> SafeString:
         # Stop formatting at the limit: a payload may be as large as the settings allow.
         if length > MAX_JSON_LENGTH:
             break
-    shown = format_html('<pre class="outbox-text">{}</pre>', _encodable("".join(parts)[:MAX_JSON_LENGTH]))
+    shown = _pre("".join(parts)[:MAX_JSON_LENGTH])
     if length <= MAX_JSON_LENGTH:
         return shown
     limit = number_format(MAX_JSON_LENGTH, force_grouping=True)
@@ -76,10 +160,14 @@ def pretty_json(value: Any) -> SafeString:
     return format_html('{}<p class="help">{}</p>', shown, note)
 
 
+def _pre(text: str) -> SafeString:
+    return format_html(
+        '<div class="outbox-value"><pre class="outbox-text" data-outbox-copy="{}" data-outbox-copied="{}">{}</pre>'
+        "</div>",
+        _("Copy"), _("Copied"), _encodable(text),
+    )  # fmt: skip
+
+
 def _encodable(text: str) -> str:
     # JSON may contain a lone surrogate, which a page cannot.
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _time(value: datetime.datetime | None) -> str:
-    return "" if value is None else date_format(localtime(value), "SHORT_DATETIME_FORMAT")

@@ -1,26 +1,39 @@
 """The filters of the admin's list. None of them reads the whole table to offer its choices."""
 
 import abc
-from collections.abc import Iterator
-from typing import Any
+import datetime
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from django.contrib import admin
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
 from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from django_outbox.admin.search import part, pattern
 from django_outbox.admin.states import (
+    ALL,
     PARAMETER,
     PUBLISHER_PARAMETER,
     STATES,
+    TIME_OF,
     in_state,
     pending_publisher,
     publishers_in_use,
     state_of,
 )
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status
+
+
+class Wanted(NamedTuple):
+    """A condition on one field, for which there is no index."""
+
+    field: str
+    matches: Callable[[Any], bool]
 
 
 class ChoiceFilter(admin.SimpleListFilter, abc.ABC):
@@ -38,8 +51,12 @@ class ChoiceFilter(admin.SimpleListFilter, abc.ABC):
                 # A search covers all messages, so no choice applies.
                 "selected": value == self.chosen() and not changelist.query,
                 "query_string": changelist.get_query_string({self.parameter_name: value}, remove=[SEARCH_VAR]),
-                "display": name,
+                "display": self.text_of(value, name, changelist),
             }
+
+    def text_of(self, value: str, name: Any, changelist: Any) -> Any:
+        """Return the text of a choice."""
+        return name
 
 
 class StateFilter(ChoiceFilter):
@@ -60,6 +77,10 @@ class StateFilter(ChoiceFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> OutboxMessageQuerySet:
         return in_state(queryset, self.state)
+
+    def text_of(self, value: str, name: Any, changelist: Any) -> Any:
+        count = changelist.counts[value]
+        return format_html('{} <span class="outbox-count">({})</span>', name, count) if count else name
 
 
 class PublisherFilter(ChoiceFilter):
@@ -92,13 +113,14 @@ class PublisherFilter(ChoiceFilter):
     def queryset(self, request: HttpRequest, queryset: Any) -> None:
         return None
 
-    def wanted(self) -> str:
-        """Return the publisher by which `MessageList` filters, or blank."""
-        return "" if self.of_pending else self.chosen()
+    def wanted(self) -> Wanted | None:
+        """Return the condition by which `MessageList` filters, if there is one."""
+        chosen = "" if self.of_pending else self.chosen()
+        return Wanted("publisher", lambda publisher: publisher == chosen) if chosen else None
 
 
 class TypedFilter(admin.ListFilter):
-    """An exact value in a text box. Offering the existing values as choices would read the whole table."""
+    """A text box with suggestions: choices for all existing values would read the whole table."""
 
     parameter_name: str
     any_value: Any
@@ -119,34 +141,37 @@ class TypedFilter(admin.ListFilter):
     def queryset(self, request: HttpRequest, queryset: Any) -> None:
         return None
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        kept = {name for name in changelist.filter_params if name not in (self.parameter_name, SEARCH_VAR)}
+    def choices(self, changelist: Any) -> Iterator[Any]:
         yield {
-            "hidden": [(name, changelist.filter_params[name][-1]) for name in sorted(kept)],
+            "hidden": hidden_fields(changelist, self.parameter_name),
             "clear": changelist.get_query_string(remove=[self.parameter_name]),
+            "suggestions": changelist.suggestions[self.parameter_name],
         }
 
-    def wanted(self) -> str:
-        """Return the value by which `MessageList` filters, or blank."""
-        return self.value
+    @abc.abstractmethod
+    def wanted(self) -> Wanted | None:
+        """Return the condition by which `MessageList` filters, if there is one."""
 
 
 class TypeFilter(TypedFilter):
-    """Messages of one type."""
+    """Messages of one type, or of all types that match a pattern such as `order.*`."""
 
     title = OutboxMessage._meta.get_field("type").verbose_name
     parameter_name = "type"
     any_value = _("Any type")
-    example = "order.created"
+    example = "order.*"
+
+    def wanted(self) -> Wanted | None:
+        return Wanted("type", pattern(self.value)) if self.value else None
 
 
 class ErrorClassFilter(TypedFilter):
-    """Failed messages of one error class. The page of a message links to this filter with its error class."""
+    """Failed messages by a part of their error class. The page of a message links to it with its error class."""
 
     title = OutboxMessage._meta.get_field("error_class").verbose_name
     parameter_name = "error_class"
     any_value = _("Any error class")
-    example = "shop.Timeout"
+    example = "timeout"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         super().__init__(request, params, *args)
@@ -155,5 +180,101 @@ class ErrorClassFilter(TypedFilter):
     def has_output(self) -> bool:
         return self.of_failed
 
-    def wanted(self) -> str:
-        return self.value if self.of_failed else ""
+    def wanted(self) -> Wanted | None:
+        return Wanted("error_class", part(self.value)) if self.value and self.of_failed else None
+
+
+class TimeFilter(admin.ListFilter):
+    """Messages whose time in their state lies in a period; of all states together, the time of `enqueue`."""
+
+    title = _("time")
+    parameter_name = "from"
+    end_parameter = "until"
+    template = "admin/django_outbox/outboxmessage/time_filter.html"
+    periods: tuple[tuple[Any, datetime.timedelta], ...] = (
+        (_("Last 15 minutes"), datetime.timedelta(minutes=15)),
+        (_("Last hour"), datetime.timedelta(hours=1)),
+        (_("Last 24 hours"), datetime.timedelta(days=1)),
+    )
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
+        super().__init__(request, params, *args)
+        self.state = state_of(request)
+        self.start = read_local(params.pop(self.parameter_name, [""])[-1])
+        self.end = read_local(params.pop(self.end_parameter, [""])[-1])
+        self.field = {**TIME_OF, ALL: "occurred_at"}[self.state]
+
+    def has_output(self) -> bool:
+        return True
+
+    def expected_parameters(self) -> list[str | None]:
+        return [self.parameter_name, self.end_parameter]
+
+    @property
+    def active(self) -> bool:
+        """Whether the list is limited to a period."""
+        return bool(self.start or self.end)
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> None:
+        return None
+
+    @property
+    def by_index(self) -> bool:
+        """Whether the period can be read from an index: only these two states have one that begins with their time."""
+        return self.active and self.state in {Status.FAILED, Status.PROCESSED}
+
+    def within(self, messages: Any) -> Any:
+        """Return the messages that came into the state within the period.
+
+        There is no further condition on the state: PostgreSQL would expect far too few rows, and sort all of them.
+        """
+        if self.start:
+            messages = messages.filter(**{f"{self.field}__gte": self.start})
+        if self.end:
+            messages = messages.filter(**{f"{self.field}__lt": self.end})
+        return messages
+
+    def wanted(self) -> Wanted | None:
+        """Return the condition by which `MessageList` filters, if no index can."""
+        if not self.active or self.by_index:
+            return None
+        return Wanted(
+            self.field,
+            lambda time: time is not None and (self.start or time) <= time and (not self.end or time < self.end),
+        )
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        periods = []
+        if self.state != Status.PENDING:
+            for name, length in self.periods:
+                start = local_text(timezone.now() - length)
+                query = changelist.get_query_string({self.parameter_name: start}, remove=[self.end_parameter, PAGE_VAR])
+                periods.append((name, query))
+        yield {
+            "hidden": hidden_fields(changelist, self.parameter_name, self.end_parameter),
+            "clear": changelist.get_query_string(remove=[self.parameter_name, self.end_parameter]),
+            "periods": periods,
+            "start": local_text(self.start),
+            "end": local_text(self.end),
+        }
+
+
+def hidden_fields(changelist: ChangeList, *replaced: str) -> list[tuple[str, str]]:
+    """Return the other parameters of the list, as names and values of hidden fields."""
+    kept = {name for name in changelist.filter_params if name not in (*replaced, SEARCH_VAR)}
+    return [(name, changelist.filter_params[name][-1]) for name in sorted(kept)]
+
+
+def read_local(text: str) -> datetime.datetime | None:
+    """Return the time in a field of the type `datetime-local`, in the current time zone; None if it is not valid."""
+    try:
+        time = datetime.datetime.fromisoformat(text.strip())
+        aware = time if timezone.is_aware(time) else timezone.make_aware(time)
+        return aware if EARLIEST <= aware < LATEST else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def local_text(time: datetime.datetime | None) -> str:
+    """Return a time for a field of the type `datetime-local`, in the current time zone."""
+    return timezone.localtime(time).replace(tzinfo=None).isoformat(timespec="minutes") if time else ""

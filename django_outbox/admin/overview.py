@@ -15,7 +15,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_outbox.admin import overview_page as page
-from django_outbox.admin.operations import OPERATIONS, outcome
+from django_outbox.admin.applying import outcome
+from django_outbox.admin.operations import OPERATIONS
 from django_outbox.admin.overview_groups import Group, Progress, advance, find_operation, survey
 from django_outbox.admin.overview_log import MAX_REASON_LENGTH, last_operations, log, with_reason
 from django_outbox.admin.overview_text import number

@@ -14,7 +14,8 @@ from django.core import signing
 from django.db import transaction
 from django.db.models import Q
 
-from django_outbox.admin.operations import OPERATIONS, Operation, outcome
+from django_outbox.admin.applying import outcome
+from django_outbox.admin.operations import OPERATIONS, Operation
 from django_outbox.admin.overview_log import log, log_database, rewrite, with_reason
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 
@@ -178,7 +179,7 @@ def _change(progress: Progress, ids: list[int], by: str) -> Progress:
     operation = find_operation(progress.operation)
     messages = OutboxMessageQuerySet(OutboxMessage, using=progress.group.using)
     with transaction.atomic(using=progress.group.using), transaction.atomic(using=log_database()):
-        done = progress.done + operation.run(messages.filter(pk__in=ids), by)
+        done = progress.done + operation.run(messages.filter(pk__in=ids), by, progress.reason)
         text = with_reason(outcome(operation, done, done), progress.reason)
         entry = progress.entry
         if entry is None:

@@ -41,6 +41,13 @@ ORDER = {
     ALL: ("-id",),
 }
 
+TIME_OF: dict[str, str] = {
+    Status.FAILED: "failed_at",
+    Status.PENDING: "available_at",
+    Status.PROCESSED: "processed_at",
+}
+"""The time that tells when a message came into its state, or when it is due."""
+
 
 def state_of(request: HttpRequest) -> str:
     """Return the state that the request asks for, one of `STATES`; failed by default."""
@@ -56,37 +63,6 @@ def pending_publisher(request: HttpRequest) -> str:
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
     """Return those of the messages that are in this state."""
     return messages if state == ALL else messages.with_status(Status(state))
-
-
-def due_first(messages: OutboxMessageQuerySet, *fields: str, limit: int) -> tuple[list[tuple[Any, ...]], bool]:
-    """Return the pending messages of one publisher by due time, each as its due time, id and further fields.
-
-    Also returns whether the list is complete. One index orders messages without a key by due time; another one orders
-    messages with a key by partition. If there are more than `limit` with a key, only those with the lowest partitions
-    are read, and then sorted by due time. Failed messages that block their keys are read as well and count towards the
-    limit.
-
-    Args:
-        messages: the messages of one publisher, in any state.
-        fields: further fields to return.
-        limit: the maximum number of messages to return, and to read of each kind.
-    """
-    # No more conditions than the index needs: with more, PostgreSQL expects far too few rows, and then reads and sorts
-    # all of them. Failed messages are therefore left out below.
-    blocking = messages.filter(blocks_key=True)
-    if not connections[messages.db].features.supports_partial_indexes:
-        blocking = blocking.filter(processed_at=None)
-    rows: list[tuple[Any, ...]] = []
-    complete = True
-    for part, order in (
-        (messages.pending().filter(partition=0), ("available_at", "id")),
-        (blocking, ("partition", "id")),
-    ):
-        read = list(part.order_by(*order).values_list("available_at", "id", *fields)[: limit + 1])
-        complete = complete and len(read) <= limit
-        rows += (row for row in read if row[0] is not None)
-    rows.sort(key=lambda row: row[:2])
-    return rows[:limit], complete and len(rows) <= limit
 
 
 def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:

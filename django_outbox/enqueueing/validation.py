@@ -29,6 +29,8 @@ NEW_MESSAGE = {
     "first_error_at": None,
     "last_error_at": None,
     "dead_lettered_at": None,
+    "history": None,
+    "original": None,
 }
 """The fields that record delivery attempts, with their values in a new message."""
 

@@ -4,9 +4,12 @@ from django_outbox.models.delivery_count import DeliveryCount
 from django_outbox.models.heartbeat import Heartbeat
 from django_outbox.models.key_lock import KeyLock
 from django_outbox.models.message import (
+    CANCELLED,
     EARLIEST,
-    HELD,
+    HELD_BY_OPERATOR,
+    HELD_BY_PAUSE,
     LATEST,
+    MAX_HISTORY,
     MAX_NAME_LENGTH,
     OutboxMessage,
     OutboxMessageQuerySet,
@@ -16,9 +19,12 @@ from django_outbox.models.overview import Overview
 from django_outbox.models.pause import Pause
 
 __all__ = [
+    "CANCELLED",
     "EARLIEST",
-    "HELD",
+    "HELD_BY_OPERATOR",
+    "HELD_BY_PAUSE",
     "LATEST",
+    "MAX_HISTORY",
     "MAX_NAME_LENGTH",
     "DeliveryCount",
     "Heartbeat",

@@ -12,6 +12,8 @@ from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
 from django_outbox.db.uuid7 import uuid7
+from django_outbox.error_text import shorten
+from django_outbox.messages import MAX_ERROR_LENGTH
 
 __all__ = ["OutboxMessage", "OutboxMessageQuerySet", "Status"]
 
@@ -19,8 +21,16 @@ EARLIEST = datetime.datetime(1000, 1, 1, tzinfo=datetime.timezone.utc)
 LATEST = datetime.datetime(9999, 12, 31, tzinfo=datetime.timezone.utc)
 """Limits of `occurred_at` and `available_at` that every database can store."""
 
-HELD = datetime.datetime(9000, 1, 1, tzinfo=datetime.timezone.utc)
+HELD_BY_PAUSE = datetime.datetime(9000, 1, 1, tzinfo=datetime.timezone.utc)
 """`available_at` of a held message: its type is paused, and it becomes due when the type is resumed."""
+HELD_BY_OPERATOR = datetime.datetime(9999, 1, 1, tzinfo=datetime.timezone.utc)
+"""The `available_at` of a message that an operator holds."""
+
+MAX_HISTORY = 20
+"""Maximum number of attempts in a message's `history`: the newest ones."""
+
+CANCELLED = "outbox.cancelled"
+"""The error class of messages that an operator has cancelled."""
 
 MAX_NAME_LENGTH = 255
 """Maximum bytes of a type, topic or key in UTF-8, which is the limit of AMQP's short strings."""
@@ -84,6 +94,36 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             attempts=0,
             blocks_key=ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField()),
             dead_lettered_at=None,
+        )
+
+    def retry_now(self) -> int:
+        """Make the pending messages in this queryset due now, whatever they wait for, and return their number.
+
+        This also releases held messages. They keep their attempts. Messages that are due already stay in their place.
+        """
+        return self.filter(available_at__gt=DatabaseNow()).update(available_at=DatabaseNow())
+
+    def hold(self) -> int:
+        """Hold the pending messages in this queryset until `retry_now` releases them, and return their number.
+
+        Later messages with the same key wait for a held message.
+        """
+        return self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(available_at=HELD_BY_OPERATOR)
+
+    def cancel(self, reason: str = "") -> int:
+        """Make the pending messages in this queryset failed, so that they are not delivered, and return their number.
+
+        They can still be requeued or discarded. They do not block their keys. No dead-letter copy is sent.
+
+        Args:
+            reason: the text of the error; at most 4,000 characters are stored.
+        """
+        return self.pending().update(
+            failed_at=DatabaseNow(),
+            available_at=None,
+            blocks_key=False,
+            error=shorten(reason or "cancelled by an operator", MAX_ERROR_LENGTH),
+            error_class=CANCELLED,
         )
 
 
@@ -163,6 +203,24 @@ class OutboxMessage(models.Model):
         help_text=_("Time at which the dead-letter publisher accepted a copy."),
     )
 
+    history = models.JSONField(
+        _("history"),
+        null=True,
+        blank=True,
+        default=None,
+        editable=False,
+        help_text=_("The newest failed attempts: a list of objects with the time, error class and error of each."),
+    )
+    original = models.JSONField(
+        _("original"),
+        encoder=DjangoJSONEncoder,
+        null=True,
+        blank=True,
+        default=None,
+        editable=False,
+        help_text=_("Payload, topic and publisher as they were enqueued, if an operator has edited them since."),
+    )
+
     objects: ClassVar[models.Manager["OutboxMessage"]] = OutboxMessageQuerySet.as_manager()
 
     class Meta:
@@ -171,6 +229,9 @@ class OutboxMessage(models.Model):
         permissions = [
             ("requeue_outboxmessage", "Can requeue failed outbox messages"),
             ("discard_outboxmessage", "Can discard failed outbox messages"),
+            ("edit_outboxmessage", "Can edit and requeue failed outbox messages"),
+            ("hold_outboxmessage", "Can hold and release pending outbox messages"),
+            ("cancel_outboxmessage", "Can cancel pending outbox messages"),
             ("pause_outboxmessage", "Can pause and resume outbox publishers and message types"),
         ]
         indexes = [
@@ -230,6 +291,11 @@ class OutboxMessage(models.Model):
         if self.processed_at is not None:
             return Status.PROCESSED
         return Status.PENDING
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator holds the message."""
+        return self.available_at is not None and self.available_at >= HELD_BY_OPERATOR
 
 
 _TIME_OF = {

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
-from django_outbox.models import HELD, KeyLock, OutboxMessage, Pause
+from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.heads import BatchReader, read_batch
 from django_outbox.stores.rows import error_rows, read_messages
@@ -142,6 +142,21 @@ class Store(BatchReader):
         """
         return iter(())
 
+    # For operators.
+
+    @abc.abstractmethod
+    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+        """Keep relays from claiming these partitions until the transaction ends, without waiting for any of them.
+
+        Args:
+            publisher: the alias of the publisher whose messages they are.
+            partitions: at least one.
+
+        Returns:
+            The partitions that no relay has claimed. On SQLite, whose transactions exclude each other, they need no
+            lock.
+        """
+
     # For callers of `enqueue`.
 
     @abc.abstractmethod
@@ -237,7 +252,7 @@ class LockingStore(Store):
         ids = [message.id for message in messages if (message.publisher, message.type) in paused]
         if ids:
             claimed = OutboxMessage.objects.using(self.connection.alias).pending().filter(pk__in=ids)
-            claimed.update(available_at=HELD)
+            claimed.update(available_at=HELD_BY_PAUSE)
 
 
 def report_lost(claim: Claim, count: int, reason: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 
 from django.db import DatabaseError
 
-from django_outbox.models import OutboxMessage
+from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import (
@@ -20,6 +20,7 @@ from django_outbox.stores.heads import (
     is_spared,
 )
 from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers, lock_number
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
 from django_outbox.stores.types import Claim, Purged, Row
 
 # Due messages are read first and then locked by their ids. A locking read of a range would also lock the index entry
@@ -127,10 +128,17 @@ MAX_JUMP = 64
 MAX_TIMEOUT = 31_536_000
 """Maximum timeout that MariaDB accepts, in seconds."""
 
-
 _complete: set[tuple[str, ...]] = set()
 """Databases known to have the rows of all key locks."""
 
+# The newest attempt comes first, and the oldest is cut off the end.
+HISTORY = f"""JSON_REMOVE(
+                JSON_ARRAY_INSERT(COALESCE(message.history, JSON_ARRAY()), '$[0]', JSON_OBJECT(
+                    'at', DATE_FORMAT(UTC_TIMESTAMP(6), '%%Y-%%m-%%dT%%H:%%i:%%s.%%fZ'),
+                    'error_class', settled.error_class, 'error', LEFT(settled.error, {MAX_HISTORY_ERROR_LENGTH})
+                )),
+                '$[{MAX_HISTORY}]'
+            )"""
 
 CHARACTER_SETS = """
 SELECT DISTINCT character_set_name FROM information_schema.columns
@@ -162,36 +170,38 @@ class MySQLStore(LockingStore):
             attempts = LEAST(attempts, 2147483646) + 1, error = '', error_class = ''
         WHERE id IN ({ids}) AND available_at IS NOT NULL
     """
-    FAILED = """
+    FAILED = f"""
         UPDATE JSON_TABLE(
             %s, '$[*]' COLUMNS (
                 id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', error_class VARCHAR(255) PATH '$.error_class',
                 blocks_key INT PATH '$.blocks_key', dead_lettered INT PATH '$.dead_lettered'
             )
         ) settled
-        STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = settled.id
+        STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = settled.id
         SET message.failed_at = UTC_TIMESTAMP(6), message.available_at = NULL,
             message.attempts = LEAST(message.attempts, 2147483646) + 1,
             message.error = settled.error, message.error_class = settled.error_class,
             message.last_error_at = UTC_TIMESTAMP(6),
             message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6)),
             message.blocks_key = settled.blocks_key,
+            message.history = {HISTORY},
             message.dead_lettered_at = IF(settled.dead_lettered, UTC_TIMESTAMP(6), NULL)
         WHERE message.available_at IS NOT NULL
     """
-    RETRIED = """
+    RETRIED = f"""
         UPDATE JSON_TABLE(
             %s, '$[*]' COLUMNS (
                 id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', error_class VARCHAR(255) PATH '$.error_class',
                 delay DOUBLE PATH '$.delay', counted BOOLEAN PATH '$.counted'
             )
         ) settled
-        STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = settled.id
+        STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = settled.id
         SET message.available_at = UTC_TIMESTAMP(6) + INTERVAL ROUND(settled.delay * 1000000) MICROSECOND,
             message.attempts = LEAST(message.attempts, 2147483647 - settled.counted) + settled.counted,
             message.error = settled.error,
             message.error_class = settled.error_class, message.last_error_at = UTC_TIMESTAMP(6),
-            message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6))
+            message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6)),
+            message.history = IF(settled.counted, {HISTORY}, message.history)
         WHERE message.available_at IS NOT NULL
     """
 
@@ -316,6 +326,14 @@ class MySQLStore(LockingStore):
     def _read(self, ids: Sequence[int]) -> list[Row]:
         rows = {row[0]: row for row in self.fetch(_for_ids(READ, ids))} if ids else {}
         return [rows[id] for id in ids if id in rows]
+
+    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+        slots = {lock_number(publisher, partition >> SLOT_BITS) for partition in partitions}
+        locked = {number for (number,) in self.fetch(_for_ids(LOCK_SLOTS, slots))}
+        if not locked and not self.fetch(FIND_SLOT, [min(slots)]):
+            # Without the rows of its slots, no relay has claimed any key of this publisher.
+            return set(partitions)
+        return {partition for partition in partitions if lock_number(publisher, partition >> SLOT_BITS) in locked}
 
     def lock_keys(self, keys: Collection[str]) -> None:
         # GET_LOCK belongs to the session and would outlive a rollback; a row lock ends with the transaction.

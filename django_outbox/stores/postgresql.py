@@ -7,10 +7,12 @@ from typing import Any
 
 from django.db import OperationalError
 
+from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import SPARED, Span
 from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads
 from django_outbox.stores.locks import key_lock_numbers
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
 from django_outbox.stores.types import Purged, Row
 
 # The batch is cut twice: generously by the stored sizes, so that no row beyond the limit is read from the TOAST table,
@@ -117,6 +119,19 @@ READ_PARTITIONS = BATCH.format(
                 ) queues""",
 )
 
+LOCK_PARTITIONS = f"""
+SELECT partition FROM unnest(%s::integer[]) partition
+WHERE pg_try_advisory_xact_lock(hashtext('{{table}}'::regclass::oid || ' ' || %s), partition >> {SLOT_BITS})
+"""
+
+# The newest attempt comes first. The concatenation is an array, whatever the column holds; its end is cut off.
+HISTORY = f"""(
+                jsonb_build_array(jsonb_build_object(
+                    'at', to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                    'error_class', settled.error_class, 'error', left(settled.error, {MAX_HISTORY_ERROR_LENGTH})
+                )) || coalesce(message.history, '[]')
+            ) - {MAX_HISTORY}"""
+
 LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) slot"
 
 LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
@@ -208,24 +223,25 @@ class PostgreSQLStore(LockingStore):
             attempts = least(attempts, 2147483646) + 1, error = '', error_class = ''
         WHERE id = ANY(%s::bigint[]) AND available_at IS NOT NULL
     """
-    FAILED = """
-        UPDATE {table} message
+    FAILED = f"""
+        UPDATE {{table}} message
         SET failed_at = statement_timestamp(), available_at = NULL,
             attempts = least(attempts, 2147483646) + 1, error = settled.error,
             error_class = settled.error_class, last_error_at = statement_timestamp(),
             first_error_at = coalesce(first_error_at, statement_timestamp()),
-            blocks_key = settled.blocks_key,
+            blocks_key = settled.blocks_key, history = {HISTORY},
             dead_lettered_at = CASE WHEN settled.dead_lettered THEN statement_timestamp() END
         FROM jsonb_to_recordset(%s::jsonb)
             AS settled(id bigint, error text, error_class text, blocks_key boolean, dead_lettered boolean)
         WHERE message.id = settled.id AND message.available_at IS NOT NULL
     """
-    RETRIED = """
-        UPDATE {table} message
+    RETRIED = f"""
+        UPDATE {{table}} message
         SET available_at = statement_timestamp() + settled.delay * interval '1 second',
             attempts = least(attempts, 2147483647 - settled.counted::integer) + settled.counted::integer,
             error = settled.error, error_class = settled.error_class, last_error_at = statement_timestamp(),
-            first_error_at = coalesce(first_error_at, statement_timestamp())
+            first_error_at = coalesce(first_error_at, statement_timestamp()),
+            history = CASE WHEN settled.counted THEN {HISTORY} ELSE message.history END
         FROM jsonb_to_recordset(%s::jsonb)
             AS settled(id bigint, error text, error_class text, delay double precision, counted boolean)
         WHERE message.id = settled.id AND message.available_at IS NOT NULL
@@ -259,6 +275,9 @@ class PostgreSQLStore(LockingStore):
     ) -> list[Row]:
         share = max(max_bytes // len(partitions), 1)
         return self.fetch(READ_PARTITIONS, [array(partitions), publisher, max_depth, share, 2 * max_bytes, max_bytes])
+
+    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+        return {partition for (partition,) in self.fetch(LOCK_PARTITIONS, [array(partitions), publisher])}
 
     def lock_keys(self, keys: Collection[str]) -> None:
         if numbers := key_lock_numbers(keys):

@@ -21,6 +21,9 @@ MAX_ERROR_CLASS_LENGTH = 255
 MAX_ERRORS_LENGTH = 1_000_000
 """Maximum total number of characters of the errors in one statement: MariaDB refuses statements of more than 16 MiB."""
 
+MAX_HISTORY_ERROR_LENGTH = 1000
+"""Maximum number of characters of each error in a message's history."""
+
 UUID_LENGTH = 36
 
 

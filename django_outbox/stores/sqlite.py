@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from django.db import transaction
 
-from django_outbox.models import HELD
+from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import Store, report_lost
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
 from django_outbox.stores.locks import lock_number
-from django_outbox.stores.rows import error_rows, read_messages
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
 from django_outbox.stores.types import SIZE, Claim, Purged, Row, Settlement
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
@@ -89,6 +89,10 @@ WITH RECURSIVE queue(partition, id, due, size, step) AS (
 SELECT partition, id, due, size FROM queue WHERE step > 0 ORDER BY 1, 2
 """
 
+LEASED = f"""
+SELECT number - %s FROM {{locks}} WHERE number IN (SELECT %s + value FROM json_each(%s)) AND held_until > {NOW}
+"""
+
 PENDING = "SELECT EXISTS (SELECT 1 FROM {table} WHERE publisher = %s AND available_at IS NOT NULL)"
 
 FORGET_LEASES = f"DELETE FROM {{locks}} WHERE held_until <= {NOW}"
@@ -126,9 +130,25 @@ error = json_extract(settled.value, '$.error'), error_class = json_extract(settl
     first_error_at = coalesce(first_error_at, {NOW}), last_error_at = {NOW}
 """
 
+# The newest attempt comes first, and the oldest is cut off the end.
+HISTORY = f"""(
+        SELECT json_group_array(json(attempt)) FROM (
+            SELECT json_object(
+                'at', strftime('%%Y-%%m-%%dT%%H:%%M:%%fZ', 'now'),
+                'error_class', json_extract(settled.value, '$.error_class'),
+                'error', substr(json_extract(settled.value, '$.error'), 1, {MAX_HISTORY_ERROR_LENGTH})
+            ) AS attempt
+            UNION ALL
+            SELECT * FROM (
+                SELECT value FROM json_each({{table}}.history)
+                WHERE type = 'object' ORDER BY key LIMIT {MAX_HISTORY - 1}
+            )
+        )
+    )"""
+
 FAILED = f"""
 UPDATE {{table}} SET failed_at = {NOW}, available_at = NULL, attempts = min(attempts, 2147483646) + 1, {ERROR.strip()},
-    blocks_key = json_extract(settled.value, '$.blocks_key'),
+    blocks_key = json_extract(settled.value, '$.blocks_key'), history = {HISTORY},
     dead_lettered_at = iif(json_extract(settled.value, '$.dead_lettered'), {NOW}, NULL)
 FROM json_each(%s) settled
 WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
@@ -136,6 +156,7 @@ WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
 
 RETRIED = f"""
 UPDATE {{table}} SET {ERROR.strip()},
+    history = iif(json_extract(settled.value, '$.counted'), {HISTORY}, history),
     attempts = min(attempts, 2147483647 - json_extract(settled.value, '$.counted'))
         + json_extract(settled.value, '$.counted'),
     available_at = {LATER.replace("%s", "json_extract(settled.value, '$.delay')")}
@@ -225,7 +246,7 @@ class SQLiteStore(Store):
                 settled += self.execute(RETRIED, [error_rows(settlement.retried, self.storable), mark])
             if settlement.held:
                 held = json.dumps([message.id for message in settlement.held])
-                until = self.connection.ops.adapt_datetimefield_value(HELD)
+                until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
                 settled += self.execute(HOLD, [until, held, mark])
             settled += self._release(lease, left)
         # Not before the commit: if that fails, everything is given back at the end of the claim.
@@ -235,6 +256,11 @@ class SQLiteStore(Store):
         report_lost(
             claim, lost, "their lease had run out, so they may be published again; raise OUTBOX['CLAIM_TIMEOUT']"
         )
+
+    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+        base = lock_number(publisher, 0)
+        leased = self.fetch(LEASED, [base, base, json.dumps([*partitions])])
+        return set(partitions) - {partition for (partition,) in leased}
 
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""

@@ -1,10 +1,11 @@
 """The admin in a browser: an operator finds failed messages, reads the reason, and requeues them."""
 
 import pytest
+from selenium.webdriver.support.wait import WebDriverWait
 
 from django_outbox.models import OutboxMessage, Status
 from tests.support.admin_tools import CHANGELIST, put, statuses, url
-from tests.support.browser import Operator
+from tests.support.browser import SECONDS, Operator
 from tests.support.messages import ago
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
@@ -30,7 +31,7 @@ def messages() -> list[int]:
 
 
 def test_an_operator_requeues_the_selected_messages(messages: list[int], operator: Operator):
-    assert operator.find("#content h1").text == "Failed messages"
+    assert operator.find("#content h1").text == "Failed messages (3)"
     assert operator.column("key") == ["<b>order-19</b>", "order-18", "order-17"]
     operator.picture("failed")
 
@@ -40,16 +41,20 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
     operator.picture("selected")
     operator.follow(operator.find(".actions button"))
     assert operator.find("#content h1").text == "Requeue failed messages"
-    assert len(operator.find_all(".outbox-preview li")) == 2
+    assert [row.text for row in operator.find_all(".outbox-preview tbody tr")] == [
+        "1 order.created -",
+        "1 order.created shop.errors.Timeout",
+    ]
     assert [sentence.text for sentence in operator.find_all(".outbox-keys")] == [
         "1 message blocks its key. It is delivered first, then the messages that wait behind it.",
         "1 message does not block its key. Later messages with its key may already have been delivered, so it may "
         "arrive out of order.",
     ]
+    operator.find("#outbox-reason").send_keys("the shop is open again")
     operator.picture("confirmation")
 
     operator.follow(operator.find("#content input[type=submit]"))
-    assert operator.find(".messagelist .success").text == "2 messages were requeued."
+    assert operator.find(".messagelist .success").text == "2 messages were requeued. Show"
     assert operator.column("key") == ["order-18"]
     operator.picture("requeued")
     assert [statuses()[id] for id in messages] == [Status.PENDING, Status.FAILED, Status.PENDING]
@@ -58,7 +63,7 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
 def test_an_operator_reads_a_message_and_discards_it(messages: list[int], operator: Operator):
     operator.follow(operator.find("#result_list .field-type a"))
     assert operator.find(".field-pretty_payload pre").text.splitlines()[1] == '  "id": 19,'
-    assert operator.find(".field-key .readonly").text == "<b>order-19</b>"
+    assert operator.find(".field-linked_key .readonly").text == "<b>order-19</b>"
     assert operator.find(".field-key_state .readonly").text.startswith("Yes. Later messages with this key wait")
     operator.picture("message")
 
@@ -74,7 +79,7 @@ def test_an_operator_who_cancels_changes_nothing(messages: list[int], operator: 
     operator.follow(operator.find("#result_list .field-type a"))
     operator.follow(operator.find(f'input[formaction*="{url("requeue")}"]'))
     operator.follow(operator.find("#content a.cancel-link"))
-    assert operator.find("#content h1").text == "Failed messages"
+    assert operator.find("#content h1").text == "Failed messages (3)"
     assert statuses() == before
 
 
@@ -85,7 +90,7 @@ def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int],
     operator.picture("type")
 
     operator.open(CHANGELIST + "?state=pending")
-    assert operator.find("#content h1").text == "Pending messages"
+    assert operator.find("#content h1").text == "Pending messages (1)"
     assert len(operator.column("type")) == 1
     operator.picture("pending")
 
@@ -105,21 +110,74 @@ def test_an_operator_finds_messages_with_the_same_error_class(messages: list[int
     assert len(operator.column("key")) == 3
 
 
+def test_an_operator_edits_a_message_and_copies_its_payload(messages: list[int], operator: Operator):
+    operator.follow(operator.find("#result_list .field-type a"))
+    copy = operator.find(".field-pretty_payload .outbox-copy")
+    assert copy.text == "Copy"
+    copy.click()
+    WebDriverWait(operator.browser, SECONDS).until(lambda _: copy.text == "Copied")
+    operator.follow(operator.find("a.outbox-edit"))
+    payload = operator.find("#id_payload")
+    payload.clear()
+    payload.send_keys("{")
+    operator.follow(operator.find("#content .submit-row input[type=submit]"))
+    assert "This is not valid JSON" in operator.find(".errorlist").text
+    operator.picture("edit")
+    payload = operator.find("#id_payload")
+    payload.clear()
+    payload.send_keys('{"id": 20}')
+    operator.follow(operator.find("#content .submit-row input[type=submit]"))
+    assert operator.find(".messagelist .success").text == "The message was edited and requeued."
+    assert OutboxMessage.objects.get(pk=messages[2]).payload == {"id": 20}
+    operator.picture("edited")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_column_of_the_list_and_no_field_is_cut_off(messages: list[int], operator: Operator, width: int):
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    for page in (CHANGELIST, CHANGELIST + "?state=all", url("change", messages[1])):
+    attempt = {"at": "2026-05-31T02:10:44.123456Z", "error_class": "shop." + "Timeout" * 20, "error": "slow " * 100}
+    OutboxMessage.objects.filter(pk=messages[1]).update(
+        history=[attempt] * 3, original={"payload": 1, "topic": "", "publisher": "default"}, error_class="long" * 50
+    )
+    put(Status.PENDING, 3, key="order-18", age=90)
+    pages = {
+        "failed": CHANGELIST,
+        "all": CHANGELIST + "?state=all",
+        "pending": CHANGELIST + "?state=pending",
+        "message": url("change", messages[1]),
+        "edit": url("edit", messages[1]),
+    }
+    for name, page in pages.items():
         operator.open(page)
-        assert operator.find("#result_list, #outboxmessage_form").is_displayed()
+        assert operator.find("#result_list, form .module").is_displayed()
         cut_off = operator.browser.execute_script(
             "const boxes = [...document.querySelectorAll('html, #content, .results')];"
             "return boxes.filter(box => box.scrollWidth > box.clientWidth)"
         )
         assert cut_off == []
-        operator.picture(f"{width}")
+        beyond = operator.browser.execute_script(
+            "const edge = document.querySelector('#content-main, fieldset').getBoundingClientRect().right;"
+            "const parts = [...document.querySelectorAll('.outbox-value, .outbox-history, #changelist-filter form')];"
+            "return parts.filter(part => part.getBoundingClientRect().right > edge + 1)"
+        )
+        assert beyond == []
+        operator.picture(f"{width}-{name}")
+    operator.open(CHANGELIST)
+    top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
+    assert operator.browser.execute_script(top, "#changelist-filter") < operator.browser.execute_script(
+        top, "#result_list"
+    ), "the filter comes first"
 
 
 def test_an_empty_list_says_that_there_are_no_failed_messages(operator: Operator):
     assert operator.find(".outbox-empty").text == "There are no failed messages."
     operator.picture("empty")
+    put(Status.PENDING, age=47 * 60 + 5)
+    operator.open(CHANGELIST)
+    assert operator.find(".outbox-warning strong").text == (
+        "Messages for the publisher default have been due for 47 min. Is a relay running?"
+    )
+    operator.picture("overdue")
+    operator.follow(operator.find(".outbox-warning a"))
+    assert len(operator.column("type")) == 1

@@ -1,5 +1,6 @@
 """Requeue and discard in the admin: permission, confirmation, what they touch, and the admin's log."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
+from django_outbox.admin import applying
 from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -35,8 +37,13 @@ def confirm(client: Client, page: Any) -> Any:
 
 
 def notices(response: Any) -> list[str]:
-    """The texts of Django's messages to the user."""
-    return [str(message) for message in get_messages(response.wsgi_request)]
+    """The texts of Django's messages to the user, without their links."""
+    return [str(message).partition(" <a")[0] for message in get_messages(response.wsgi_request)]
+
+
+def links(response: Any) -> list[str]:
+    """The links in Django's messages to the user."""
+    return re.findall(r'href="(.+?)"', " ".join(map(str, get_messages(response.wsgi_request))))
 
 
 def logged() -> list[tuple[str | None, int, str]]:
@@ -58,7 +65,8 @@ class TestOperations:
         assert notices(response) == ["1 message was requeued."]
         assert statuses(using) == {chosen: Status.PENDING, left: Status.FAILED}
         assert OutboxMessage.objects.using(using).due().get().attempts == 0
-        assert logged() == [(str(chosen), CHANGE, "Requeued.")]
+        assert logged() == [(str(chosen), CHANGE, "1 message was requeued. 1 order.created.")]
+        assert links(response) == [url("change", chosen)]
 
     def test_discard_deletes_the_selected_messages(self, using: str, admin_client: Client):
         chosen, left = put(Status.FAILED, 2, using=using)
@@ -67,7 +75,8 @@ class TestOperations:
         response = confirm(admin_client, page)
         assert notices(response) == ["1 message was discarded."]
         assert statuses(using) == {left: Status.FAILED}
-        assert logged() == [(str(chosen), DELETION, "Discarded.")]
+        assert logged() == [(str(chosen), DELETION, "1 message was discarded. 1 order.created.")]
+        assert links(response) == []
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_skip_messages_that_are_no_longer_failed(self, using: str, admin_client: Client, operation: str):
@@ -79,15 +88,15 @@ class TestOperations:
         response = confirm(admin_client, page)
         assert notices(response)[0].endswith("d. 2 messages were no longer failed and were not changed.")
         assert statuses(using)[ids[0]] is Status.PROCESSED
-        assert [entry[0] for entry in logged()] == [str(id) for id in ids[2:]]
+        assert [entry[0] for entry in logged()] == [None]
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_send_one_statement_that_checks_the_state_again(self, using: str, operation: str):
         ids = put(Status.FAILED, 3, using=using)
         user = User.objects.create_user("someone")
         with CaptureQueriesContext(connections[using]) as queries:
-            done = admin_operations.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
-        assert done == 3
+            done = applying.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
+        assert done.changed == 3
         (write,) = [q["sql"] for q in queries if q["sql"].startswith(("UPDATE", "DELETE")) and "outboxm" in q["sql"]]
         assert "failed_at" in write.partition("WHERE")[2]
 
@@ -110,28 +119,61 @@ class TestOperations:
 def test_no_message_changes_if_the_admin_log_cannot_be_written():
     (id,) = put(Status.FAILED)
     with pytest.raises(IntegrityError):
-        admin_operations.apply(admin_operations.DISCARD, [id], None)
+        applying.apply(admin_operations.DISCARD, [id], None)
     assert statuses() == {id: Status.FAILED}
 
 
 class TestConfirmation:
-    def test_shows_the_operation_and_its_messages(self, admin_client: Client):
-        ids = put(Status.FAILED, 25, key="order-7")
-        page = text(act(admin_client, "discard", ids))
-        assert "will never be delivered" in page
-        assert page.count("order.created (order-7)") == 20
-        assert "and 5 more" in page
+    def test_shows_the_operation_and_groups_its_messages_by_type_and_cause(self, admin_client: Client):
+        ids = [
+            *put(Status.FAILED, 12, error_class="rabbitmq.nack"),
+            *put(Status.FAILED, 20, type="order.paid", error_class="rabbitmq.nack"),
+            *put(Status.FAILED, 3, type="order.paid"),
+        ]
+        page = act(admin_client, "discard", ids)
+        assert "will never be delivered" in text(page)
+        assert page.context["groups"] == [
+            ("order.paid", "rabbitmq.nack", "20"),
+            ("order.created", "rabbitmq.nack", "12"),
+            ("order.paid", "", "3"),
+        ]
+
+    def test_shows_no_more_groups_than_a_person_reads(self, admin_client: Client):
+        ids = [id for n in range(applying.MAX_GROUPS + 2) for id in put(Status.FAILED, type=f"type.{n}")]
+        page = act(admin_client, "requeue", ids)
+        assert len(page.context["groups"]) == applying.MAX_GROUPS
+        assert "and 2 more groups" in text(page)
+
+    def test_an_operation_is_one_entry_of_the_log_with_a_summary_and_the_reason(self, admin_client: Client):
+        ids = [*put(Status.FAILED, 2, error_class="rabbitmq.nack"), *put(Status.FAILED, type="order.paid")]
+        page = act(admin_client, "requeue", ids)
+        fields = {"ids": page.context["ids"], "confirmed": "yes", "reason": " the queue is back "}
+        admin_client.post(page.context["action_url"], fields)
+        assert logged() == [
+            (
+                None,
+                CHANGE,
+                "3 messages were requeued. 2 order.created (rabbitmq.nack), 1 order.paid. Reason: the queue is back",
+            )
+        ]
+        assert LogEntry.objects.get().object_repr == "3 messages"
+
+    def test_the_result_links_to_the_messages_in_their_new_state(self, admin_client: Client):
+        ids = put(Status.FAILED, 2, type="order.paid")
+        put(Status.FAILED)
+        (link,) = links(confirm(admin_client, act(admin_client, "requeue", ids)))
+        assert listed(admin_client.get(link.replace("&amp;", "&"))) == ids
 
     def test_counts_the_selected_messages_that_are_not_failed(self, admin_client: Client):
         failed, pending = put(Status.FAILED), put(Status.PENDING, 2)
         page = act(admin_client, "requeue", [*failed, *pending], "?state=all")
         assert page.context["ids"] == str(failed[0])
-        assert "2 selected messages have not failed and will not be changed." in text(page)
+        assert "The operation does not apply to 2 selected messages, which will not be changed." in text(page)
 
     def test_is_skipped_if_no_message_is_failed(self, admin_client: Client):
         response = act(admin_client, "requeue", put(Status.PENDING), "?state=all")
         assert response.status_code == 302
-        assert notices(response) == ["None of the selected messages has failed. Nothing was changed."]
+        assert notices(response) == ["The operation applies to none of the selected messages. Nothing was changed."]
 
     def test_returns_to_the_list_with_its_filters(self, admin_client: Client):
         ids = put(Status.FAILED, type="order.paid")
@@ -145,7 +187,7 @@ class TestConfirmation:
 
     @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3", str(2**63)])
     def test_refuses_invalid_ids(self, admin_client: Client, ids: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(admin_operations, "LIMIT", 2)
+        monkeypatch.setattr(applying, "LIMIT", 2)
         assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
 
     def test_requires_a_csrf_token(self, admin_user: User):
@@ -160,9 +202,10 @@ class TestConfirmation:
         OutboxMessage.objects.bulk_create(OutboxMessage(type="t", payload=1, **times) for _ in range(5000))
         page = act(admin_client, "requeue", [1], select_across=1)
         assert "Requeue 5,000 messages" in text(page)
-        assert "and 4,980 more" in text(page)
+        assert page.context["groups"] == [("t", "", "5,000")]
         assert notices(confirm(admin_client, page)) == ["5,000 messages were requeued."]
-        assert OutboxMessage.objects.due().count() == LogEntry.objects.count() == 5000
+        assert OutboxMessage.objects.due().count() == 5000
+        assert LogEntry.objects.count() == 1
 
 
 class TestEffectsOnKeys:
@@ -216,8 +259,9 @@ class TestEffectsOnKeys:
         assert act(admin_client, "requeue", failed[kind][:1]).context["keys"] == [sentence]
 
     def test_is_shown_in_german(self, failed: dict[str, list[int]]):
+        targets = applying.find_targets(admin_operations.REQUEUE, [id for ids in failed.values() for id in ids])
         with translation.override("de"):
-            shown = admin_operations.effects_on_keys(admin_operations.REQUEUE, OutboxMessage.objects.all())
+            shown = applying.effects_on_keys(admin_operations.REQUEUE, targets)
         assert shown[0] == (
             "2 Nachrichten blockieren ihre Schlüssel. "
             "Sie werden zuerst zugestellt, dann die Nachrichten, die hinter ihnen warten."
@@ -231,7 +275,8 @@ class TestEffectsOnKeys:
     def test_needs_no_further_query(self, admin_client: Client, failed: dict[str, list[int]]):
         with CaptureQueriesContext(connections["default"]) as queries:
             act(admin_client, "requeue", failed["blocking"])
-        assert len([query for query in queries if "outboxmessage" in query["sql"].partition("FROM")[2]]) == 3
+        asked = [query for query in queries if '"blocks_key" FROM' in query["sql"]]
+        assert len(asked) == 1, "the messages to confirm are read once"
 
 
 class TestDetailPage:
@@ -245,15 +290,26 @@ class TestDetailPage:
         confirm(admin_client, confirmation)
         assert statuses() == {}
 
-    @pytest.mark.parametrize("status", [Status.PENDING, Status.PROCESSED])
-    def test_has_no_buttons_for_a_message_that_is_not_failed(self, admin_client: Client, status: Status):
+    @pytest.mark.parametrize(
+        ("status", "operations"),
+        [
+            (Status.FAILED, {"requeue", "discard"}),
+            (Status.PENDING, {"retry_now", "hold", "cancel"}),
+            (Status.PROCESSED, set()),
+        ],
+    )
+    def test_has_buttons_for_what_applies_to_its_state(
+        self, admin_client: Client, status: Status, operations: set[str]
+    ):
         (id,) = put(status)
-        assert "formaction" not in text(admin_client.get(url("change", id)))
+        page = text(admin_client.get(url("change", id)))
+        assert set(re.findall(r'formaction=".*?/(\w+)/"', page)) == operations
+        assert (url("edit", id) in page) is (status is Status.FAILED)
 
     def test_shows_in_its_history_that_it_was_requeued(self, admin_client: Client):
         (id,) = put(Status.FAILED)
         confirm(admin_client, admin_client.post(url("requeue"), {"ids": id}))
-        assert "Requeued." in text(admin_client.get(url("history", id)))
+        assert "1 message was requeued." in text(admin_client.get(url("history", id)))
 
 
 class TestPermissions:
@@ -291,15 +347,21 @@ class TestPermissions:
         assert statuses() == {id: Status.FAILED}
 
 
-@pytest.mark.parametrize("state", ["failed", "all", "pending", "processed"])
-def test_actions_are_offered_if_the_list_can_contain_failed_messages(admin_client: Client, state: str):
-    offered = state in {"failed", "all"}
+@pytest.mark.parametrize(
+    ("state", "offered"),
+    [
+        ("failed", {"requeue", "discard"}),
+        ("all", {"requeue", "discard", "retry_now", "hold", "cancel"}),
+        ("pending", {"retry_now", "hold", "cancel"}),
+        ("processed", set()),
+    ],
+)
+def test_actions_are_offered_for_the_states_that_the_list_contains(admin_client: Client, state: str, offered: set[str]):
     for status in Status:
         put(status)
     page = text(admin_client.get(CHANGELIST, {"state": state}))
-    assert ('name="action"' in page) is offered
-    assert ('name="_selected_action"' in page) is offered
-    assert "delete_selected" not in page
+    assert set(re.findall(r'<option value="(\w+)">', page)) == offered
+    assert ('name="_selected_action"' in page) is bool(offered)
 
 
 class TestArchive:

@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 from django_outbox.admin import operations, overview, overview_chart, overview_groups, overview_text
 from django_outbox.admin.overview_page import query
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import HELD, OutboxMessage, Pause, Status
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import CODES, Level, PeriodCount, Verdict
 from tests.conftest import ALIASES
 from tests.support.admin_tools import client_with, put, statuses, text
@@ -258,7 +258,7 @@ class TestPause:
         assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "paid", "later", "admin")
 
         put(Status.PENDING, 5, using=using, type="paid")
-        OutboxMessage.objects.using(using).update(available_at=HELD)
+        OutboxMessage.objects.using(using).update(available_at=HELD_BY_PAUSE)
         monkeypatch.setattr(overview.OverviewAdmin, "resume_batch_size", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         url = address("resume", using=using, publisher="default", type="paid")

@@ -15,9 +15,12 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from django_outbox.admin import changelist as admin_list
-from django_outbox.admin import messages as admin
+from django_outbox.admin import counts as admin_counts
+from django_outbox.admin import due as admin_due
+from django_outbox.admin import operation_views as admin_views
 from django_outbox.admin import overview_groups
-from django_outbox.models import HELD, OutboxMessage
+from django_outbox.admin import search as admin_search
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.pausing import pause, resume
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import SOURCE, TIDY, UUID, mysql_plan, postgresql_plan, removed, run
@@ -63,7 +66,7 @@ WORDS = {
         "numbers": SOURCE["mysql"].format(count=ROWS),
     },
 }
-POSTGRESQL_SCANS = {"Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
+POSTGRESQL_SCANS = {"CTE Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
 
 PAGES: dict[str, dict[str, str]] = {
     "failed": {},
@@ -83,9 +86,16 @@ PAGES: dict[str, dict[str, str]] = {
     "all": {"state": "all"},
     "all, the last page": {"state": "all", "p": "10"},
     "all, of a type": {"state": "all", "type": "order.paid"},
+    "failed, of a pattern of types": {"type": "order.*"},
+    "failed, of a period": {"from": "2026-01-01T00:00", "until": "2126-01-01T00:00"},
+    "failed, of a period that is over": {"until": "2026-01-01T00:00"},
+    "pending, of a period": {"state": "pending", "from": "2026-01-01T00:00"},
+    "processed, of a period": {"state": "processed", "from": "2026-01-01T00:00", "type": "order.paid"},
+    "all, of a period": {"state": "all", "until": "2026-01-01T00:00"},
+    "search for a key": {"q": "order-17"},
     "search": {"q": "17"},
     "search for a message id": {"q": "0198c7a2-5b1e-7d3a-9c40-5f2e8d1b6a73"},
-    "search for rubbish": {"q": "order.paid"},
+    "search for nothing": {"q": "x" * 300},
 }
 
 
@@ -105,8 +115,11 @@ def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> 
 
 @pytest.fixture(autouse=True)
 def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (admin, admin_list):
+    for module in (admin_views, admin_list, admin_search):
         monkeypatch.setattr(module, "LIMIT", LIMIT)
+    for name in ("KEYED_LIMIT", "OVERDUE_LIMIT"):
+        monkeypatch.setattr(admin_due, name, LIMIT)
+    monkeypatch.setattr(admin_counts, "COUNT_LIMIT", LIMIT)
 
 
 @pytest.fixture(params=LOCKING)
@@ -121,7 +134,8 @@ def examine(using: str, action: Any) -> int:
     """Check the plan of every statement of the action and return their number."""
     with CaptureQueriesContext(connections[using]) as queries:
         action()
-    statements = [query["sql"] for query in queries if TABLE in query["sql"]]
+    # The name of the table is also a part of the locks of partitions.
+    statements = [query["sql"] for query in queries if TABLE in query["sql"] and "pg_try_advisory" not in query["sql"]]
     for sql in statements:
         if using == "postgresql":
             check_postgresql(sql)
@@ -131,8 +145,8 @@ def examine(using: str, action: Any) -> int:
 
 
 def names_its_rows(sql: str) -> bool:
-    """Return whether the rows are found by their IDs. They are few, so sorting them is allowed."""
-    return " IN (" in sql or "message_id` = " in sql or 'message_id" = ' in sql
+    """Return whether few rows are read, by their IDs or up to the bounds of two indexes, so sorting them is allowed."""
+    return " IN (" in sql or sql.lstrip().startswith("WITH keyed") or "message_id` = " in sql or 'message_id" = ' in sql
 
 
 def check_postgresql(sql: str) -> None:
@@ -159,7 +173,25 @@ def test_a_page_of_the_list_reads_an_index_up_to_its_bound(
     using: str, admin_client: Client, parameters: dict[str, str]
 ):
     asked = examine(using, lambda: admin_client.get(CHANGELIST, parameters))
-    assert bool(asked) is (parameters.get("q") != "order.paid")
+    assert asked
+
+
+@pytest.mark.parametrize("state", Status)
+def test_the_page_of_a_message_reads_an_index_up_to_its_bound(using: str, admin_client: Client, state: Status):
+    messages = OutboxMessage.objects.using(using).with_status(state)
+    for message in (messages.filter(partition=0)[0], messages.filter(partition__gt=0)[0]):
+        assert examine(using, lambda id=message.pk: admin_client.get(url("change", id))) > 2
+
+
+def test_the_pending_messages_are_counted_up_to_the_bound(using: str, monkeypatch: pytest.MonkeyPatch):
+    """On MySQL, the failed messages are counted as well."""
+    monkeypatch.setattr(admin_counts, "COUNT_LIMIT", 5 * LIMIT)
+    monkeypatch.setattr(f"{__name__}.LIMIT", 10 * LIMIT)
+    messages = OutboxMessageQuerySet(OutboxMessage, using=using)
+    assert examine(using, lambda: admin_counts.count_states(messages)) == 3
+    pending = admin_counts.count_states(messages)[Status.PENDING]
+    assert pending is not None
+    assert str(pending) == "5,000+"
 
 
 @pytest.mark.parametrize("publishers", [["default"], ["default", "spare"]], ids=["one publisher", "two publishers"])
@@ -197,6 +229,14 @@ def test_the_operations_find_their_messages_by_id(using: str, admin_client: Clie
     assert examine(using, lambda: admin_client.post(url(operation), fields)) == 2
 
 
+@pytest.mark.parametrize("operation", ["retry_now", "hold", "cancel"])
+def test_the_operations_on_pending_messages_find_them_by_id(using: str, admin_client: Client, operation: str):
+    pending = OutboxMessage.objects.using(using).pending()
+    ids = [*pending.filter(partition=0).values_list("pk", flat=True)[:3], *pending.values_list("pk", flat=True)[:3]]
+    fields = {"ids": ",".join(map(str, ids)), "confirmed": "yes"}
+    assert examine(using, lambda: admin_client.post(url(operation), fields)) == 3
+
+
 @pytest.mark.parametrize("filters", [["--failed-after", "1w"], ["--failed-before", "1h"], []])
 def test_the_command_reads_the_failed_messages_by_their_index(using: str, filters: list[str]):
     def dry_run() -> None:
@@ -226,7 +266,7 @@ def test_an_operation_on_a_group_reads_an_index_window_by_window(
 
 def test_a_resumption_reads_held_messages_by_an_index(using: str):
     held = OutboxMessage.objects.using(using).filter(pk__in=range(2, 200_000, 1000), available_at__isnull=False)
-    held.update(available_at=HELD, type="order.held")
+    held.update(available_at=HELD_BY_PAUSE, type="order.held")
     pause("default", "order.held", using=using)
 
     def run() -> None:

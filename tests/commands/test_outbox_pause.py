@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_outbox.models import HELD, OutboxMessage, Pause
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED
@@ -39,7 +39,7 @@ def test_a_type_is_paused_and_its_held_messages_are_released(using: str):
     ids = put(2, using, type="paid")
     run("outbox_pause", "default", "--type", "paid", *database)
     assert "0 delivered" in run("run_outbox", "--drain", *database)
-    assert OutboxMessage.objects.using(using).filter(available_at=HELD).count() == len(ids)
+    assert OutboxMessage.objects.using(using).filter(available_at=HELD_BY_PAUSE).count() == len(ids)
     text = run("outbox_resume", "default", "--type", "paid", *database)
     assert text == "Resumed the type 'paid' of the publisher 'default'. 2 held messages will be delivered now.\n"
     assert "2 delivered" in run("run_outbox", "--drain", *database)

@@ -11,7 +11,7 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.messages import ACCEPTED, Message, retry_later
-from django_outbox.models import HELD, OutboxMessage, Pause, Status
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.pausing import Resumed, pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
@@ -46,7 +46,7 @@ def processed(using: str, **fields: Any) -> list[int]:
 
 
 def held(using: str) -> list[int]:
-    messages = OutboxMessage.objects.using(using).filter(available_at=HELD)
+    messages = OutboxMessage.objects.using(using).filter(available_at=HELD_BY_PAUSE)
     return list(messages.order_by("id").values_list("id", flat=True))
 
 
@@ -138,7 +138,7 @@ class TestPausedType:
         pause("default", "paid", using=using)
         drain(using)
         assert held(using) == ids[:1]
-        OutboxMessage.objects.using(using).filter(pk=ids[1]).update(processed_at=None, available_at=HELD)
+        OutboxMessage.objects.using(using).filter(pk=ids[1]).update(processed_at=None, available_at=HELD_BY_PAUSE)
         resume("default", "paid", using=using)
         assert held(using) == ids[1:]
 

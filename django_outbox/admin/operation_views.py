@@ -1,0 +1,214 @@
+"""The views that confirm and apply operations on messages, and that edit a message."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import router
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+
+from django_outbox.admin.applying import (
+    MAX_GROUPS,
+    MAX_REASON_LENGTH,
+    Applied,
+    apply,
+    effects_on_keys,
+    find_targets,
+    group,
+    outcome,
+    read_ids,
+)
+from django_outbox.admin.editing import PERMISSION, EditForm
+from django_outbox.admin.operations import CANCEL, DISCARD, HOLD, OPERATIONS, REQUEUE, RETRY_NOW, Operation, button
+from django_outbox.admin.states import LIMIT
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage, Status
+
+if TYPE_CHECKING:
+    BaseAdmin = admin.ModelAdmin[OutboxMessage]
+else:
+    BaseAdmin = admin.ModelAdmin
+
+
+class OperationsAdmin(BaseAdmin):
+    """The part of the admin of messages that changes them."""
+
+    actions = ("requeue", "discard", "retry_now", "hold", "cancel")
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may requeue failed messages, and retry pending ones."""
+        return request.user.has_perm(REQUEUE.permission)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may discard failed messages."""
+        return request.user.has_perm(DISCARD.permission)
+
+    def has_hold_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may hold pending messages."""
+        return request.user.has_perm(HOLD.permission)
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may cancel pending messages."""
+        return request.user.has_perm(CANCEL.permission)
+
+    def has_edit_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may edit failed messages."""
+        return request.user.has_perm(PERMISSION)
+
+    @admin.action(permissions=["requeue"], description=_("Requeue selected failed messages"))
+    def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask for confirmation."""
+        return self._confirm(request, REQUEUE, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    @admin.action(permissions=["discard"], description=_("Discard selected failed messages"))
+    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask for confirmation."""
+        return self._confirm(request, DISCARD, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    @admin.action(permissions=["requeue"], description=_("Retry selected pending messages now"))
+    def retry_now(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask for confirmation."""
+        return self._confirm(request, RETRY_NOW, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    @admin.action(permissions=["hold"], description=_("Hold selected pending messages"))
+    def hold(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask for confirmation."""
+        return self._confirm(request, HOLD, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    @admin.action(permissions=["cancel"], description=_("Cancel selected pending messages"))
+    def cancel(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        """Ask for confirmation."""
+        return self._confirm(request, CANCEL, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        own = [
+            path(
+                f"{operation.name}/",
+                self.admin_site.admin_view(self.operation_view),
+                {"operation": operation},
+                name=f"{name}_{operation.name}",
+            )
+            for operation in OPERATIONS
+        ]
+        edit = path("<int:object_id>/edit/", self.admin_site.admin_view(self.edit_view), name=f"{name}_edit")
+        return [*own, edit, *super().get_urls()]
+
+    def operation_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
+        """Ask for confirmation of an operation on the messages `ids`, or run it if the request is `confirmed`."""
+        if not (self.has_view_permission(request) and request.user.has_perm(operation.permission)):
+            raise PermissionDenied
+        response = HttpResponseRedirect(self._url(request, "changelist"))
+        if request.method != "POST":
+            return response
+        try:
+            ids = read_ids(request.POST.get("ids", ""))
+        except ValueError as error:
+            raise BadRequest("ids") from error
+        if "confirmed" not in request.POST:
+            return self._confirm(request, operation, ids) or response
+        try:
+            reason, by = request.POST.get("reason", ""), request.user.get_username()
+            done = apply(operation, ids, request.user.pk, reason, by=by)
+        except ArchiveUnavailable as error:
+            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            reason = gettext(
+                "The messages could not be archived, so nothing was changed. The log of the server has the reason."
+            )
+            self.message_user(request, reason, messages.ERROR)
+            return response
+        text = outcome(operation, done.changed, len(ids))
+        if url := self._result_url(operation, done):
+            text = format_html('{} <a href="{}">{}</a>', text, url, _("Show"))
+        self.message_user(request, text, messages.SUCCESS if done.changed else messages.WARNING)
+        return response
+
+    def edit_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """Show the form that edits and requeues a failed message, or save it."""
+        if not (self.has_view_permission(request) and self.has_edit_permission(request)):
+            raise PermissionDenied
+        messages_to_edit = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))
+        message = messages_to_edit.filter(pk=object_id).first()
+        if message is None or message.status is not Status.FAILED:
+            self.message_user(request, _("Only failed messages can be edited."), messages.WARNING)
+            return HttpResponseRedirect(self._url(request, "changelist"))
+        back_url = self._url(request, "change", object_id)
+        form = EditForm(message, request.POST if request.method == "POST" else None)
+        if form.is_valid() and form.save(request.user.pk):
+            self.message_user(request, _("The message was edited and requeued."), messages.SUCCESS)
+            return HttpResponseRedirect(back_url)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Edit and requeue a failed message"),
+            "subtitle": str(message),
+            "opts": self.opts,
+            "media": self.media,
+            "form": form,
+            "back_url": back_url,
+            "list_url": self._url(request, "changelist"),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_outbox/outboxmessage/edit.html", context)
+
+    def _confirm(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> HttpResponse | None:
+        asked = list(ids)
+        targets = find_targets(operation, asked)
+        if not targets:
+            self.message_user(
+                request, _("The operation applies to none of the selected messages. Nothing was changed."),
+                messages.WARNING,
+            )  # fmt: skip
+            return None
+        groups = group(targets)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": operation.title,
+            "opts": self.opts,
+            "media": self.media,
+            "operation": operation,
+            "keys": effects_on_keys(operation, targets),
+            "button": button(operation, len(targets)),
+            "action_url": self._url(request, operation.name),
+            "back_url": self._url(request, "changelist"),
+            "ids": ",".join(str(target.id) for target in targets),
+            "groups": [(*names, number_format(count, force_grouping=True)) for *names, count in groups[:MAX_GROUPS]],
+            "not_shown": len(groups) - MAX_GROUPS,
+            "not_shown_number": number_format(len(groups) - MAX_GROUPS, force_grouping=True),
+            "skipped": len(asked) - len(targets),
+            "skipped_number": number_format(len(asked) - len(targets), force_grouping=True),
+            "max_reason_length": MAX_REASON_LENGTH,
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/django_outbox/outboxmessage/confirmation.html", context)
+
+    def _result_url(self, operation: Operation, done: Applied) -> str:
+        """Return the URL of the changed message, or of the list that contains the changed messages."""
+        if operation.result is None or not done.changed:
+            return ""
+        if len(done.targets) == 1:
+            return self._reverse("change", done.targets[0].id)
+        parameters = dict(operation.result)
+        for name in ("type", "publisher"):
+            values = {getattr(target, name) for target in done.targets}
+            if len(values) == 1:
+                parameters[name] = values.pop()
+        return f"{self._reverse('changelist')}?{urlencode(parameters)}"
+
+    def _reverse(self, name: str, *args: Any) -> str:
+        route = f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}"
+        return reverse(route, args=args, current_app=self.admin_site.name)
+
+    def _url(self, request: HttpRequest, name: str, *args: Any) -> str:
+        """Return the URL of one of this admin's views, with the filters of the list."""
+        filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
+        return str(add_preserved_filters(filters, self._reverse(name, *args)))

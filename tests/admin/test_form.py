@@ -1,0 +1,168 @@
+"""The admin's page of a message: its contents, its queries, and who may see it."""
+
+import re
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils.timezone import localtime
+
+from django_outbox.admin import display as admin_display
+from django_outbox.admin import neighbours
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.support.admin_tools import CHANGELIST, client_with, listed, put, text, url
+from tests.support.messages import ago
+from tests.support.routers import ROUTERS
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+class TestOnEachDatabase:
+    @pytest.fixture(autouse=True)
+    def routed(self, using: str, settings: Any) -> None:
+        settings.DATABASE_ROUTERS = ROUTERS[using]
+
+    def test_shows_a_message(self, using: str, admin_client: Client):
+        content: dict[str, Any] = {"payload": {"name": "Zoë"}, "headers": {"trace": "abc"}, "error": "no\nroute"}
+        (id,) = put(Status.FAILED, using=using, **content)
+        page = text(admin_client.get(url("change", id)))
+        assert "{\n  &quot;name&quot;: &quot;Zoë&quot;\n}" in page
+        assert "{\n  &quot;trace&quot;: &quot;abc&quot;\n}" in page
+        assert "no\nroute</pre>" in page
+
+    @pytest.mark.parametrize(
+        ("key", "blocks", "shown"),
+        [
+            ("order-7", True, "Yes. Later messages with this key wait until this one is requeued or discarded."),
+            ("order-7", False, "No. Later messages with this key do not wait for this one."),
+            ("", False, None),
+        ],
+    )
+    def test_shows_whether_a_failed_message_blocks_its_key(
+        self, using: str, admin_client: Client, key: str, blocks: bool, shown: str | None
+    ):
+        (id,) = put(Status.FAILED, using=using, key=key)
+        OutboxMessage.objects.using(using).filter(pk=id).update(blocks_key=blocks)
+        page = text(admin_client.get(url("change", id)))
+        assert shown is None or shown in page
+        assert page.count("Later messages with this key") == (shown is not None)
+
+
+def test_the_page_of_a_message_links_to_messages_with_the_same_error_class(admin_client: Client):
+    (id,), _ = put(Status.FAILED, error_class="shop.Time out&more"), put(Status.FAILED, error_class="shop.Full")
+    query = "?error_class=shop.Time+out%26more"
+    assert f'href="{CHANGELIST}{query}"' in text(admin_client.get(url("change", id)))
+    assert listed(admin_client.get(CHANGELIST + query)) == [id]
+
+
+class TestDetail:
+    def test_shortens_a_huge_payload_and_says_so(self, admin_client: Client):
+        (id,) = put(Status.FAILED, payload={"big": ["x" * 100] * 10_000})
+        page = text(admin_client.get(url("change", id)))
+        assert len(page) < 2 * admin_display.MAX_JSON_LENGTH
+        assert "Only the first 100,000 characters are shown." in page
+
+    def test_shows_a_whole_payload_up_to_the_limit(self, admin_client: Client):
+        (id,) = put(Status.FAILED, payload="x" * (admin_display.MAX_JSON_LENGTH - 2))
+        page = text(admin_client.get(url("change", id)))
+        assert "x&quot;</pre>" in page
+        assert "characters are shown" not in page
+
+    @pytest.mark.parametrize("payload", [None, 0, "", [], {}, "half \ud83d", 1.5, True])
+    def test_shows_any_json(self, admin_client: Client, payload: Any):
+        (id,) = put(Status.PROCESSED, payload=payload)
+        assert admin_client.get(url("change", id)).status_code == 200
+
+    def test_changes_nothing(self, admin_client: Client):
+        (id,) = put(Status.PROCESSED)
+        page = text(admin_client.get(url("change", id)))
+        assert 'name="_save"' not in page
+        assert "deletelink" not in page
+        assert admin_client.post(url("change", id), {"type": "other"}).status_code == 403
+        assert admin_client.post(url("delete", id), {"post": "yes"}).status_code == 403
+        assert admin_client.get(url("add")).status_code == 403
+
+    @pytest.mark.parametrize(("key", "count"), [("", 3), ("order-1", 6)])
+    def test_sends_as_many_queries_for_many_messages_as_for_one(self, admin_client: Client, key: str, count: int):
+        """The message, the ones before and after it, and of its key those before, behind, and how many."""
+        ids = put(Status.FAILED, 20, key=key, blocks_key=bool(key))
+        with CaptureQueriesContext(connections["default"]) as queries:
+            admin_client.get(url("change", ids[10]))
+        assert len([query for query in queries if 'FROM "django_outbox_outboxmessage"' in query["sql"]]) == count
+
+    def test_leads_to_the_messages_before_and_after_it_in_its_list(
+        self, using: str, settings: Any, admin_client: Client
+    ):
+        settings.DATABASE_ROUTERS = ROUTERS[using]
+        first, second, third = put(Status.FAILED, 3, using=using, age=60)
+        OutboxMessage.objects.using(using).filter(pk__in=[first, second]).update(failed_at=ago(minutes=5))
+        for id, newer, older in ((first, second, None), (second, third, first), (third, None, second)):
+            page = admin_client.get(url("change", id), {"_changelist_filters": "type=order.created"})
+            for name, other in (("newer", newer), ("older", older)):
+                link = page.context[name]
+                assert (link and link.partition("?")[0]) == (other and url("change", other))
+
+    def test_shows_the_queue_of_its_key(self, using: str, settings: Any, admin_client: Client):
+        settings.DATABASE_ROUTERS = ROUTERS[using]
+        ids = put(Status.PENDING, 9, using=using, key="order-1")
+        put(Status.PENDING, 3, using=using, key="order-2")
+        put(Status.PROCESSED, using=using, key="order-1")
+        page = text(admin_client.get(url("change", ids[1])))
+        assert "7 undelivered messages are behind it." in page
+        queue = page.partition('<ol class="outbox-queue">')[2].partition("</ol>")[0]
+        assert re.findall(r'href="(.+?)"', queue) == [url("change", id) for id in (ids[0], *ids[2:7])]
+        assert f'href="{CHANGELIST}?q=order-1"' in page
+
+    def test_counts_the_queue_up_to_a_limit(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(neighbours, "QUEUE_LIMIT", 2)
+        first, *_ = put(Status.PENDING, 5, key="order-1")
+        assert "2+ undelivered messages are behind it." in text(admin_client.get(url("change", first)))
+
+    def test_shows_the_failed_attempts(self, admin_client: Client):
+        attempts = [
+            {"at": "2026-05-31T02:10:44.123456Z", "error_class": "shop.Timeout", "error": "<slow>"},
+            {"at": "once", "error": None},
+            "rubbish",
+        ]
+        (id,) = put(Status.FAILED, history=attempts)
+        page = text(admin_client.get(url("change", id)))
+        assert "2026-05-31 04:10:44 CEST" in page
+        assert "<td>shop.Timeout</td><td>&lt;slow&gt;</td>" in page
+        assert "<tr><td>once</td><td>None</td><td>None</td></tr>" in page
+        assert "rubbish" not in page
+
+    @pytest.mark.parametrize("history", [None, [], {}, "text", 7])
+    def test_shows_no_attempts_where_there_are_none(self, admin_client: Client, history: Any):
+        (id,) = put(Status.PENDING, history=history)
+        assert "outbox-history" not in text(admin_client.get(url("change", id)))
+
+    def test_shows_exact_times_and_no_partition(self, admin_client: Client):
+        (id,) = put(Status.FAILED, key="order-1", age=47 * 60 + 5)
+        message = OutboxMessage.objects.get(pk=id)
+        page = text(admin_client.get(url("change", id)))
+        assert f"{localtime(message.failed_at):%Y-%m-%d %H:%M:%S %Z}</time>" in page
+        assert "(47 min ago)" in page
+        assert str(message.partition) not in page
+
+    def test_of_a_deleted_message_redirects(self, admin_client: Client):
+        assert admin_client.get(url("change", 12345), follow=True).status_code == 200
+
+
+class TestViewPermission:
+    def test_is_needed_for_everything(self):
+        (id,) = put(Status.FAILED)
+        client = client_with("requeue", "discard")
+        assert client.get(CHANGELIST).status_code == 403
+        assert client.get(url("change", id)).status_code == 403
+        assert client.post(url("requeue"), {"ids": id, "confirmed": "yes"}).status_code == 403
+
+    def test_shows_the_messages_and_offers_nothing(self):
+        (id,) = put(Status.FAILED)
+        client = client_with("view")
+        page = client.get(CHANGELIST)
+        assert listed(page) == [id]
+        assert "action-select" not in text(page)
+        assert "formaction" not in text(client.get(url("change", id)))
