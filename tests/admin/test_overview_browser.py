@@ -15,7 +15,7 @@ from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import Level, Verdict
 from tests.support.admin_tools import put
 from tests.support.browser import Operator
-from tests.support.figures import a_bad_night
+from tests.support.overview_figures import a_bad_night
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
