@@ -21,7 +21,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import CODES, Level, PeriodCount, Verdict
 from tests.conftest import ALIASES
 from tests.support.admin_tools import client_with, put, statuses, text
-from tests.support.bad_night import NOW, a_bad_night
+from tests.support.overview_figures import NOW, a_bad_night
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 

@@ -14,8 +14,8 @@ from django_outbox.admin import overview, overview_groups
 from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import Level, Verdict
 from tests.support.admin_tools import put
-from tests.support.bad_night import a_bad_night
 from tests.support.browser import Operator
+from tests.support.overview_figures import a_bad_night
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
