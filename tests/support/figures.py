@@ -1,0 +1,90 @@
+"""Figures of an outbox in which everything is wrong, with texts that must not leave the database."""
+
+import datetime
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from django_outbox.monitoring.types import (
+    BlockedKey,
+    Count,
+    FailureGroup,
+    Level,
+    PausedType,
+    PublisherStatus,
+    RelayStatus,
+    Status,
+    Verdict,
+)
+
+Unreachable = Callable[[str], AbstractContextManager[None]]
+"""The fixture `unreachable`."""
+
+NOW = datetime.datetime(2030, 1, 1, 3, tzinfo=datetime.timezone.utc)
+
+SECRET = "secret"
+"""Part of every text that may name a customer, an operator, a machine or a password."""
+
+TROUBLED = PublisherStatus(
+    alias="default",
+    due=Count(100_000, more=True),
+    oldest_due=2820.5,
+    retrying=Count(61),
+    delayed=Count(12),
+    failed=Count(1138),
+    blocking=Count(7),
+    processed_per_minute=1204,
+    failed_per_minute=3,
+    breaker="half-open",
+    outage=f"cannot connect to {SECRET}.example",
+    outage_since=NOW - datetime.timedelta(minutes=50),
+    relays=2,
+    paused=PausedType("", f"{SECRET} reason", f"{SECRET} operator", NOW),
+    paused_types=(PausedType("order.paid", f"{SECRET} reason", f"{SECRET} operator", NOW),),
+)
+
+FORGOTTEN = PublisherStatus(alias="old", configured=False, due=Count(7), oldest_due=90.0)
+
+VERDICTS = (
+    Verdict(Level.CRITICAL, "not_delivering", f"Not delivering: {SECRET}.", "default"),
+    Verdict(Level.WARNING, "paused", f"Paused by {SECRET}.", "default"),
+    Verdict(Level.WARNING, "paused", f"Messages of type {SECRET} are paused.", "default"),
+    Verdict(Level.WARNING, "blocked", f"1 key stands still, for example {SECRET}.", "default"),
+    Verdict(Level.WARNING, "failed", "1,138 messages failed."),
+)
+
+
+def troubled_status(using: str = "default", **changes: Any) -> Status:
+    """Return figures in which everything is wrong; each field may be replaced."""
+    figures = Status(
+        using=using,
+        at=NOW,
+        publishers=(TROUBLED, FORGOTTEN),
+        failures=(FailureGroup("default", f"{SECRET}.Error", f"{SECRET}.type", 3, 1, NOW, NOW),),
+        blocked_keys=(
+            BlockedKey("default", f"{SECRET}-customer", 1, "order.paid", True, "Timeout", NOW, Count(41)),
+            BlockedKey("default", f"{SECRET}-customer-2", 2, "order.paid", False, "Timeout", NOW, Count(1)),
+        ),
+        relays=(
+            RelayStatus(
+                name=f"{SECRET}-host:7",
+                host=f"{SECRET}-host",
+                pid=7,
+                version="1",
+                mode="run",
+                workers=1,
+                publishers={"default": "open"},
+                started_at=NOW,
+                seen_at=NOW,
+                stopped_at=None,
+                seconds_since_seen=1.0,
+                alive=True,
+                processed=1,
+                retried=1,
+                failed=1,
+            ),
+        ),
+        verdicts=VERDICTS,
+    )
+    return replace(figures, **changes)
