@@ -16,8 +16,9 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.exceptions import OutboxError
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import KeyLock
+from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause
-from django_outbox.relay import Relay
+from django_outbox.relay import Limits, Relay
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.publishers import ScriptedPublisher
@@ -31,8 +32,17 @@ As = Callable[[str], AbstractContextManager[None]]
 
 
 def statements(using: str) -> str:
-    on_postgresql, on_mysql = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return str(on_postgresql if using == "postgresql" else on_mysql)
+    on_postgresql, on_mysql, _ = blocks()
+    return on_postgresql if using == "postgresql" else on_mysql
+
+
+def blocks() -> list[str]:
+    return re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def for_monitoring(using: str) -> str:
+    *_, sql = blocks()
+    return sql if using == "postgresql" else sql.replace(" ON ", " ON shop.")
 
 
 @pytest.fixture(params=LOCKING)
@@ -46,7 +56,11 @@ def become(using: str) -> Iterator[As]:
     run = uuid.uuid4().hex[:8]
     users = {name: f"outbox_{name}_{run}" for name in ("web", "relay")}
     connection = connections[using]
-    sql = statements(using).replace("'…'", "'secret'").replace("shop.", f"{connection.settings_dict['NAME']}.")
+    sql = (
+        (statements(using) + for_monitoring(using))
+        .replace("'…'", "'secret'")
+        .replace("shop.", f"{connection.settings_dict['NAME']}.")
+    )
     for name, user in users.items():
         assert f"shop_{name}" in sql
         sql = sql.replace(f"shop_{name}", user)
@@ -120,6 +134,20 @@ def test_the_users_of_the_guide_may_enqueue_and_deliver(using: str, become: As):
     # Both write the rows of locks where some are missing.
     KeyLock.objects.using(using).all().delete()
     write_and_deliver(using, become)
+
+
+def test_the_relay_of_the_guide_may_report_and_the_web_process_may_show_the_figures(
+    using: str, become: As, caplog: pytest.LogCaptureFixture
+):
+    with become("web"), transaction.atomic(using=using):
+        enqueue("accepted", 1, using=using)
+    with become("relay"), Relay(using=using, limits=Limits(report_patience=20)) as relay:
+        assert relay.drain().processed == 1
+    assert "report could not be written" not in caplog.text
+    with become("web"):
+        figures = read_status(using)
+    assert [relay.processed for relay in figures.relays] == [1]
+    assert sum(period.processed for period in figures.last_hour) == 1
 
 
 def test_where_nothing_is_kept_the_relay_may_delete_what_it_delivered(using: str, become: As, settings: Any):
