@@ -256,6 +256,6 @@ def test_the_entry_in_the_index_leads_to_the_overview_and_the_list_is_a_click_aw
     page.follow(page.browser.find_element(By.LINK_TEXT, "Overview"))
     assert headline(page) == "Not delivering"
     page.follow(page.find(".object-tools a"))
-    assert page.find("#content h1").text == "Failed messages"
+    assert page.find("#content h1").text == "Failed messages (0)"
     page.follow(page.find(".object-tools a"))
     assert headline(page) == "Not delivering"

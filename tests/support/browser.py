@@ -1,6 +1,7 @@
 """A person in front of a real browser."""
 
 import os
+import time
 from pathlib import Path
 
 from selenium import webdriver
@@ -53,4 +54,6 @@ class Operator:
             for scheme in ("dark", "light"):
                 wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
                 self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+                # The admin fades colours.
+                time.sleep(0.5)
                 self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")
