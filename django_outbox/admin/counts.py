@@ -31,7 +31,7 @@ def count_up_to(messages: OutboxMessageQuerySet, limit: int) -> Bounded:
 
 
 def count_states(messages: OutboxMessageQuerySet) -> dict[str, Bounded | None]:
-    """Count the messages of each state and of all states together; None where only a scan of the table could tell.
+    """Count the messages of each state and of all states together; None if only a scan of the table could count them.
 
     Args:
         messages: all messages of one database, in no particular order.

@@ -79,14 +79,14 @@ def is_possible_key(text: str) -> bool:
 
 
 def pattern(text: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a text is the given one, in which `*` stands for any characters."""
+    """Return a function that returns whether a text is the given one, in which `*` stands for any characters."""
     parts = map(re.escape, text.split("*"))
     expression = re.compile(".*".join(parts), re.DOTALL)
     return lambda value: expression.fullmatch(value) is not None
 
 
 def part(text: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a text contains the given one, in which `*` stands for any characters.
+    """Return a function that returns whether a text contains the given one, in which `*` stands for any characters.
 
     Upper and lower case differ only if the given text has an upper-case letter.
     """

@@ -46,7 +46,7 @@ TIME_OF: dict[str, str] = {
     Status.PENDING: "available_at",
     Status.PROCESSED: "processed_at",
 }
-"""The time that tells when a message came into its state, or when it is due."""
+"""The time when a message came into its state, or when it is due."""
 
 
 def state_of(request: HttpRequest) -> str:

@@ -138,7 +138,7 @@ class SentryTracer:
     def enqueueing(
         self, messages: "Sequence[OutboxMessage]", *, many: bool
     ) -> AbstractContextManager[Mapping[str, str]]:
-        """Yield `sentry-trace` and `baggage` for messages without them; within a transaction, of a span of its own."""
+        """Yield `sentry-trace` and `baggage` for messages without them; within a transaction, of a separate span."""
         integration = _find_integration()
         new = [message for message in messages if TRACE_HEADER not in message.headers]
         if integration is None or not integration.propagate_traces or not new:

@@ -6,7 +6,7 @@ from django.db import models
 class DeliveryCount(models.Model):
     """Counts of a publisher's messages that one relay settled in one minute.
 
-    Each relay writes to rows of its own, so that relays never wait for each other here. The counts are there even if
+    Each relay has separate rows, so that relays never wait for each other here. The counts are there even if
     processed messages are deleted at once.
     """
 

@@ -6,7 +6,7 @@ from django_outbox.models.message import OutboxMessage
 
 
 class Overview(OutboxMessage):
-    """The overview in the admin, which lists only models. It has no table and no permissions of its own."""
+    """The overview in the admin, which lists only models. It has no table and no permissions."""
 
     class Meta:
         proxy = True

@@ -57,7 +57,7 @@ def prepare_publisher(publisher: Publisher) -> str:
 
 
 def describe_publisher(publisher: Publisher) -> str:
-    """Return where a publisher publishes to, on one line; the name of its class if it cannot tell.
+    """Return where a publisher publishes to, on one line; the name of its class if that is unknown.
 
     It raises nothing but the user's Ctrl-C.
     """

@@ -101,7 +101,7 @@ def _table(using: str) -> "models.QuerySet[OutboxMessage]":
 
 
 def _next_id(using: str) -> int:
-    """Return an id that the database gives to nobody else: lower ones are never given again."""
+    """Return an id that the database assigns to no other row: lower ones are never assigned again."""
     probe = OutboxMessage(type="probe", payload=None)
     with transaction.atomic(using=using):
         probe.save(using=using)
