@@ -27,7 +27,7 @@ CACHE_SECONDS = 2.0
 _WORST_FIRST = ("open", "half-open", "closed")
 
 _cache: dict[tuple[Any, ...], tuple[float, Status]] = {}
-_lock = threading.Lock()
+_locks: dict[tuple[Any, ...], threading.Lock] = {}
 
 
 def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) -> Status:
@@ -45,7 +45,8 @@ def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) ->
     using = using or router.db_for_write(OutboxMessage)
     # A test's database has the same alias as the one of the project.
     key = (using, connections[using].settings_dict["NAME"])
-    with _lock:
+    # One for each database: one that hangs does not hold up the figures of others. `setdefault` is atomic.
+    with _locks.setdefault(key, threading.Lock()):
         read_at, known = _cache.get(key, (0.0, None))
         if known is None or time.monotonic() - read_at > max_cache_age:
             known = read_status(using)
