@@ -82,8 +82,10 @@ class OutboxMessageAdmin(OperationsAdmin):
         # `MessageList` searches.
         return queryset, False
 
-    def get_actions(self, request: HttpRequest) -> Any:
-        offered = super().get_actions(request)
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> Any:
+        # Django passes the location from version 6.1 on.
+        location = {} if action_location is None else {"action_location": action_location}
+        offered = super().get_actions(request, **location)
         state = ALL if request.GET.get("q") else state_of(request)
         kept = {operation.name for operation in OPERATIONS if state in {ALL, operation.state}}
         return {name: action for name, action in offered.items() if name in kept}
