@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from django.db import IntegrityError, router, transaction
+from django.db import IntegrityError, connections, router, transaction
 from django.db.models import F, Q, QuerySet
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.lookups import IsExactly
+from django_outbox.db.transactions import in_transaction
+from django_outbox.exceptions import TransactionForbidden
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause
 
 __all__ = ["Resumed", "pause", "resume"]
@@ -87,11 +89,19 @@ def resume(
         batch_size: maximum number of messages in one UPDATE.
         max_seconds: begin no further batch after this time; no limit by default. The first batch is always done.
         on_batch: called after each batch with the number of messages that are due again so far.
+
+    Raises:
+        TransactionForbidden: the caller has a transaction open, and a type is to be resumed.
     """
     alias = using or router.db_for_write(OutboxMessage)
     rows = _rows(alias, publisher, type)
     if not type:
         return Resumed(bool(rows.delete()[0]), 0, True)
+    if in_transaction(connections[alias]):
+        raise TransactionForbidden(
+            f"resume() was called inside an open transaction on the database {alias!r}, in which it might not see the "
+            "messages that relays have just held. Call it after the transaction."
+        )
     # Waits for relays that are holding messages of this type, so that all of them are found below.
     was_paused = bool(rows.update(resumed_at=DatabaseNow()))
     deadline = None if max_seconds is None else time.monotonic() + max_seconds

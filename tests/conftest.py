@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 from django.test import override_settings
@@ -33,6 +34,13 @@ def using(request: pytest.FixtureRequest) -> str:
     """Run the test once on each database; it must be marked with `django_db(databases=ALIASES)`."""
     alias: str = request.param
     return alias
+
+
+@pytest.fixture(autouse=True)
+def fresh_figures() -> None:
+    """Forget the figures of the previous test, which `status` would return for two seconds."""
+    # The package has a function of the module's name.
+    import_module("django_outbox.monitoring.status")._cache.clear()
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError, connections, router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -52,7 +53,7 @@ class OverviewAdmin(BaseAdmin):
     """Seconds after which an operation shows its progress."""
 
     def get_urls(self) -> list[URLPattern]:
-        views: dict[str, Any] = {"pause": self.pause_view, "resume": self.resume_view}
+        views: dict[str, Any] = {"pause": self.pause_view, "resume": _without_transaction(self.resume_view)}
         views.update({operation.name: partial(self.group_view, name=operation.name) for operation in OPERATIONS})
         named = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
@@ -317,3 +318,15 @@ def subject(publisher: str, type: str) -> str:
 def with_count(text: Any, count: int) -> str:
     """Return the singular or plural of a text, with the count in it."""
     return str(text % {"number": count, "count": number(count)})
+
+
+def _without_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Let a view run outside the transactions of `ATOMIC_REQUESTS`."""
+
+    @wraps(view)
+    def outside(request: HttpRequest) -> HttpResponse:
+        return view(request)
+
+    for alias in connections:
+        outside = transaction.non_atomic_requests(alias)(outside)
+    return outside

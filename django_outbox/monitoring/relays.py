@@ -11,7 +11,7 @@ from django_outbox.monitoring.types import Outage, PeriodCount, RelayStatus
 MAX_RELAYS = 100
 """Maximum number of relays that are listed, the newest first."""
 
-ALIVE_SECONDS = {"run": 45.0}
+ALIVE_SECONDS = {"run": 100.0}
 """Seconds since its last report after which a relay counts as dead. It reports every 10 seconds, on SQLite every 30."""
 
 ALIVE_SECONDS_OF_DRAINS = 180.0

@@ -60,9 +60,9 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
             f"Publisher {alias!r} has been unavailable for {short_duration(lasted)} ({publisher.outage.rstrip('.')}): "
             f"{publisher.due} due."
         )
-        yield Verdict(
-            Level.CRITICAL if max(lasted, oldest) > max_age else Level.WARNING, "unavailable", sentence, alias
-        )
+        # A half-open breaker without late messages only waits for a message with which to try the broker.
+        critical = late or (publisher.breaker == "open" and lasted > max_age)
+        yield Verdict(Level.CRITICAL if critical else Level.WARNING, "unavailable", sentence, alias)
     elif late and not publisher.processed_lately:
         relays = counted(publisher.relays, "relay") if publisher.relays else "no relay seen"
         sentence = f"Not delivering for {short_duration(oldest)}: {publisher.due} due for {alias!r}, {relays}."

@@ -58,6 +58,11 @@ def deliver_batch(
         held: list[Held] = []
         if paused_types:
             messages, unreadable, held = _hold(publisher.alias, messages, unreadable, paused_types)
+        if held:
+            # Nothing is published in the same transaction, so that nothing is sent twice if holding fails.
+            source.settle(claim, Settlement(held=held))
+            source.rewind()
+            return Tally(claimed=count)
         began_at = time.time_ns()
         outcomes = _publish(publisher, messages, settings, is_stopping) if messages else []
         ended_at = time.time_ns()
@@ -66,7 +71,6 @@ def deliver_batch(
         copied = copy_failed(dead_letters, failed, publisher.alias)
         settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
         settlement.failed += [_fail(row, settings) for row in unreadable]
-        settlement.held = held
         source.settle(claim, settlement)
     phases.finish("settle", count)
     batch = [*messages, *(row.message for row in unreadable)]

@@ -97,6 +97,9 @@ class Breakers:
             elif tally.unanswered:
                 self._reasons[publisher_alias] = tally.outage
                 self._outages_since.setdefault(publisher_alias, time.time())
+        if after is State.CLOSED:
+            # Not only after a change: another worker may have noted the outage after its end.
+            self._outages.end(f"Publisher {publisher_alias!r}")
         if after is not before:
             self._report(publisher_alias, after, tally.outage, seconds)
 
@@ -104,8 +107,6 @@ class Breakers:
         subject = f"Publisher {publisher_alias!r}"
         if state is State.OPEN:
             self._outages.note(subject, reason, seconds, name=self._broker_names.get(publisher_alias, ""))
-        elif state is State.CLOSED:
-            self._outages.end(subject)
         send(
             breaker_changed,
             using=self._using,

@@ -59,10 +59,15 @@ class Pauses:
 
     def refresh(self) -> None:
         """Read the pauses if the last result is too old. Call it outside a claim."""
-        # The lock is held during the query, so that no worker goes on with an old result.
-        with self._lock:
+        # The lock is held during the query, so that one worker reads for all. A connection that hangs must not hold up
+        # the other workers, so they wait only for as long as a result is used, and then read by themselves.
+        locked = self._lock.acquire(timeout=self._interval)
+        try:
             if self._read_at is None or self._clock() - self._read_at >= self._interval:
                 self._read()
+        finally:
+            if locked:
+                self._lock.release()
 
     def is_paused(self, publisher_alias: str) -> bool:
         """Return whether a publisher was paused when the pauses were read last. Makes no query."""

@@ -82,7 +82,8 @@ class Worker(abc.ABC):
         self._empty_claims = self._empty_claims + 1 if attempt.found_nothing else 0
         self._database_outages = self._database_outages + 1 if attempt.database_outage else 0
         self._database_outage = attempt.database_outage
-        if attempt.made and not attempt.database_outage:
+        claimed = attempt.tally.claimed or not attempt.tally.unanswered
+        if attempt.made and claimed and not attempt.database_outage:
             self._shared.outages.end(self._database)
 
     def _wait_for_broker(self) -> float:

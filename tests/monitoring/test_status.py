@@ -206,3 +206,15 @@ def test_figures_are_read_again_only_when_they_are_too_old(using: str):
         assert status(using, max_cache_age=60) is first
     assert not queries.captured_queries
     assert status(using, max_cache_age=0) is not first
+
+
+@pytest.mark.parametrize(("state", "level"), [("open", Level.CRITICAL), ("half-open", Level.WARNING)])
+def test_a_half_open_breaker_is_critical_only_if_messages_are_late(using: str, state: str, level: Level):
+    """It closes with the next message, which may come much later than the broker."""
+    now = read_clock(using)
+    report = {"state": state, "reason": "connection refused", "since": (now - minutes(30)).timestamp()}
+    common = {"version": "1", "workers": 2, "pid": 7, "host": "a", "mode": "run", "seen_at": now}
+    Heartbeat.objects.using(using).create(relay="a:7", publishers={"default": report}, **common)
+    assert read_status(using).level == level
+    change(using, put(1, using), available_at=now - minutes(5))
+    assert read_status(using).level == Level.CRITICAL

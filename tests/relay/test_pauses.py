@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
+from django_outbox.exceptions import TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.pausing import Resumed, pause, resume
@@ -290,3 +291,35 @@ class TestPauses:
         assert "no_such_table" in record.getMessage()
         drain(using)
         assert processed(using) == ids
+
+
+def test_a_type_is_not_resumed_inside_a_transaction(using: str):
+    """A snapshot would hide what relays have held meanwhile."""
+    pause("default", "order.paid", using=using)
+    with transaction.atomic(using=using), pytest.raises(TransactionForbidden, match="Call it after the transaction"):
+        resume("default", "order.paid", using=using)
+    assert Pause.objects.using(using).filter(resumed_at=None).exists()
+
+
+def test_a_worker_does_not_wait_for_another_one_whose_query_hangs(using: str, monkeypatch: pytest.MonkeyPatch):
+    pauses = Pauses(using, ["default"], interval=0.05)
+    entered, released, read = threading.Event(), threading.Event(), Pauses._read
+
+    def hang_first(self: Pauses) -> None:
+        if not entered.is_set():
+            entered.set()
+            released.wait(30)
+        else:
+            read(self)
+
+    monkeypatch.setattr(Pauses, "_read", hang_first)
+    thread = threading.Thread(target=pauses.refresh)
+    thread.start()
+    try:
+        assert entered.wait(30)
+        pause("default", using=using)
+        pauses.refresh()
+        assert pauses.is_paused("default")
+    finally:
+        released.set()
+        thread.join(30)

@@ -86,13 +86,17 @@ def remove(
         if not spool.ids:
             return Removed(0, *filled)
         name, manifest = storage.store(spool, reason=reason, by=by)
-        # Inside the locks' transaction this is a savepoint.
-        with transaction.atomic(using=using):
-            deleted = _delete(removal, spool, state)
-            if deleted != len(spool.ids):
-                storage.forget(name, manifest)
-                raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
-            transaction.on_commit(partial(storage.mark_committed, name), using=using, robust=True)
+        try:
+            # Inside the locks' transaction this is a savepoint.
+            with transaction.atomic(using=using):
+                deleted = _delete(removal, spool, state)
+                if deleted != len(spool.ids):
+                    raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
+                transaction.on_commit(partial(storage.mark_committed, name), using=using, robust=True)
+        except Exception:
+            # Nothing was deleted, for example because the upload took longer than the database waits.
+            storage.forget(name, manifest)
+            raise
     logger.info("Archived and deleted %s (%s): %s", counted(deleted, "message"), reason, manifest.file)
     return Removed(deleted, *filled)
 
