@@ -67,9 +67,32 @@ def purge(
     Raises:
         ArchiveUnavailable: messages could not be archived. They are still in the table.
     """
+    total, _ = _purge(
+        using,
+        older_than=older_than,
+        max_seconds=max_seconds,
+        is_stopping=is_stopping,
+        batch_size=batch_size,
+        position=position,
+        on_progress=on_progress,
+    )
+    return total
+
+
+def _purge(
+    using: str | None,
+    *,
+    max_seconds: float | None,
+    is_stopping: Callable[[], bool],
+    position: Position | None,
+    older_than: datetime.timedelta | None = None,
+    batch_size: int = PURGE_BATCH_SIZE,
+    on_progress: Callable[[int], object] = lambda total: None,
+) -> tuple[int, bool]:
+    """Purge as `purge` does, and return the number of deleted messages and whether none is left."""
     age = get_settings().retention if older_than is None else older_than
     if age is None:
-        return 0
+        return 0, True
     alias = using or router.db_for_write(OutboxMessage)
     remove_batch = _archive_batch if get_settings().archive else partial(_delete_batch, batch_size=batch_size)
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
@@ -84,9 +107,9 @@ def purge(
         total += batch.deleted
         on_progress(total)
         if batch.at_end:
-            break
+            return total, True
         after = batch.at
-    return total
+    return total, False
 
 
 def _delete_batch(
@@ -143,9 +166,9 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
             continue
         try:
             with own_connection(using):
-                purge(using=using, max_seconds=interval, is_stopping=is_stopping, position=position)
+                _, complete = _purge(using, max_seconds=interval, is_stopping=is_stopping, position=position)
             # One that was ended by its time continues at the next interval.
-            if archive is not None and time.monotonic() < began + interval:
+            if archive is not None and complete:
                 next_archive = began + archive.interval
         except ArchiveUnavailable as error:
             logger.error("Old messages could not be archived, so they were not deleted: %s", error)
