@@ -59,7 +59,9 @@ from celery import Celery
 app = Celery("test", broker=settings.AMQP_URL)
 app.conf.task_default_queue = sys.argv[3]
 app.autodiscover_tasks(["django_outbox"], force=True)
-app.worker_main(["worker", "--loglevel=INFO", "--concurrency=1", "--without-mingle", "--without-gossip"])
+# Nodes of one name cannot share a broker, and other runs of the tests may have one.
+name = f"--hostname={sys.argv[3]}@%h"
+app.worker_main(["worker", name, "--loglevel=INFO", "--concurrency=1", "--without-mingle", "--without-gossip"])
 """
 )
 
