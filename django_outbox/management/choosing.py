@@ -71,13 +71,8 @@ class Choice:
             yield "  ".join(map(str.ljust, line, widths)).rstrip()
 
 
-def add_filters(parser: CommandParser, verb: str) -> None:
-    """Add the flags that choose failed messages.
-
-    Args:
-        parser: the command's parser.
-        verb: what happens to the chosen messages, as a participle: "requeued".
-    """
+def add_kind_filters(parser: CommandParser) -> None:
+    """Add the flags that choose messages by publisher, type and error class."""
     parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
     parser.add_argument(
         "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
@@ -88,6 +83,16 @@ def add_filters(parser: CommandParser, verb: str) -> None:
         action="append",
         help='Only these error classes, such as "*.Timeout"; may be repeated.',
     )
+
+
+def add_filters(parser: CommandParser, verb: str) -> None:
+    """Add the flags that choose failed messages.
+
+    Args:
+        parser: the command's parser.
+        verb: what happens to the chosen messages, as a participle: "requeued".
+    """
+    add_kind_filters(parser)
     parser.add_argument(
         "--failed-after",
         metavar="TIME",

@@ -11,13 +11,9 @@ from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.admin_tools import put, statuses
+from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def run(using: str, *arguments: str, **streams: Any) -> str:

@@ -12,16 +12,12 @@ from django_outbox.management.commands import outbox_purge
 from django_outbox.models import Status
 from tests.conftest import ALIASES
 from tests.support.admin_tools import put, statuses
+from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 DAY = 86_400
 OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def run(using: str, *arguments: str, **streams: Any) -> str:

@@ -16,6 +16,7 @@ from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.archives import FAILING, FailingStorage, archives, archiving, failed, processed
 from tests.support.messages import count, rows
+from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -105,11 +106,6 @@ def test_reading_prints_lines_of_json_and_writes_nothing(using: str, removed: tu
     assert {line["payload"] for line in lines} == {1}
     assert len(run(using, "--as", "read", "--limit", "1", "--all").splitlines()) == 1
     assert count(using) == 0
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.usefixtures("removed")

@@ -24,7 +24,7 @@ from django_outbox.relay.outages import Outage
 from tests.support.messages import put
 from tests.support.project_files import ROOT
 from tests.support.rabbitmq_tools import free_port
-from tests.support.terminals import on_a_terminal
+from tests.support.terminals import Terminal, on_a_terminal
 
 FIGURES = Figures(
     database="default",
@@ -54,13 +54,6 @@ def outage(**changed: Any) -> Outage:
         next_try=102.4,
     )
     return replace(usual, **changed)
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 class NotingDisplay:

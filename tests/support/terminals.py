@@ -1,6 +1,7 @@
 """A real terminal of any width, and an emulation of what its screen shows."""
 
 import fcntl
+import io
 import os
 import pty
 import select
@@ -15,6 +16,13 @@ import pyte
 
 PATIENCE = 60.0
 """Seconds within which a screen must show what is expected."""
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class TerminalProcess:

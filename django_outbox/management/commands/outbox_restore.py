@@ -1,7 +1,6 @@
 """`manage.py outbox_restore`: list the archives, and bring archived messages back."""
 
 import datetime
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.management.arguments import moment, whole_number
 from django_outbox.management.base import OutboxCommand
+from django_outbox.management.choosing import add_kind_filters
 from django_outbox.models import Status
 from django_outbox.retention.archive.manifest import REASONS
 from django_outbox.retention.archive.restoring import (
@@ -81,16 +81,7 @@ class Command(OutboxCommand):
         parser.add_argument(
             "--archived-before", metavar="TIME", type=moment, help="Only archives written before this time."
         )
-        parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
-        parser.add_argument(
-            "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
-        )
-        parser.add_argument(
-            "--error-class",
-            metavar="PATTERN",
-            action="append",
-            help='Only these error classes, such as "*.Timeout"; may be repeated.',
-        )
+        add_kind_filters(parser)
         parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
         parser.add_argument(
             "--message-id", metavar="UUID", type=uuid.UUID, action="append", help="Only this message; may be repeated."
@@ -98,13 +89,7 @@ class Command(OutboxCommand):
         parser.add_argument("--all", action="store_true", help="All archived messages, instead of a filter.")
         parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
         parser.add_argument("--dry-run", action="store_true", help="Show what would be restored, and change nothing.")
-        parser.add_argument(
-            "--no-input",
-            "--noinput",
-            action="store_false",
-            dest="interactive",
-            help="Do not ask for confirmation on a terminal.",
-        )
+        self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         database = self.get_database(options)
@@ -179,8 +164,8 @@ class Command(OutboxCommand):
             choice.groups.update((message.type, message.error_class) for message in batch)
             choice.found += len(batch)
             choice.present += count_present(batch, using=database)
-            self._show(f"{choice.found:,} found")
-        self._show("")
+            self.show_progress(f"{choice.found:,} found")
+        self.show_progress("")
         choice.doubles = selection.doubles
         return choice
 
@@ -203,14 +188,8 @@ class Command(OutboxCommand):
             self.stdout.write("  ".join(map(str.ljust, line, widths)).rstrip())
 
     def _confirmed(self, count: int, options: dict[str, Any]) -> bool:
-        if not options["interactive"] or sys.stdin is None or not sys.stdin.isatty():
-            return True
-        self.stdout.write(f"Restore {counted(count, 'message')} as {options['target']}? [y/N] ", ending="")
-        self.stdout.flush()
-        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
-            return True
-        self.stdout.write("Nothing was changed.")
-        return False
+        question = f"Restore {counted(count, 'message')} as {options['target']}?"
+        return not self.is_asking(options) or self.ask(question)
 
     def _write(self, selection: Selection, found: int, database: str, status: Status) -> None:
         total, done = Restored(0, 0, 0), 0
@@ -219,15 +198,10 @@ class Command(OutboxCommand):
                 result = restore(batch, status, using=database)
                 total = Restored(*map(sum, zip(total, result, strict=True)))
                 done += len(batch)
-                self._show(f"{done:,} of {found:,} restored")
+                self.show_progress(f"{done:,} of {found:,} restored")
         finally:
-            self._show("")
+            self.show_progress("")
             self.stdout.write(describe_result(total))
-
-    def _show(self, text: str) -> None:
-        if self.stderr.isatty():
-            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
-            self.stderr.flush()
 
 
 def _filters(options: dict[str, Any]) -> Filters:

@@ -104,6 +104,7 @@ class ArchiveStorage:
     def save(self, name: str, content: "File[bytes]") -> str:
         """Write a file, wait until it is on the disk if it is a local one, and return the name that it got."""
         saved = self._storage.save(name, content)
+        # Django's storages raise it for files without a path: a remote storage has stored them when `save` returns.
         with suppress(NotImplementedError):
             _flush(Path(self._storage.path(saved)))
         return saved
