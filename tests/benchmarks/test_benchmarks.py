@@ -24,7 +24,7 @@ from tests.support.databases import Database
 from tests.support.shop import PATIENCE, ROOT, broker_channel, shop_environment
 from tests.support.waiting import eventually
 
-NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive")
+NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive", "monitoring")
 
 
 class Benchmark:
@@ -174,6 +174,16 @@ def test_a_purge_with_an_archive_is_compared_with_one_without(alias: str, tmp_pa
     table, figures = measure(alias, "archive", *sizes, folder=tmp_path)
     assert [row[:2] for row in table] == [["nothing", "purge"]] * 2 + [["a", "drain"]] * 2
     assert figures["archive_alone_ratio"] == pytest.approx(figures["archive_alone_rate"] / figures["purge_alone_rate"])
+
+
+@pytest.mark.slow
+def test_a_relay_with_monitoring_is_compared_with_the_relay_alone(tmp_path: Path):
+    table, figures = measure("postgresql", "monitoring", "--messages=200", "--repeats=1", folder=tmp_path)
+    assert [row[0] for row in table] == ["nothing", "reports", "reports", "traced", "traced", "everything"]
+    assert figures["nothing_ratio"] == figures["traced_messages_ratio"] == 1
+    assert figures["reports_ratio"] == pytest.approx(figures["reports_rate"] / figures["nothing_rate"])
+    # The allowance of spans is above the number of messages.
+    assert figures["spans"] > 0
 
 
 @pytest.mark.slow
