@@ -89,6 +89,8 @@ def _all_is_well(status: Status) -> Verdict:
     rate = sum(publisher.processed_per_minute for publisher in status.publishers)
     if rate:
         return Verdict(Level.OK, "delivering", f"Delivering: {counted(rate, 'message')} in the last minute, {due} due.")
+    if any(publisher.processed_lately for publisher in status.publishers):
+        return Verdict(Level.OK, "delivering", f"Delivering: {due} due.")
     if due:
         return Verdict(Level.OK, "delivering", f"{_messages(due)} due, none of them late.")
     if any(relay.alive for relay in status.relays):

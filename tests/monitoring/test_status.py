@@ -11,6 +11,7 @@ from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import heads, queues, status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.types import Count, Level, PublisherStatus
+from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
 from tests.support.messages import put
@@ -142,6 +143,22 @@ def test_messages_of_a_publisher_that_is_not_in_the_settings_are_reported(using:
     assert [(each.alias, each.configured) for each in result.publishers] == [("default", True), ("old_alias", False)]
     assert result.verdict.code == "unknown_publisher"
     assert result.verdict.sentence == "7 messages are for 'old_alias', which is not in the settings."
+
+
+def test_a_relay_counts_as_dead_after_four_reports_that_did_not_come(using: str):
+    now, interval = read_clock(using), datetime.timedelta(seconds=get_store(connections[using]).report_interval)
+    common = {"version": "1", "workers": 2, "pid": 7, "host": "a", "publishers": {}}
+    for name, mode, silence in (("a", "run", 3), ("b", "run", 5), ("c", "drain", 5)):
+        Heartbeat.objects.using(using).create(relay=name, mode=mode, seen_at=now - silence * interval, **common)
+    assert {relay.name: relay.alive for relay in read_status(using).relays} == {"a": True, "b": False, "c": True}
+
+
+def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):
+    minute = read_clock(using).replace(second=0, microsecond=0)
+    DeliveryCount.objects.using(using).create(minute=minute, publisher="default", relay="a:7", processed=3)
+    result = read_status(using)
+    assert result.verdict.code == "delivering"
+    assert result.verdict.sentence == "Delivering: 0 due."
 
 
 def test_relays_report_breakers_outages_and_their_age(using: str):
