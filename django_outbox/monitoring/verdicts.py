@@ -63,7 +63,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         critical = late or (publisher.breaker == "open" and lasted > max_age)
         yield Verdict(Level.CRITICAL if critical else Level.WARNING, "unavailable", sentence, alias)
-    elif late and not publisher.processed_lately:
+    elif late and not (publisher.processed_lately and publisher.relays):
         relays = counted(publisher.relays, "relay") if publisher.relays else "no relay seen"
         sentence = f"Not delivering for {short_duration(oldest)}: {publisher.due} due for {alias!r}, {relays}."
         yield Verdict(Level.CRITICAL, "not_delivering", sentence, alias)

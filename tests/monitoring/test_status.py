@@ -205,6 +205,23 @@ def test_late_messages_without_a_relay_are_critical(using: str):
     assert result.verdict.sentence == "Not delivering for 47 min: 3 due for 'default', no relay seen."
 
 
+@pytest.mark.parametrize(
+    ("silence", "code"), [(1, "behind"), (9, "not_delivering")], ids=["a living relay", "a dead relay"]
+)
+def test_late_messages_are_critical_as_soon_as_the_relay_is_known_to_be_dead(using: str, silence: int, code: str):
+    now = read_clock(using)
+    DeliveryCount.objects.using(using).create(
+        minute=now.replace(second=0, microsecond=0), publisher="default", processed=3
+    )
+    seen_at = now - silence * datetime.timedelta(seconds=get_store(connections[using]).report_interval)
+    state = {"default": {"state": "closed"}}
+    Heartbeat.objects.using(using).create(
+        relay="a:7", host="a", pid=7, version="1", workers=2, mode="run", publishers=state, seen_at=seen_at
+    )
+    change(using, put(3, using), available_at=now - minutes(1.5))
+    assert read_status(using).verdict.code == code
+
+
 def test_the_number_of_statements_does_not_depend_on_the_number_of_messages(using: str):
     read_status(using)
     with CaptureQueriesContext(connections[using]) as few:
