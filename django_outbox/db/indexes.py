@@ -19,6 +19,7 @@ class PortableIndex(models.Index):
         where: the condition of the partial index.
         covering: columns to carry along for index-only scans.
         else_first: columns with which the full index begins, so that it finds the rows that `where` selects.
+        else_last: columns with which the full index ends, for index-only scans.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class PortableIndex(models.Index):
         where: Q,
         covering: Sequence[str] = (),
         else_first: Sequence[str] = (),
+        else_last: Sequence[str] = (),
         fields: Sequence[str],
         name: str,
     ) -> None:
@@ -34,13 +36,15 @@ class PortableIndex(models.Index):
         self.where = where
         self.covering = tuple(covering)
         self.else_first = tuple(else_first)
+        self.else_last = tuple(else_last)
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
     ) -> Statement:
         features = schema_editor.connection.features
+        full = [*self.else_first, *self.fields, *self.else_last]
         index = models.Index(
-            fields=self.fields if features.supports_partial_indexes else [*self.else_first, *self.fields],
+            fields=self.fields if features.supports_partial_indexes else full,
             name=self.name,
             condition=self.where if features.supports_partial_indexes else None,
             include=self.covering if features.supports_covering_indexes else None,
@@ -54,4 +58,6 @@ class PortableIndex(models.Index):
             kwargs["covering"] = self.covering
         if self.else_first:
             kwargs["else_first"] = self.else_first
+        if self.else_last:
+            kwargs["else_last"] = self.else_last
         return path, args, kwargs

@@ -91,7 +91,7 @@ def _count_keyed(messages: OutboxMessageQuerySet, due: Q) -> dict[str, Count]:
         return _count(messages.filter(pending, partition__gt=0), MAX_COUNT, all=Q(), due=due)
     # The index by due time has the processed messages as well there, so the one that ends at the undelivered is read.
     undelivered = messages.filter(blocks_key=True, processed_at=None).order_by("partition", "id")
-    return _count(undelivered, MAX_ROWS, all=pending, due=due)
+    return _count(undelivered, MAX_COUNT, all=pending, due=due)
 
 
 def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict[str, Count]:

@@ -3,19 +3,22 @@
 import datetime
 from collections import defaultdict
 
+from django.db import connections
 from django.db.models import Sum
 
 from django_outbox.models import DeliveryCount, Heartbeat
 from django_outbox.monitoring.types import Outage, PeriodCount, RelayStatus
+from django_outbox.stores import get_store
 
 MAX_RELAYS = 100
 """Maximum number of relays that are listed, the newest first."""
 
-ALIVE_SECONDS = {"run": 100.0}
-"""Seconds since its last report after which a relay counts as dead. It reports every 10 seconds, on SQLite every 30."""
+MISSED_REPORTS = 4
+"""Number of intervals between two reports after which a relay that is silent counts as dead."""
 
 ALIVE_SECONDS_OF_DRAINS = 180.0
-"""The same for drains and single batches, which report when they end. Celery beat should start one every minute."""
+"""Seconds since its last report after which a drain or a single batch, which reports when it ends, counts as gone.
+Celery beat should start one every minute."""
 
 MINUTE = datetime.timedelta(minutes=1)
 QUARTER = datetime.timedelta(minutes=15)
@@ -26,7 +29,9 @@ Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
 
 def read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
     """Return the latest report of each relay, the newest first."""
-    return tuple(_describe(each, now) for each in Heartbeat.objects.using(using).order_by("-seen_at")[:MAX_RELAYS])
+    silence = MISSED_REPORTS * get_store(connections[using]).report_interval
+    reports = Heartbeat.objects.using(using).order_by("-seen_at")[:MAX_RELAYS]
+    return tuple(_describe(each, now, silence if each.mode == "run" else ALIVE_SECONDS_OF_DRAINS) for each in reports)
 
 
 def read_counts(using: str, now: datetime.datetime) -> Counts:
@@ -61,9 +66,8 @@ def processed_lately(counts: Counts, now: datetime.datetime, publisher: str) -> 
     return any(counts.get((start, publisher), (0, 0, 0))[0] for start in (minute - MINUTE, minute))
 
 
-def _describe(report: Heartbeat, now: datetime.datetime) -> RelayStatus:
+def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayStatus:
     seconds = max((now - report.seen_at).total_seconds(), 0.0)
-    limit = ALIVE_SECONDS.get(report.mode, ALIVE_SECONDS_OF_DRAINS)
     return RelayStatus(
         name=report.relay,
         host=report.host,

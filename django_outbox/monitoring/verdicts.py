@@ -63,7 +63,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         critical = late or (publisher.breaker == "open" and lasted > max_age)
         yield Verdict(Level.CRITICAL if critical else Level.WARNING, "unavailable", sentence, alias)
-    elif late and not publisher.processed_lately:
+    elif late and not (publisher.processed_lately and publisher.relays):
         relays = counted(publisher.relays, "relay") if publisher.relays else "no relay seen"
         sentence = f"Not delivering for {short_duration(oldest)}: {publisher.due} due for {alias!r}, {relays}."
         yield Verdict(Level.CRITICAL, "not_delivering", sentence, alias)
@@ -89,6 +89,8 @@ def _all_is_well(status: Status) -> Verdict:
     rate = sum(publisher.processed_per_minute for publisher in status.publishers)
     if rate:
         return Verdict(Level.OK, "delivering", f"Delivering: {counted(rate, 'message')} in the last minute, {due} due.")
+    if any(publisher.processed_lately for publisher in status.publishers):
+        return Verdict(Level.OK, "delivering", f"Delivering: {due} due.")
     if due:
         return Verdict(Level.OK, "delivering", f"{_messages(due)} due, none of them late.")
     if any(relay.alive for relay in status.relays):

@@ -11,6 +11,7 @@ from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
 from django_outbox.monitoring import heads, queues, status
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.types import Count, Level, PublisherStatus
+from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
 from tests.support.messages import put
@@ -144,6 +145,22 @@ def test_messages_of_a_publisher_that_is_not_in_the_settings_are_reported(using:
     assert result.verdict.sentence == "7 messages are for 'old_alias', which is not in the settings."
 
 
+def test_a_relay_counts_as_dead_after_four_reports_that_did_not_come(using: str):
+    now, interval = read_clock(using), datetime.timedelta(seconds=get_store(connections[using]).report_interval)
+    common = {"version": "1", "workers": 2, "pid": 7, "host": "a", "publishers": {}}
+    for name, mode, silence in (("a", "run", 3), ("b", "run", 5), ("c", "drain", 5)):
+        Heartbeat.objects.using(using).create(relay=name, mode=mode, seen_at=now - silence * interval, **common)
+    assert {relay.name: relay.alive for relay in read_status(using).relays} == {"a": True, "b": False, "c": True}
+
+
+def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):
+    minute = read_clock(using).replace(second=0, microsecond=0)
+    DeliveryCount.objects.using(using).create(minute=minute, publisher="default", relay="a:7", processed=3)
+    result = read_status(using)
+    assert result.verdict.code == "delivering"
+    assert result.verdict.sentence == "Delivering: 0 due."
+
+
 def test_relays_report_breakers_outages_and_their_age(using: str):
     now = read_clock(using)
     state = {"state": "open", "reason": "connection refused", "since": (now - minutes(3)).timestamp()}
@@ -186,6 +203,23 @@ def test_late_messages_without_a_relay_are_critical(using: str):
     result = read_status(using)
     assert (result.level, result.verdict.code) == (Level.CRITICAL, "not_delivering")
     assert result.verdict.sentence == "Not delivering for 47 min: 3 due for 'default', no relay seen."
+
+
+@pytest.mark.parametrize(
+    ("silence", "code"), [(1, "behind"), (9, "not_delivering")], ids=["a living relay", "a dead relay"]
+)
+def test_late_messages_are_critical_as_soon_as_the_relay_is_known_to_be_dead(using: str, silence: int, code: str):
+    now = read_clock(using)
+    DeliveryCount.objects.using(using).create(
+        minute=now.replace(second=0, microsecond=0), publisher="default", processed=3
+    )
+    seen_at = now - silence * datetime.timedelta(seconds=get_store(connections[using]).report_interval)
+    state = {"default": {"state": "closed"}}
+    Heartbeat.objects.using(using).create(
+        relay="a:7", host="a", pid=7, version="1", workers=2, mode="run", publishers=state, seen_at=seen_at
+    )
+    change(using, put(3, using), available_at=now - minutes(1.5))
+    assert read_status(using).verdict.code == code
 
 
 def test_the_number_of_statements_does_not_depend_on_the_number_of_messages(using: str):
