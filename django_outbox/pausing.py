@@ -109,13 +109,13 @@ def resume(
     # Compared by the UPDATE, because the listing is to read nothing but the index.
     of_type = messages.filter(IsExactly(F("publisher"), publisher), IsExactly(F("type"), type))
     released = 0
-    for ids in _list_held(messages, batch_size):
+    for number, ids in enumerate(_list_held(messages, batch_size)):
+        if number and deadline is not None and time.monotonic() >= deadline:
+            return Resumed(was_paused, released, False)
         updated = of_type.filter(pk__in=ids).update(available_at=DatabaseNow())
         if updated:
             released += updated
             on_batch(released)
-        if deadline is not None and time.monotonic() >= deadline:
-            return Resumed(was_paused, released, False)
     rows.filter(resumed_at__isnull=False).delete()
     return Resumed(was_paused, released, True)
 

@@ -8,7 +8,6 @@ import datetime
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from django.core import signing
 from django.db import transaction
@@ -151,21 +150,21 @@ def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
 
 
 def _advance_by_window(progress: Progress, by: str) -> Progress:
-    read = _read_window(progress)
     until = datetime.datetime.fromisoformat(progress.until)
-    rows = [row for row in read if row[0] <= until]
-    group = progress.group
-    wanted = (group.publisher, group.error_class, group.type)
+    window = [(failed_at, id) for failed_at, id in _list_window(progress) if failed_at <= until]
     # In the order of their ids, which is that of their keys.
-    ids = sorted(id for _, id, *found in rows if tuple(found) == wanted)
-    for batch in _batches(ids):
+    for batch in _batches(_members(progress.group, sorted(id for _, id in window))):
         progress = _change(progress, batch, by)
-    after = (rows[-1][0].isoformat(), rows[-1][1]) if rows else progress.after
-    return replace(progress, after=after, finished=len(rows) < WINDOW)
+    after = (window[-1][0].isoformat(), window[-1][1]) if window else progress.after
+    return replace(progress, after=after, finished=len(window) < WINDOW)
 
 
-def _read_window(progress: Progress) -> list[Any]:
-    # The end is not a condition: with one, PostgreSQL expects few rows, and reads and sorts all of them.
+def _list_window(progress: Progress) -> list[tuple[datetime.datetime, int]]:
+    """List failed messages of all groups in the order of the index, which has all that is read here.
+
+    If other columns were read, PostgreSQL would prefer to sort all later failures whenever it expects few of them. The
+    end is not a condition for the same reason.
+    """
     messages = _failed(progress.group)
     if progress.after is not None:
         time_after, id_after = datetime.datetime.fromisoformat(progress.after[0]), progress.after[1]
@@ -173,8 +172,18 @@ def _read_window(progress: Progress) -> list[Any]:
         messages = messages.filter(failed_at__gte=time_after).filter(
             Q(failed_at__gt=time_after) | Q(failed_at=time_after, id__gt=id_after)
         )
-    rows = messages.order_by("failed_at", "id").values_list("failed_at", "id", "publisher", "error_class", "type")
-    return list(rows[:WINDOW])
+    return list(messages.order_by("failed_at", "id").values_list("failed_at", "id")[:WINDOW])
+
+
+def _members(group: Group, ids: list[int]) -> list[int]:
+    """Return the ids of those of these messages that belong to the group."""
+    wanted = (group.publisher, group.error_class, group.type)
+    found: list[int] = []
+    for batch in _batches(ids):
+        rows = _failed(group).filter(pk__in=batch).order_by("id")
+        rows_of_all = rows.values_list("id", "publisher", "error_class", "type")
+        found += [id for id, *names in rows_of_all if tuple(names) == wanted]
+    return found
 
 
 def _change(progress: Progress, ids: list[int], by: str) -> Progress:
