@@ -172,7 +172,8 @@ def _list_window(progress: Progress) -> list[tuple[datetime.datetime, int]]:
         messages = messages.filter(failed_at__gte=time_after).filter(
             Q(failed_at__gt=time_after) | Q(failed_at=time_after, id__gt=id_after)
         )
-    return list(messages.order_by("failed_at", "id").values_list("failed_at", "id")[:WINDOW])
+    rows = messages.order_by("failed_at", "id").values_list("failed_at", "id")[:WINDOW]
+    return [(failed_at, id) for failed_at, id in rows if failed_at is not None]
 
 
 def _members(group: Group, ids: list[int]) -> list[int]:
