@@ -3,6 +3,7 @@
 The statements are those that the pages run, caught on the way.
 """
 
+import datetime
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
@@ -12,13 +13,14 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from pytest_django import DjangoDbBlocker
 
 from django_outbox.admin import changelist as admin_list
 from django_outbox.admin import counts as admin_counts
 from django_outbox.admin import due as admin_due
 from django_outbox.admin import operation_views as admin_views
-from django_outbox.admin import overview_groups
+from django_outbox.admin import overview_groups, overview_members
 from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from tests.conftest import ALIASES, LOCKING
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES)
 BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 TABLE = OutboxMessage._meta.db_table
 ROWS = 200_000
+EARLIER = datetime.datetime(2026, 5, 31, tzinfo=datetime.timezone.utc)
 LIMIT = 1000
 """The limit of the list in these tests: small, so that a plan that exceeds it is noticed."""
 
@@ -244,15 +247,35 @@ def test_the_command_reads_the_failed_messages_by_their_index(using: str, filter
     assert examine(using, dry_run) == 1
 
 
+def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch: pytest.MonkeyPatch):
+    """Half of the pending messages wait, also those with a key, of which each is the first of its key."""
+    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
+    pending = OutboxMessage.objects.using(using).pending()
+    at = timezone.now() + datetime.timedelta(hours=1)
+    pending.filter(id__lt=ROWS // 2).update(available_at=at, attempts=2, first_error_at=EARLIER, last_error_at=EARLIER)
+    group = overview_members.Group(using, "default", "", "order.paid")
+
+    def run() -> None:
+        found = overview_groups.survey(overview_groups.find_operation("retry_now"), group)
+        assert found.count
+        assert found.last is not None
+        progress = overview_groups.Progress("retry_now", group, found.last.isoformat(), found.count, "1", entry=1)
+        while not progress.finished:
+            progress = overview_groups.advance(progress, by="", seconds=0.0)
+        assert progress.done > 100
+
+    assert examine(using, run) > 10
+
+
 @pytest.mark.parametrize("operation", ["requeue", "discard"])
 def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
     using: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ):
-    monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
-    group = overview_groups.Group(using, "other", "", "order.paid")
+    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
+    group = overview_members.Group(using, "other", "", "order.paid")
 
     def run() -> None:
-        found = overview_groups.survey(group)
+        found = overview_groups.survey(overview_groups.find_operation(operation), group)
         assert found.count
         assert found.last is not None
         progress = overview_groups.Progress(operation, group, found.last.isoformat(), found.count, "1", entry=1)
