@@ -284,7 +284,7 @@ class TestWaiting:
         put_waiting(attempts=0, last_error_at=None, **later)
         put_waiting(last_error_at=timezone.now() + datetime.timedelta(minutes=5), **later)
         OutboxMessage.objects.using(using).filter(pk__in=put_waiting(using=using)).update(available_at=HELD_BY_PAUSE)
-        put(Status.FAILED, using=using, **WAITING)
+        put(Status.FAILED, using=using, publisher="default", error_class="shop.Timeout", type="paid")
         url = address("retry_now", using=using, **WAITING)
         page = admin_client.get(url)
         assert "They become due at once and keep their attempts. Held messages remain held." in text(page)

@@ -163,7 +163,7 @@ def failed() -> list[int]:
     return put(Status.FAILED, 5, age=60, **cause)
 
 
-FAILED_BEFORE = {
+FAILED_BEFORE: dict[str, Any] = {
     "type": "invoice.sent",
     "error_class": "shop.Timeout",
     "first_error_at": timezone.now() - datetime.timedelta(hours=1),
