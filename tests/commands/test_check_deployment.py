@@ -250,7 +250,7 @@ def test_unknown_publishers_are_found_with_a_few_short_queries(using: str):
     with CaptureQueriesContext(connections[using]) as queries:
         assert find_unknown_publishers(using) == ["gone", "keyed"]
     assert len(queries) <= 12
-    assert all("LIMIT" in query["sql"] for query in queries)
+    assert all("LIMIT" in query["sql"] or "MIN(" in query["sql"] for query in queries)
 
 
 def test_the_address_of_a_database_has_no_password():
