@@ -9,6 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
 
 from django_outbox.admin import overview_text as text
+from django_outbox.admin.ages import duration, exact
 from django_outbox.admin.overview_chart import draw
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS
 from django_outbox.admin.overview_waiting import WaitingGroup
@@ -66,7 +67,7 @@ def describe(
     first, *others = status.verdicts
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
     return {
-        "refreshed_at": text.exact(status.at),
+        "refreshed_at": exact(status.at),
         "verdict": _verdict(first, status),
         "other_verdicts": [_verdict(each, status) for each in others if each.level > Level.OK],
         "publishers": [_publisher(each, status, links) for each in status.publishers],
@@ -105,7 +106,7 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
     breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
     oldest = "-"
     if publisher.oldest_due is not None:
-        oldest = text.duration(publisher.oldest_due)
+        oldest = duration(publisher.oldest_due)
     return {
         "alias": publisher.alias,
         "configured": publisher.configured,
