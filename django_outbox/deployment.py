@@ -3,16 +3,13 @@
 from importlib import metadata
 from pathlib import Path
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import QuerySet
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage
-
-MAX_PUBLISHERS = 100
-"""Maximum number of publisher aliases to look at: each costs two short queries."""
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.stores.publishers import publishers_in_use
 
 
 def find_version() -> str:
@@ -57,25 +54,9 @@ def find_unknown_publishers(using: str) -> list[str]:
     known = get_settings().publishers
     return [
         alias
-        for alias in _aliases_in_use(using)
+        for alias in publishers_in_use(OutboxMessageQuerySet(OutboxMessage, using=using))
         if alias not in known and any(rows.exists() for rows in _pending_of(using, alias))
     ]
-
-
-def _aliases_in_use(using: str) -> list[str]:
-    messages = OutboxMessage.objects.using(using)
-    if connections[using].features.supports_partial_indexes:
-        # The index of the pending rows, from one alias to the next.
-        found: list[str] = []
-        while len(found) < MAX_PUBLISHERS:
-            following = messages.pending().filter(publisher__gt=found[-1] if found else "")
-            first = following.order_by("publisher").values_list("publisher", flat=True).first()
-            if first is None:
-                break
-            found.append(first)
-        return found
-    # The index has all rows; a DISTINCT skips from one alias to the next.
-    return list(messages.order_by().values_list("publisher", flat=True).distinct()[:MAX_PUBLISHERS])
 
 
 def _pending_of(using: str, alias: str) -> "list[QuerySet[OutboxMessage, OutboxMessage]]":

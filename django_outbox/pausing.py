@@ -1,11 +1,11 @@
 """Pause and resume a publisher, or one type of its messages."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from django.db import IntegrityError, connections, router, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.lookups import IsExactly
@@ -106,25 +106,42 @@ def resume(
     was_paused = bool(rows.update(resumed_at=DatabaseNow()))
     deadline = None if max_seconds is None else time.monotonic() + max_seconds
     messages = OutboxMessageQuerySet(OutboxMessage, using=alias).filter(publisher=publisher, available_at=HELD_BY_PAUSE)
-    partition = after = released = 0
-    while True:
-        # In the order of the index, which is read once from its beginning to its end.
-        found = list(
-            messages.filter(Q(partition__gt=partition) | Q(partition=partition, id__gt=after), partition__gte=partition)
-            .order_by("partition", "id")
-            .values_list("partition", "id", "publisher", "type")[:batch_size]
-        )
-        # Compared here, because the collation of a database may ignore case.
-        ids = [id for _, id, *names in found if names == [publisher, type]]
-        if ids:
-            released += messages.filter(pk__in=ids).update(available_at=DatabaseNow())
-            on_batch(released)
-        if len(found) < batch_size:
-            rows.filter(resumed_at__isnull=False).delete()
-            return Resumed(was_paused, released, True)
-        partition, after = found[-1][:2]
-        if deadline is not None and time.monotonic() >= deadline:
+    # Compared by the UPDATE, because the listing is to read nothing but the index.
+    of_type = messages.filter(IsExactly(F("publisher"), publisher), IsExactly(F("type"), type))
+    released = 0
+    for number, ids in enumerate(_list_held(messages, batch_size)):
+        if number and deadline is not None and time.monotonic() >= deadline:
             return Resumed(was_paused, released, False)
+        updated = of_type.filter(pk__in=ids).update(available_at=DatabaseNow())
+        if updated:
+            released += updated
+            on_batch(released)
+    rows.filter(resumed_at__isnull=False).delete()
+    return Resumed(was_paused, released, True)
+
+
+def _list_held(messages: OutboxMessageQuerySet, limit: int) -> Iterator[list[int]]:
+    """Yield the ids of held messages, at most `limit` at a time, partition by partition.
+
+    The rest of a partition and the partitions after it take two statements, because each is one range of the index.
+    With an OR of both, PostgreSQL begins at the first message of the partition each time.
+    """
+    partition = after = 0
+    while True:
+        found = _list(messages.filter(partition=partition, id__gt=after), limit)
+        if found:
+            yield [id for _, id in found]
+        if len(found) < limit:
+            found = _list(messages.filter(partition__gt=partition), limit)
+            if found:
+                yield [id for _, id in found]
+            if len(found) < limit:
+                return
+        partition, after = found[-1]
+
+
+def _list(messages: OutboxMessageQuerySet, limit: int) -> list[tuple[int, int]]:
+    return list(messages.order_by("partition", "id").values_list("partition", "id")[:limit])
 
 
 def _rows(alias: str, publisher: str, type: str) -> "QuerySet[Pause, Pause]":

@@ -8,37 +8,37 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-MINUTE, HOUR, DAY = 60, 3600, 86_400
+_SIZES = {"d": 86_400, "h": 3600, "min": 60}
 
-_PAST: tuple[tuple[int, int, Any], ...] = (
-    (2 * MINUTE, 1, _("%(count)d s ago")),
-    (2 * HOUR, MINUTE, _("%(count)d min ago")),
-    (2 * DAY, HOUR, _("%(count)d h ago")),
-    (100_000 * DAY, DAY, _("%(count)d d ago")),
-)
-_FUTURE: tuple[tuple[int, int, Any], ...] = (
-    (2 * MINUTE, 1, _("in %(count)d s")),
-    (2 * HOUR, MINUTE, _("in %(count)d min")),
-    (2 * DAY, HOUR, _("in %(count)d h")),
-    (10_000_000 * DAY, DAY, _("in %(count)d d")),
-)
-_LENGTHS: tuple[tuple[int, int, Any], ...] = (
-    (2 * MINUTE, 1, _("%(count)d s")),
-    (2 * HOUR, MINUTE, _("%(count)d min")),
-    (2 * DAY, HOUR, _("%(count)d h")),
-    (10_000_000 * DAY, DAY, _("%(count)d d")),
-)
+_PAST: dict[str, Any] = {
+    "s": _("%(count)d s ago"),
+    "min": _("%(count)d min ago"),
+    "h": _("%(count)d h ago"),
+    "d": _("%(count)d d ago"),
+}
+_FUTURE: dict[str, Any] = {
+    "s": _("in %(count)d s"),
+    "min": _("in %(count)d min"),
+    "h": _("in %(count)d h"),
+    "d": _("in %(count)d d"),
+}
+_LENGTHS: dict[str, Any] = {
+    "s": _("%(count)d s"),
+    "min": _("%(count)d min"),
+    "h": _("%(count)d h"),
+    "d": _("%(count)d d"),
+}
 
 
-def age(time: datetime.datetime) -> str:
+def age(time: datetime.datetime, now: datetime.datetime | None = None) -> str:
     """Return how long ago a time was, or in how long it will be, in its most suitable unit."""
-    seconds = (timezone.now() - time).total_seconds()
-    return _in_units(_PAST if seconds >= 0 else _FUTURE, abs(seconds))
+    seconds = ((now or timezone.now()) - time).total_seconds()
+    return _in_one_unit(_PAST if seconds >= 0 else _FUTURE, abs(seconds))
 
 
-def duration(time: datetime.datetime) -> str:
-    """Return for how long a past time has been past."""
-    return _in_units(_LENGTHS, max((timezone.now() - time).total_seconds(), 0.0))
+def duration(seconds: float) -> str:
+    """Return a duration in its most suitable unit."""
+    return _in_one_unit(_LENGTHS, seconds)
 
 
 def exact(time: datetime.datetime) -> str:
@@ -47,16 +47,16 @@ def exact(time: datetime.datetime) -> str:
     return f"{local.isoformat(' ', 'seconds')[:19]} {local.tzname() or local.strftime('%z')}"
 
 
-def with_age(time: datetime.datetime, text: str = "%(age)s") -> SafeString:
+def with_age(time: datetime.datetime, text: str = "%(age)s", now: datetime.datetime | None = None) -> SafeString:
     """Return HTML of a text with the age of a time, and the exact time in the tooltip.
 
     Args:
         time: an aware time.
         text: the text around `%(age)s`.
+        now: the time that it is compared with; by default that of this process.
     """
-    return format_html(
-        '<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), text % {"age": age(time)}
-    )
+    shown = text % {"age": age(time, now)}
+    return format_html('<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), shown)
 
 
 def with_time(time: datetime.datetime | None) -> SafeString | str:
@@ -68,6 +68,7 @@ def with_time(time: datetime.datetime | None) -> SafeString | str:
     )
 
 
-def _in_units(units: tuple[tuple[int, int, Any], ...], seconds: float) -> str:
-    unit, text = next((unit, text) for below, unit, text in units if seconds < below)
-    return str(text % {"count": int(seconds // unit)})
+def _in_one_unit(texts: dict[str, Any], seconds: float) -> str:
+    # Below two of a unit, the next smaller one is more exact.
+    size, unit = next(((size, unit) for unit, size in _SIZES.items() if seconds >= 2 * size), (1, "s"))
+    return str(texts[unit] % {"count": int(max(seconds, 0.0) // size)})

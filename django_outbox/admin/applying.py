@@ -1,6 +1,5 @@
 """Applying an operation to messages: what it will change, the change itself, and its entry in the admin's log."""
 
-import datetime
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -8,13 +7,12 @@ from typing import Any, NamedTuple
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections, router, transaction
-from django.db.models import BigIntegerField, Q
-from django.utils import timezone
+from django.db.models import BigIntegerField
 from django.utils.translation import gettext, ngettext_lazy
 
+from django_outbox.admin.leases import without_leased
 from django_outbox.admin.operations import Operation, with_count
 from django_outbox.admin.states import LIMIT
-from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.stores import get_store
 
@@ -196,11 +194,7 @@ def _lock(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
     store = get_store(connections[alias])
     free = {(name, partition) for name, parts in keyed.items() for partition in store.lock_partitions(name, parts)}
     if not features.has_select_for_update_skip_locked:
-        # There, a relay that has claimed a message without a key moves its time ahead by at most this.
-        now = timezone.now()
-        until = now + datetime.timedelta(seconds=get_settings().claim_timeout)
-        messages = messages.exclude(Q(partition=0, available_at__gt=now, available_at__lte=until))
-        locked = _read(messages)
+        locked = _read(without_leased(messages))
     else:
         locked = _read(messages.select_for_update(skip_locked=True))
     return [target for target in locked if not target.partition or (target.publisher, target.partition) in free]

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.http import HttpRequest
+from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -222,7 +223,10 @@ class MessageList(ChangeList):
         if self.overdue is None:
             return ""
         text = _("Messages for the publisher %(publisher)s have been due for %(duration)s. Is a relay running?")
-        return text % {"publisher": self.overdue.publisher, "duration": duration(self.overdue.since)}
+        return text % {
+            "publisher": self.overdue.publisher,
+            "duration": duration((timezone.now() - self.overdue.since).total_seconds()),
+        }
 
     @property
     def overdue_url(self) -> str:

@@ -7,8 +7,8 @@ from django.db import connections
 from django.db.models import Q
 from django.utils import timezone
 
-from django_outbox.admin.states import publishers_in_use
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.stores.publishers import publishers_in_use
 
 KEYED_LIMIT = 50_000
 """Maximum number of messages with a key among which the oldest are looked for."""

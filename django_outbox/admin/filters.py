@@ -22,11 +22,11 @@ from django_outbox.admin.states import (
     TIME_OF,
     in_state,
     pending_publisher,
-    publishers_in_use,
     state_of,
 )
 from django_outbox.conf import get_settings
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.stores.publishers import publishers_in_use
 
 
 class Wanted(NamedTuple):

@@ -13,19 +13,20 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.applying import outcome
-from django_outbox.admin.operations import OPERATIONS
-from django_outbox.admin.overview_groups import Group, Progress, advance, find_operation, survey
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, Progress, advance, find_operation, survey
 from django_outbox.admin.overview_log import MAX_REASON_LENGTH, last_operations, log, with_reason
+from django_outbox.admin.overview_members import Group
 from django_outbox.admin.overview_text import number
+from django_outbox.admin.overview_waiting import read_waiting
 from django_outbox.conf import get_settings
 from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview, Status
 from django_outbox.monitoring import status
 from django_outbox.pausing import RESUME_BATCH_SIZE, pause, resume
 
@@ -38,12 +39,15 @@ TEMPLATES = "admin/django_outbox/overview/"
 SALT = "django_outbox.admin.resume"
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
-PERMISSIONS = {"pause": PAUSE, **{operation.name: operation.permission for operation in OPERATIONS}}
+PERMISSIONS = {"pause": PAUSE, **{operation.name: operation.permission for operation in GROUP_OPERATIONS}}
+
+
+_WAITING = gettext_lazy("They become due at once and keep their attempts. Held messages remain held.")
 
 
 @admin.register(Overview)
 class OverviewAdmin(BaseAdmin):
-    """The overview page, and its operations on publishers, types and groups of failed messages."""
+    """The overview page, and its operations on publishers, types and groups of messages."""
 
     refresh_seconds = 5
     """Seconds between two refreshes of the page."""
@@ -54,7 +58,7 @@ class OverviewAdmin(BaseAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         views: dict[str, Any] = {"pause": self.pause_view, "resume": _without_transaction(self.resume_view)}
-        views.update({operation.name: partial(self.group_view, name=operation.name) for operation in OPERATIONS})
+        views.update({operation.name: partial(self.group_view, name=operation.name) for operation in GROUP_OPERATIONS})
         named = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
             for name, view in views.items()
@@ -103,10 +107,11 @@ class OverviewAdmin(BaseAdmin):
         }
         try:
             figures = status(using)
+            waiting = read_waiting(figures)
         except DatabaseError as error:
             context["unavailable"] = describe(error)
         else:
-            context.update(page.describe(figures, period, last_operations(), self._links(request, using)))
+            context.update(page.describe(figures, waiting, period, last_operations(), self._links(request, using)))
         if request.GET.get("fragment"):
             return TemplateResponse(request, f"{TEMPLATES}fragment.html", context)
         title = _("Outbox · %(database)s") % {"database": using}
@@ -164,7 +169,7 @@ class OverviewAdmin(BaseAdmin):
         self.message_user(request, f"{text} {held}" if released else text, messages.SUCCESS)
         return self._back(request)
 
-    # Requeue and discard a group.
+    # Requeue, discard and retry a group.
 
     def group_view(self, request: HttpRequest, name: str) -> HttpResponse:
         """Show what an operation on a group would change, and run it step by step."""
@@ -174,9 +179,9 @@ class OverviewAdmin(BaseAdmin):
         group = Group(self._database(request), *values)
         if request.method == "POST" and "state" in request.POST:
             return self._continue(request, group)
-        found = survey(group)
+        found = survey(operation, group)
         if not found.count:
-            self.message_user(request, _("There are no such failed messages any more."), messages.WARNING)
+            self.message_user(request, _("There are no such messages any more."), messages.WARNING)
             return self._back(request)
         if request.method == "POST":
             assert found.last is not None
@@ -186,6 +191,7 @@ class OverviewAdmin(BaseAdmin):
         effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
         context = {
             "operation": operation,
+            "explanation": _WAITING if operation.state is Status.PENDING else operation.explanation,
             "group": group,
             "found": found,
             "effects": [with_count(text, count) for text, count in effects if count],

@@ -1,4 +1,4 @@
-"""Requeue and discard all failed messages of one cause, in batches, so that progress is seen and it can be interrupted.
+"""Requeue, discard and retry all messages of one cause, in batches, so that progress is seen and it can be interrupted.
 
 Between two requests the state of an operation is in the page, signed. Nothing runs in the background: if the page is
 closed, the operation ends after the batch in hand.
@@ -6,57 +6,36 @@ closed, the operation ends after the batch in hand.
 
 import datetime
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from django.core import signing
 from django.db import transaction
-from django.db.models import Q
 
+from django_outbox.admin import overview_members
 from django_outbox.admin.applying import outcome
-from django_outbox.admin.operations import OPERATIONS, Operation
+from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation
 from django_outbox.admin.overview_log import log, log_database, rewrite, with_reason
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-
-WINDOW = 10_000
-"""Number of failed messages that are read at a time, to find those of the group; no index leads to them."""
-
-BATCH_SIZE = 1000
-"""Number of rows that one statement changes: few enough to hold its locks for milliseconds only."""
+from django_outbox.admin.overview_members import MEMBERS, Group, Place, WaitingMembers, batches
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.stores.clock import read_clock
 
 SALT = "django_outbox.admin.overview"
 MAX_AGE = 24 * 3600
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Failed messages of one cause.
-
-    Args:
-        using: the database alias.
-        publisher, error_class, type: what they have in common.
-    """
-
-    using: str
-    publisher: str
-    error_class: str
-    type: str
-
-    def __str__(self) -> str:
-        return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
+GROUP_OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW)
+"""The operations on all messages of one cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What an operation on a group would change, among the newest `WINDOW` failed messages.
+    """What an operation on a group would change, among the messages of a window.
 
     Args:
         count: the messages of the group.
-        blocking: those that block their keys.
-        not_blocking: those that have a key and do not block it.
-        complete: False if older failed messages were not looked at.
-        last: the time of the last failure.
+        blocking: failed ones that block their keys.
+        not_blocking: failed ones that have a key and do not block it.
+        complete: False if further messages were not looked at.
+        last: the time up to which messages belong to the group.
     """
 
     count: int = 0
@@ -73,11 +52,11 @@ class Progress:
     Args:
         operation: its name.
         group: what it changes.
-        until: the time of the last failure that it changes: messages that fail again are left alone.
+        until: the time up to which messages belong to the group: those that fail again later are left alone.
         expected: the number of messages in the group at the start.
         user_id: the operator as text, who alone may continue it.
         reason: the operator's reason; may be blank.
-        after: the time and id of the last failure that was looked at; None at the start.
+        after: where the last window ended; None at the start.
         done: the number of messages changed so far.
         entry: the primary key of its entry in the log; None before the first batch.
         finished: whether all of the group was changed.
@@ -89,7 +68,7 @@ class Progress:
     expected: int
     user_id: str
     reason: str = ""
-    after: tuple[str, int] | None = None
+    after: Place | None = None
     done: int = 0
     entry: int | None = None
     finished: bool = False
@@ -108,27 +87,44 @@ class Progress:
         values = signing.loads(text, salt=SALT, max_age=MAX_AGE)
         if values["user_id"] != user_id:
             raise signing.BadSignature("another operator began it")
-        return cls(**{**values, "group": Group(**values["group"])})
+        after = values["after"] and tuple(values["after"])
+        return cls(**{**values, "group": Group(**values["group"]), "after": after})
 
 
 def find_operation(name: str) -> Operation:
     """Return an operation by its name."""
-    return next(operation for operation in OPERATIONS if operation.name == name)
+    return next(operation for operation in GROUP_OPERATIONS if operation.name == name)
 
 
-def survey(group: Group) -> Survey:
-    """Count the failed messages of a group among the newest ones."""
+def survey(operation: Operation, group: Group) -> Survey:
+    """Count the messages of a group: the newest failed ones, or those that wait for the shortest time."""
+    return _survey_failed(group) if operation.state is Status.FAILED else _survey_waiting(group)
+
+
+def _survey_failed(group: Group) -> Survey:
+    window = overview_members.WINDOW
     fields = ("failed_at", "blocks_key", "partition", "publisher", "error_class", "type")
-    rows = list(_failed(group).order_by("-failed_at", "-id").values_list(*fields)[: WINDOW + 1])
+    failed = OutboxMessageQuerySet(OutboxMessage, using=group.using).failed()
+    rows = list(failed.order_by("-failed_at", "-id").values_list(*fields)[: window + 1])
     wanted = (group.publisher, group.error_class, group.type)
-    found = [row for row in rows[:WINDOW] if row[3:] == wanted]
+    found = [row for row in rows[:window] if row[3:] == wanted]
     return Survey(
         count=len(found),
         blocking=sum(1 for row in found if row[1]),
         not_blocking=sum(1 for row in found if row[2] and not row[1]),
-        complete=len(rows) <= WINDOW,
+        complete=len(rows) <= window,
         last=found[0][0] if found else None,
     )
+
+
+def _survey_waiting(group: Group) -> Survey:
+    now = read_clock(group.using)
+    members = WaitingMembers(group, now)
+    first = members.list_window(None)
+    if first.after != WaitingMembers.WITH_KEY:
+        return Survey(len(members.select(first.ids)), complete=False, last=now)
+    second = members.list_window(first.after)
+    return Survey(len(members.select([*first.ids, *second.ids])), complete=second.at_end, last=now)
 
 
 def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
@@ -151,30 +147,12 @@ def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
 
 
 def _advance_by_window(progress: Progress, by: str) -> Progress:
-    read = _read_window(progress)
-    until = datetime.datetime.fromisoformat(progress.until)
-    rows = [row for row in read if row[0] <= until]
-    group = progress.group
-    wanted = (group.publisher, group.error_class, group.type)
-    # In the order of their ids, which is that of their keys.
-    ids = sorted(id for _, id, *found in rows if tuple(found) == wanted)
-    for batch in _batches(ids):
+    state = find_operation(progress.operation).state
+    members = MEMBERS[state](progress.group, datetime.datetime.fromisoformat(progress.until))
+    window = members.list_window(progress.after)
+    for batch in batches(members.select(window.ids)):
         progress = _change(progress, batch, by)
-    after = (rows[-1][0].isoformat(), rows[-1][1]) if rows else progress.after
-    return replace(progress, after=after, finished=len(rows) < WINDOW)
-
-
-def _read_window(progress: Progress) -> list[Any]:
-    # The end is not a condition: with one, PostgreSQL expects few rows, and reads and sorts all of them.
-    messages = _failed(progress.group)
-    if progress.after is not None:
-        time_after, id_after = datetime.datetime.fromisoformat(progress.after[0]), progress.after[1]
-        # The first condition is what the index needs.
-        messages = messages.filter(failed_at__gte=time_after).filter(
-            Q(failed_at__gt=time_after) | Q(failed_at=time_after, id__gt=id_after)
-        )
-    rows = messages.order_by("failed_at", "id").values_list("failed_at", "id", "publisher", "error_class", "type")
-    return list(rows[:WINDOW])
+    return replace(progress, after=window.after, finished=window.at_end)
 
 
 def _change(progress: Progress, ids: list[int], by: str) -> Progress:
@@ -190,12 +168,3 @@ def _change(progress: Progress, ids: list[int], by: str) -> Progress:
         else:
             rewrite(entry, text)
     return replace(progress, done=done, entry=entry)
-
-
-def _failed(group: Group) -> OutboxMessageQuerySet:
-    return OutboxMessageQuerySet(OutboxMessage, using=group.using).failed()
-
-
-def _batches(ids: list[int]) -> Iterator[list[int]]:
-    for start in range(0, len(ids), BATCH_SIZE):
-        yield ids[start : start + BATCH_SIZE]

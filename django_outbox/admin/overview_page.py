@@ -9,8 +9,10 @@ from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
 
 from django_outbox.admin import overview_text as text
-from django_outbox.admin.operations import OPERATIONS
+from django_outbox.admin.ages import duration, exact
 from django_outbox.admin.overview_chart import draw
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS
+from django_outbox.admin.overview_waiting import WaitingGroup
 from django_outbox.models import Status as State
 from django_outbox.monitoring.types import (
     BlockedKey,
@@ -50,11 +52,14 @@ class Links:
     allowed: frozenset[str]
 
 
-def describe(status: Status, period: str, entries: Sequence[LogEntry], links: Links) -> dict[str, Any]:
+def describe(
+    status: Status, waiting: tuple[Sequence[WaitingGroup], bool], period: str, entries: Sequence[LogEntry], links: Links
+) -> dict[str, Any]:
     """Return the context of the template.
 
     Args:
         status: the figures.
+        waiting: the groups of messages that wait for another attempt, and whether these are all.
         period: one of `PERIODS`: the time that the chart covers.
         entries: the last operations.
         links: the addresses to link to.
@@ -62,7 +67,7 @@ def describe(status: Status, period: str, entries: Sequence[LogEntry], links: Li
     first, *others = status.verdicts
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
     return {
-        "refreshed_at": text.exact(status.at),
+        "refreshed_at": exact(status.at),
         "verdict": _verdict(first, status),
         "other_verdicts": [_verdict(each, status) for each in others if each.level > Level.OK],
         "publishers": [_publisher(each, status, links) for each in status.publishers],
@@ -71,8 +76,10 @@ def describe(status: Status, period: str, entries: Sequence[LogEntry], links: Li
             (name, label, links.own("overview", period=name), name == period)
             for name, label in (("hour", _("last hour")), ("day", _("24 h")))
         ],
-        "groups": [_group(each, status, links) for each in status.failures[:MAX_GROUPS]],
+        "groups": [_failed_group(each, status, links) for each in status.failures[:MAX_GROUPS]],
         "more_groups": len(status.failures) > MAX_GROUPS,
+        "waiting_groups": [_group(each, status, links, State.PENDING) for each in waiting[0][:MAX_GROUPS]],
+        "waiting_is_complete": waiting[1] and len(waiting[0]) <= MAX_GROUPS,
         "failures_are_complete": status.failures_are_complete,
         "keys": [_key(each, status, links) for each in status.blocked_keys],
         "relays": [_relay(each, status) for each in relays[:MAX_RELAYS]],
@@ -99,7 +106,7 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
     breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
     oldest = "-"
     if publisher.oldest_due is not None:
-        oldest = text.duration(publisher.oldest_due)
+        oldest = duration(publisher.oldest_due)
     return {
         "alias": publisher.alias,
         "configured": publisher.configured,
@@ -147,23 +154,41 @@ def _pause_sentence(pause: PausedType, status: Status) -> str:
     return _("%(type)s paused") % {"type": pause.type}
 
 
-def _group(group: FailureGroup, status: Status, links: Links) -> dict[str, Any]:
+def _failed_group(group: FailureGroup, status: Status, links: Links) -> dict[str, Any]:
+    cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
+    return {
+        **_group(group, status, links, State.FAILED),
+        "blocking": text.number(group.blocking),
+        "look": links.messages(state=State.FAILED.value, **cause),
+    }
+
+
+def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, state: State) -> dict[str, Any]:
     cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
     return {
         "publisher": group.publisher,
         "error_class": group.error_class or "-",
         "type": group.type,
         "count": text.number(group.count),
-        "blocking": text.number(group.blocking),
         "first": text.ago(group.first, status.at),
         "last": text.ago(group.last, status.at),
-        "look": links.messages(state=State.FAILED.value, **cause),
         "operations": [
             (operation.name, operation.label, links.own(operation.name, **cause))
-            for operation in OPERATIONS
-            if operation.name in links.allowed
+            for operation in GROUP_OPERATIONS
+            if operation.state is state and operation.name in links.allowed
         ],
+        "pause": _pause_type_link(group, status, links),
     }
+
+
+def _pause_type_link(group: FailureGroup | WaitingGroup, status: Status, links: Links) -> str:
+    """Return where to pause the type of a group; blank if it is paused, or may not be."""
+    publisher = next((each for each in status.publishers if each.alias == group.publisher), None)
+    if publisher is None or not publisher.configured or "pause" not in links.allowed:
+        return ""
+    if any(pause.type == group.type and not pause.resuming for pause in publisher.paused_types):
+        return ""
+    return links.own("pause", publisher=group.publisher, type=group.type)
 
 
 def _key(key: BlockedKey, status: Status, links: Links) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 import datetime
 from typing import Any
 
-from django.utils.formats import date_format, number_format
-from django.utils.html import format_html
+from django.utils.formats import number_format
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
-from django.utils.translation import get_language, gettext_lazy, ngettext
+from django.utils.translation import get_language, gettext_lazy
 from django.utils.translation import gettext as _
 
+from django_outbox.admin.ages import duration, with_age
 from django_outbox.monitoring.types import Count, Level, PublisherStatus, Status, Verdict
 
 DOCS = "https://django-outbox.readthedocs.io/en/latest/"
@@ -50,29 +50,9 @@ def number(value: int | Count) -> str:
     return str(number_format(value, force_grouping=True))
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in its largest sensible unit."""
-    for limit, size, unit in (
-        (120, 1, _("%(number)s s")),
-        (7200, 60, _("%(number)s min")),
-        (172_800, 3600, _("%(number)s h")),
-    ):
-        if seconds < limit:
-            return unit % {"number": number(int(max(seconds, 0) // size))}
-    days = int(seconds // 86_400)
-    return ngettext("%(number)s day", "%(number)s days", days) % {"number": number(days)}
-
-
 def ago(time: datetime.datetime, now: datetime.datetime) -> SafeString:
     """Return the age of a time, with the exact time as a tooltip."""
-    text = _("%(duration)s ago") % {"duration": duration((now - time).total_seconds())}
-    return format_html('<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), text)
-
-
-def exact(time: datetime.datetime) -> str:
-    """Return a time with seconds and zone."""
-    local = localtime(time)
-    return f"{date_format(local, 'SHORT_DATE_FORMAT')} {local:%H:%M:%S %Z}"
+    return with_age(time, now=now)
 
 
 def clock(time: datetime.datetime) -> str:

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from django.db import connections
-from django.db.models import Min
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
@@ -11,9 +9,6 @@ from django_outbox.models import OutboxMessageQuerySet, Status
 
 LIMIT = 10_000
 """Maximum number of messages that the list counts, that a filter searches, and that one action changes."""
-
-MAX_PUBLISHERS = 50
-"""Maximum number of publishers that the filter offers."""
 
 PARAMETER = "state"
 PUBLISHER_PARAMETER = "publisher"
@@ -63,20 +58,3 @@ def pending_publisher(request: HttpRequest) -> str:
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
     """Return those of the messages that are in this state."""
     return messages if state == ALL else messages.with_status(Status(state))
-
-
-def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:
-    """Return the publishers of the pending messages, including those that were removed from the settings.
-
-    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
-    finds publishers whose messages are all processed or failed.
-    """
-    rows = messages.order_by()
-    if connections[messages.db].features.supports_partial_indexes:
-        rows = rows.pending()
-    found: list[str] = []
-    publisher = rows.aggregate(next=Min("publisher"))["next"]
-    while publisher is not None and len(found) < MAX_PUBLISHERS:
-        found.append(publisher)
-        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
-    return found

@@ -1,4 +1,4 @@
-"""Prove a deployment: the database, its migrations, and a connection to each publisher."""
+"""Prove a deployment: the database, its migrations, and each publisher."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from django_outbox.deployment import (
 )
 from django_outbox.error_text import describe
 from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.outcomes import describe_publisher, prepare_publisher
+from django_outbox.publishers.outcomes import check_publisher, describe_publisher
 from django_outbox.stores import find_store
 from django_outbox.stores.schema import missing_schema
 from django_outbox.threads import Threads
@@ -33,25 +33,26 @@ class Finding(NamedTuple):
 
 
 def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[Finding]:
-    """Check everything that a relay needs. Each publisher connects, but publishes nothing.
+    """Check everything that a relay needs. Each publisher checks its broker, but publishes nothing.
 
     Args:
         using: the database alias.
-        publishers: the publishers to serve. Their number bounds the time: they connect side by side.
+        publishers: the publishers to serve. They are checked side by side.
     """
     yield from _check_database(using)
-    reasons: dict[str, str] = {}
+    problems: dict[str, list[str]] = {}
     threads = Threads()
     for publisher in publishers:
 
-        def connect(publisher: Publisher = publisher) -> None:
-            reasons[publisher.alias] = prepare_publisher(publisher)
+        def check(publisher: Publisher = publisher) -> None:
+            problems[publisher.alias] = check_publisher(publisher)
 
-        threads.start(connect, name=f"outbox-check-{publisher.alias}")
+        threads.start(check, name=f"outbox-check-{publisher.alias}")
     threads.wait()
     for publisher in publishers:
         subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
-        yield Finding(subject, reasons.get(publisher.alias, "it could not be prepared"))
+        for problem in problems.get(publisher.alias, ["it could not be checked"]) or [""]:
+            yield Finding(subject, problem)
 
 
 def _check_database(using: str) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 import datetime
 from dataclasses import dataclass
+from functools import partial
 
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.monitoring.types import NONE, BlockedKey, Count
@@ -49,6 +50,9 @@ SELECT id FROM (
 BLOCKED = "SELECT id, size - 1 {heads} WHERE state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
 
 
+RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Figures of a publisher's heads.
@@ -68,11 +72,7 @@ class Heads:
 
 def read_heads(store: Store, publisher: str) -> Heads:
     """Read the figures of a publisher's heads."""
-    heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
-
-    def fetch(sql: str, *params: int) -> list[tuple[int, ...]]:
-        return store.fetch(sql.format(heads=heads), [publisher, MAX_ENTRIES, *params])
-
+    fetch = partial(_fetch, store, publisher)
     ((size, retrying),) = fetch(TOTALS)
     if not size:
         return Heads()
@@ -88,6 +88,16 @@ def read_heads(store: Store, publisher: str) -> Heads:
             messages, {id: Count(int(size), more=not complete) for id, size in fetch(BLOCKED, MAX_BLOCKED)}
         ),
     )
+
+
+def list_retrying(store: Store, publisher: str, limit: int) -> list[int]:
+    """Return the ids of a publisher's heads that wait for another attempt, at most `limit`."""
+    return [id for (id,) in _fetch(store, publisher, RETRYING, limit)]
+
+
+def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[int, ...]]:
+    heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
+    return store.fetch(sql.format(heads=heads), [publisher, MAX_ENTRIES, *params])
 
 
 def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count]) -> tuple[BlockedKey, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from django.db import connections
 from django.db.models import Count as CountRows
-from django.db.models import Min, Q
+from django.db.models import Q
 
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.monitoring.heads import Heads
@@ -16,9 +16,6 @@ MAX_COUNT = 100_000
 
 MAX_ROWS = 10_000
 """Maximum number of rows of the table that one count reads, because they cost more than entries of an index."""
-
-MAX_PUBLISHERS = 50
-"""Maximum number of publishers that are looked for in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +35,6 @@ class Queue:
     retrying: Count
     oldest_due: datetime.datetime | None
     oldest_is_exact: bool
-
-
-def find_publishers(using: str) -> list[str]:
-    """Return the publishers of the pending messages, including those that were removed from the settings.
-
-    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
-    finds publishers whose messages are all processed or failed.
-    """
-    rows = OutboxMessage.objects.using(using).order_by()
-    if connections[using].features.supports_partial_indexes:
-        rows = rows.pending()
-    found: list[str] = []
-    publisher = rows.aggregate(next=Min("publisher"))["next"]
-    while publisher is not None and len(found) < MAX_PUBLISHERS:
-        found.append(publisher)
-        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
-    return found
 
 
 def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads) -> Queue:

@@ -9,15 +9,16 @@ from typing import Any
 from django.db import connections, router
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, Pause
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Pause
 from django_outbox.monitoring import relays
 from django_outbox.monitoring.failures import Failures, find_blocked_keys, read_failures
 from django_outbox.monitoring.heads import read_heads
-from django_outbox.monitoring.queues import find_publishers, read_queue
+from django_outbox.monitoring.queues import read_queue
 from django_outbox.monitoring.types import BlockedKey, PausedType, PublisherStatus, RelayStatus, Status
 from django_outbox.monitoring.verdicts import judge
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
+from django_outbox.stores.publishers import publishers_in_use
 
 __all__ = ["status"]
 
@@ -62,7 +63,8 @@ def read_status(using: str) -> Status:
     counts = relays.read_counts(using, now)
     pauses = list(Pause.objects.using(using).order_by("publisher", "type"))
     configured = list(get_settings().publishers)
-    aliases = [*configured, *sorted({*find_publishers(using), *failures.failed} - {*configured})]
+    messages = OutboxMessageQuerySet(OutboxMessage, using=using)
+    aliases = [*configured, *sorted({*publishers_in_use(messages), *failures.failed} - {*configured})]
     store = get_store(connections[using])
     publishers: list[PublisherStatus] = []
     blocked: list[BlockedKey] = []

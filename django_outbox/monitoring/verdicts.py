@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from django_outbox.monitoring.types import CODES, Count, Level, PublisherStatus, Status, Verdict
-from django_outbox.wording import counted
+from django_outbox.wording import counted, duration
 
-__all__ = ["MAX_AGE", "judge", "short_duration"]
+__all__ = ["MAX_AGE", "judge"]
 
 MAX_AGE = 60.0
 """Seconds that a due message may wait before the outbox counts as not delivering."""
@@ -24,14 +24,6 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
         verdicts.append(_all_is_well(status))
     verdicts.sort(key=lambda verdict: (-verdict.level, CODES.index(verdict.code)))
     return tuple(verdicts)
-
-
-def short_duration(seconds: float) -> str:
-    """Return a duration in its largest sensible unit, such as `47 min`."""
-    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{int(seconds // size):,} {unit}"
-    return f"{int(seconds // 86_400):,} days"
 
 
 def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Verdict]:
@@ -57,7 +49,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         since = publisher.outage_since or status.at
         lasted = (status.at - since).total_seconds()
         sentence = (
-            f"Publisher {alias!r} has been unavailable for {short_duration(lasted)} ({publisher.outage.rstrip('.')}): "
+            f"Publisher {alias!r} has been unavailable for {duration(round(lasted))} ({publisher.outage.rstrip('.')}): "
             f"{publisher.due} due."
         )
         # A half-open breaker without late messages only waits for a message with which to try the broker.
@@ -65,10 +57,10 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         yield Verdict(Level.CRITICAL if critical else Level.WARNING, "unavailable", sentence, alias)
     elif late and not (publisher.processed_lately and publisher.relays):
         relays = counted(publisher.relays, "relay") if publisher.relays else "no relay seen"
-        sentence = f"Not delivering for {short_duration(oldest)}: {publisher.due} due for {alias!r}, {relays}."
+        sentence = f"Not delivering for {duration(round(oldest))}: {publisher.due} due for {alias!r}, {relays}."
         yield Verdict(Level.CRITICAL, "not_delivering", sentence, alias)
     elif late:
-        sentence = f"Publisher {alias!r} is {short_duration(oldest)} behind: {publisher.due} due."
+        sentence = f"Publisher {alias!r} is {duration(round(oldest))} behind: {publisher.due} due."
         yield Verdict(Level.WARNING, "behind", sentence, alias)
 
 

@@ -71,6 +71,15 @@ class Publisher(abc.ABC):
         """
         return ""
 
+    def check(self) -> Sequence[str]:
+        """Return what keeps messages from being accepted, each problem with its remedy; empty if nothing is known.
+
+        `run_outbox --check` calls this. Override it if the broker can be asked for more than a connection, for example
+        whether the destination exists. It must publish nothing, and return within a bounded time.
+        """
+        reason = self.prepare()
+        return [reason] if reason else []
+
     @abc.abstractmethod
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Send `messages` in their order and return one outcome for each, in the same order.

@@ -56,6 +56,22 @@ def prepare_publisher(publisher: Publisher) -> str:
     return _read_error(reason) if reason else ""
 
 
+def check_publisher(publisher: Publisher) -> list[str]:
+    """Let a publisher check its broker. Return the problems, each on one line; none if it works.
+
+    It raises nothing but the user's Ctrl-C.
+    """
+    try:
+        problems = publisher.check()
+        # A string has letters, not problems.
+        given: list[object] = [problems] if isinstance(problems, str) else list(problems)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return [describe(error, MAX_ERROR_LENGTH)]
+    return [_read_error(problem) for problem in given if problem]
+
+
 def describe_publisher(publisher: Publisher) -> str:
     """Return where a publisher publishes to, on one line; the name of its class if that is unknown.
 

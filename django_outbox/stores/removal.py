@@ -34,12 +34,14 @@ NAMES = (
     "dead_lettered_at",
     "blocks_key",
     "headers",
+    "history",
+    "original",
     "payload",
 )
 """The columns of a row that `read` returns, in this order. Times and JSON are text; times are in UTC."""
 
 TIMES = frozenset(name for name in NAMES if name.endswith("_at"))
-JSON = ("headers", "payload")
+JSON = ("headers", "history", "original", "payload")
 
 
 class Listed(NamedTuple):
@@ -82,6 +84,11 @@ class Removal(abc.ABC):
         with self._limited(max_seconds), transaction.atomic(using=self.connection.alias):
             self._begin(max_seconds)
             yield
+
+    def keep_alive(self) -> None:
+        """Begin the idle time of the transaction again."""
+        if self.can_lock:
+            self.store.fetch("SELECT 1")
 
     @abc.abstractmethod
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
@@ -127,7 +134,10 @@ class Removal(abc.ABC):
 class PostgreSQLRemoval(Removal):
     """Locks with FOR UPDATE SKIP LOCKED."""
 
-    SIZE = "octet_length(payload::text) + octet_length(headers::text) + octet_length(error)"
+    SIZE = (
+        "octet_length(payload::text) + octet_length(headers::text) + octet_length(error)"
+        " + coalesce(octet_length(history::text), 0) + coalesce(octet_length(original::text), 0)"
+    )
     OLD = f"""
 SELECT id, {SIZE}, processed_at AT TIME ZONE 'UTC' FROM {{table}}
 WHERE processed_at < statement_timestamp() - %s * interval '1 second'
@@ -172,7 +182,9 @@ WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND AND processed_at
 ORDER BY processed_at, id LIMIT %s
 """
     LOCK = """
-SELECT id, LENGTH(payload) + LENGTH(headers) + LENGTH(error) FROM {table} FORCE INDEX (PRIMARY)
+SELECT id, LENGTH(payload) + LENGTH(headers) + LENGTH(error)
+    + COALESCE(LENGTH(history), 0) + COALESCE(LENGTH(original), 0)
+FROM {table} FORCE INDEX (PRIMARY)
 WHERE id IN ids AND state IS NOT NULL ORDER BY id FOR UPDATE
 """
     EARLIEST = "1000-01-01"
@@ -221,7 +233,10 @@ class SQLiteRemoval(Removal):
     """Locks nothing, because a writer that waits for an upload would stop all others: `delete` shows what is lost."""
 
     can_lock = False
-    SIZE = "length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(error)"
+    SIZE = (
+        "length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) + length(error)"
+        " + ifnull(length(CAST(history AS BLOB)), 0) + ifnull(length(CAST(original AS BLOB)), 0)"
+    )
     OLD = f"""
 SELECT id, {SIZE}, CAST(processed_at AS TEXT) FROM {{table}}
 WHERE processed_at < strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds') AND (processed_at, id) > (%s, %s)

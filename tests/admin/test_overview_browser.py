@@ -1,16 +1,18 @@
 """The overview in a browser: by mouse and by keyboard, without JavaScript, light and dark, on a phone."""
 
 import dataclasses
+import datetime
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.urls import reverse
+from django.utils import timezone
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from django_outbox.admin import overview, overview_groups
+from django_outbox.admin import overview, overview_members
 from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.types import Level, Verdict
 from tests.support.admin_tools import put
@@ -161,6 +163,14 @@ def failed() -> list[int]:
     return put(Status.FAILED, 5, age=60, **cause)
 
 
+FAILED_BEFORE: dict[str, Any] = {
+    "type": "invoice.sent",
+    "error_class": "shop.Timeout",
+    "first_error_at": timezone.now() - datetime.timedelta(hours=1),
+    "last_error_at": timezone.now() - datetime.timedelta(minutes=1),
+}
+
+
 def requeued(ids: list[int]) -> int:
     return OutboxMessage.objects.pending().filter(pk__in=ids).count()
 
@@ -181,10 +191,69 @@ def test_an_operator_requeues_a_group(failed: list[int], page: Operator):
     assert entry.object_repr == "rabbitmq.unroutable · invoice.sent · default"
 
 
+def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
+    ids = put(Status.PENDING, 3, age=-900, attempts=2, **FAILED_BEFORE)
+    page.open(OVERVIEW)
+    (row,) = page.find_all("section[aria-labelledby=outbox-waiting] tbody tr")
+    assert row.text.startswith("shop.Timeout invoice.sent default 3 ")
+    page.follow(page.find(".outbox-button.outbox-retry_now"))
+    assert page.find("#content h1").text == "Retry pending messages now"
+    page.picture("retry")
+    page.find("#id_reason").send_keys("the shop is back")
+    page.follow(page.find("#content input[type=submit]"))
+    assert page.find(".messagelist .success").text == "3 messages are due now."
+    assert OutboxMessage.objects.due().filter(pk__in=ids).count() == 3
+    assert LogEntry.objects.get().change_message == "3 messages are due now. (the shop is back)"
+
+    page.follow(page.find("section[aria-labelledby=outbox-failures] [data-key^='pause failed']"))
+    assert page.find("#content h1").text == "Pause default"
+    assert page.find("#id_type").get_attribute("value") == "invoice.sent"
+    page.follow(page.find("#content input[type=submit]"))
+    assert page.find(".messagelist .success").text == "Paused: default: invoice.sent."
+    assert Pause.objects.get().type == "invoice.sent"
+
+
+CONTRAST = """
+const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+function paint(colours) {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1) }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+}
+function luminance(rgb) {
+    const [r, g, b] = rgb.map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+return [...document.querySelectorAll(arguments[0])].filter(each => each.checkVisibility()).map(each => {
+    const behind = ['white'];
+    for (let box = each; box; box = box.parentElement) behind.splice(1, 0, getComputedStyle(box).backgroundColor);
+    const [one, other] = [paint(behind), paint([...behind, getComputedStyle(each).color])].map(luminance);
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    return [each.textContent || each.value, Math.round(ratio * 100) / 100];
+})
+"""
+"""Returns the text of each visible element, and the contrast of its colour with what is painted behind it."""
+
+CONTROLS = "#content :is(a, button, summary, input[type=submit])"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_control_can_be_read(failed: list[int], page: Operator, scheme: str):
+    put(Status.PENDING, 3, age=-900, attempts=2, **FAILED_BEFORE)
+    page.show(scheme)
+    cause = "publisher=default&error_class=rabbitmq.unroutable&type=invoice.sent"
+    views = [f"django_outbox_overview_{view}" for view in ("pause", "resume", "requeue", "discard")]
+    for path in (OVERVIEW, *(f"{reverse(f'admin:{view}')}?{cause}" for view in views)):
+        page.open(path)
+        found = page.browser.execute_script(CONTRAST, CONTROLS)
+        assert len(found) >= 2
+        assert [(text, ratio) for text, ratio in found if ratio < 4.5] == [], path
+
+
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
-    monkeypatch.setattr(overview_groups, "WINDOW", 2)
+    monkeypatch.setattr(overview_members, "WINDOW", 2)
 
 
 @pytest.mark.usefixtures("small_steps")

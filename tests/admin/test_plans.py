@@ -3,7 +3,7 @@
 The statements are those that the pages run, caught on the way.
 """
 
-from collections.abc import Iterator
+import datetime
 from io import StringIO
 from typing import Any
 
@@ -12,60 +12,29 @@ from django.core.management import call_command
 from django.db import connections
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
-from pytest_django import DjangoDbBlocker
+from django.utils import timezone
 
 from django_outbox.admin import changelist as admin_list
 from django_outbox.admin import counts as admin_counts
 from django_outbox.admin import due as admin_due
 from django_outbox.admin import operation_views as admin_views
-from django_outbox.admin import overview_groups
+from django_outbox.admin import overview_groups, overview_members
 from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from tests.conftest import ALIASES, LOCKING
-from tests.stores.test_plans import SOURCE, TIDY, UUID, mysql_plan, postgresql_plan, removed, run
+from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
 from tests.support.admin_tools import CHANGELIST, url
+from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 from tests.support.routers import ROUTERS
 
-pytestmark = pytest.mark.django_db(databases=ALIASES)
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("many_messages")]
+pytest_plugins = ["tests.support.many_messages_fixtures"]
 
 BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
-TABLE = OutboxMessage._meta.db_table
-ROWS = 200_000
+EARLIER = datetime.datetime(2026, 5, 31, tzinfo=datetime.timezone.utc)
 LIMIT = 1000
 """The limit of the list in these tests: small, so that a plan that exceeds it is noticed."""
 
-# Of every hundred rows 2 have failed, 20 are pending, 5 of them for another publisher, and the others are processed.
-# A third have a key, which those that have failed let pass.
-FILL = """
-INSERT INTO {table} (message_id, type, topic, {key}, {partition}, blocks_key, payload, headers, publisher, attempts,
-    error, error_class, occurred_at, failed_at, available_at, processed_at)
-SELECT {uuid}, CASE WHEN n % 7 = 0 THEN 'order.paid' ELSE 'order.created' END, '',
-    CASE WHEN n % 3 = 0 THEN CONCAT('order-', n % 4999) ELSE '' END,
-    CASE WHEN n % 3 > 0 THEN 0 ELSE 1 + n % 4999 END, n % 3 = 0 AND n % 100 BETWEEN 2 AND 21, '{{}}', '{{}}',
-    CASE WHEN n % 100 < 7 THEN 'other' ELSE 'default' END, 0, '', '', time,
-    CASE WHEN n % 100 < 2 THEN time END,
-    CASE WHEN n % 100 BETWEEN 2 AND 21 THEN time END,
-    CASE WHEN n % 100 > 21 THEN time END
-FROM (SELECT n, {time} AS time FROM {numbers}) numbered
-"""
-# The words of each vendor.
-WORDS = {
-    "postgresql": {
-        "key": '"key"',
-        "partition": "partition",
-        "uuid": UUID["postgresql"],
-        "time": "statement_timestamp() - n * interval '1 second'",
-        "numbers": SOURCE["postgresql"].format(count=ROWS),
-    },
-    "mysql": {
-        "key": "`key`",
-        "partition": "`partition`",
-        "uuid": UUID["mysql"],
-        "time": "UTC_TIMESTAMP(6) - INTERVAL n SECOND",
-        "numbers": SOURCE["mysql"].format(count=ROWS),
-    },
-}
-POSTGRESQL_SCANS = {"CTE Scan", "Index Scan", "Index Only Scan", "Bitmap Heap Scan", "Bitmap Index Scan"}
 
 PAGES: dict[str, dict[str, str]] = {
     "failed": {},
@@ -96,20 +65,6 @@ PAGES: dict[str, dict[str, str]] = {
     "search for a message id": {"q": "0198c7a2-5b1e-7d3a-9c40-5f2e8d1b6a73"},
     "search for nothing": {"q": "x" * 300},
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    with django_db_blocker.unblock():
-        try:
-            for using in LOCKING:
-                vendor = connections[using].vendor
-                run(using, FILL.format(table=TABLE, **WORDS[vendor]).replace("%", "%%"))
-                run(using, TIDY[vendor].format(TABLE))
-            yield
-        finally:
-            for using in LOCKING:
-                run(using, f"TRUNCATE {TABLE}")
 
 
 @pytest.fixture(autouse=True)
@@ -244,18 +199,41 @@ def test_the_command_reads_the_failed_messages_by_their_index(using: str, filter
     assert examine(using, dry_run) == 1
 
 
+def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch: pytest.MonkeyPatch):
+    """Half of the pending messages wait, also those with a key, of which each is the first of its key."""
+    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
+    pending = OutboxMessage.objects.using(using).pending()
+    at = timezone.now() + datetime.timedelta(hours=1)
+    middle = pending.order_by("id")[15_000].pk
+    pending.filter(id__lt=middle).update(available_at=at, attempts=2, first_error_at=EARLIER, last_error_at=EARLIER)
+    group = overview_members.Group(using, "default", "", "order.paid")
+
+    def run() -> None:
+        found = overview_groups.survey(overview_groups.find_operation("retry_now"), group)
+        assert found.count
+        assert found.last is not None
+        progress = overview_groups.Progress("retry_now", group, found.last.isoformat(), found.count, "1", entry=1)
+        while not progress.finished:
+            progress = overview_groups.advance(progress, by="", seconds=0.0)
+        assert progress.done > 100
+
+    assert examine(using, run) > 10
+
+
 @pytest.mark.parametrize("operation", ["requeue", "discard"])
 def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
     using: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ):
-    monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
-    group = overview_groups.Group(using, "other", "", "order.paid")
+    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
+    group = overview_members.Group(using, "other", "", "order.paid")
 
     def run() -> None:
-        found = overview_groups.survey(group)
+        found = overview_groups.survey(overview_groups.find_operation(operation), group)
         assert found.count
         assert found.last is not None
         progress = overview_groups.Progress(operation, group, found.last.isoformat(), found.count, "1", entry=1)
-        assert overview_groups.advance(progress, by="", seconds=0.0).done
+        while not progress.finished:
+            progress = overview_groups.advance(progress, by="", seconds=0.0)
+        assert progress.done
 
     assert examine(using, run) >= 3

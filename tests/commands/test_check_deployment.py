@@ -16,9 +16,12 @@ from django_outbox import OutboxMessage
 from django_outbox.checks import TAG
 from django_outbox.deployment import describe_database, find_unknown_publishers
 from django_outbox.management.proof import check_deployment
+from django_outbox.publishers.memory import MemoryPublisher
+from django_outbox.publishers.outcomes import check_publisher
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.rabbitmq_tools import broker_url, free_port
+from tests.support.rabbitmq_tools import Broker, TcpProxy, broker_url, free_port
 
 RABBITMQ = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
@@ -123,6 +126,76 @@ def test_a_wrong_address_is_reported_although_nothing_is_due(url: str, problem: 
     assert "wrong@" not in shown
 
 
+def with_exchange(exchange: str, **options: Any) -> Any:
+    settings = rabbitmq(broker_url())
+    settings["PUBLISHERS"]["default"]["OPTIONS"] |= {"exchange": exchange, **options}
+    return override_settings(OUTBOX=settings)
+
+
+@pytest.mark.django_db
+def test_a_missing_exchange_is_named_with_its_remedy():
+    with Broker() as broker, with_exchange(name := broker.exchange_name()):
+        _, err, raised = check("default")
+    assert f"404 NOT_FOUND - no exchange '{name}' in vhost '/': declare it, or set declare_exchange\n" in err
+    assert raised == "1 problem found."
+
+
+@pytest.mark.django_db
+def test_an_exchange_that_exists_or_is_declared_is_confirmed():
+    with Broker() as broker:
+        for exchange, options in (
+            (broker.exchange(), {}),
+            (broker.exchange_name(), {"declare_exchange": "topic"}),
+            ("", {}),
+        ):
+            with with_exchange(exchange, **options):
+                out, err, raised = check("default")
+            assert (err, raised) == ("", "")
+            assert f"exchange {exchange!r})" in out
+
+
+@pytest.mark.django_db
+def test_a_broker_that_stops_responding_while_it_is_checked_is_a_problem():
+    with Broker() as broker, TcpProxy() as proxy:
+        publisher = RabbitMQPublisher("default", url=broker_url(port=proxy.port), exchange=broker.exchange(), timeout=1)
+        try:
+            assert publisher.check() == []
+            proxy.hold_back()
+            (problem,) = publisher.check()
+        finally:
+            proxy.resume()
+            publisher.close()
+    assert "has not responded for 1 s" in problem
+
+
+class Wrong(MemoryPublisher):
+    """Its `check` returns something else than a list of texts."""
+
+    result: Any = None
+
+    def check(self) -> Any:
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "problems"),
+    [
+        (["a\nb", "", "c"], [r"a\nb", "c"]),
+        ("one problem", ["one problem"]),
+        ((), []),
+        (None, ["TypeError: 'NoneType' object is not iterable"]),
+        (OSError("no route"), ["OSError: no route"]),
+    ],
+)
+def test_the_problems_of_a_custom_publisher_are_lines_of_text(
+    monkeypatch: pytest.MonkeyPatch, result: Any, problems: list[str]
+):
+    monkeypatch.setattr(Wrong, "result", result)
+    assert check_publisher(Wrong("default")) == problems
+
+
 @pytest.mark.django_db
 def test_every_publisher_is_checked():
     port = free_port()
@@ -177,7 +250,7 @@ def test_unknown_publishers_are_found_with_a_few_short_queries(using: str):
     with CaptureQueriesContext(connections[using]) as queries:
         assert find_unknown_publishers(using) == ["gone", "keyed"]
     assert len(queries) <= 12
-    assert all("LIMIT" in query["sql"] for query in queries)
+    assert all("LIMIT" in query["sql"] or "MIN(" in query["sql"] for query in queries)
 
 
 def test_the_address_of_a_database_has_no_password():

@@ -1,37 +1,22 @@
 """Every query of the figures reads an index, and no more rows than its limit, on a table of many messages."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
-from pytest_django import DjangoDbBlocker
 
 from django_outbox.monitoring import failures, heads, queues
 from django_outbox.monitoring.status import read_status
-from tests.admin.test_plans import FILL, POSTGRESQL_SCANS, TABLE, WORDS
 from tests.conftest import ALIASES, LOCKING
-from tests.stores.test_plans import TIDY, mysql_plan, postgresql_plan, removed, run
+from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
+from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 
-pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow]
+pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]
+pytest_plugins = ["tests.support.many_messages_fixtures"]
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 LIMIT = 1000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def many_messages(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
-    with django_db_blocker.unblock():
-        try:
-            for using in LOCKING:
-                vendor = connections[using].vendor
-                run(using, FILL.format(table=TABLE, **WORDS[vendor]).replace("%", "%%"))
-                run(using, TIDY[vendor].format(TABLE))
-            yield
-        finally:
-            for using in LOCKING:
-                run(using, f"TRUNCATE {TABLE}")
 
 
 @pytest.fixture(autouse=True)

@@ -70,12 +70,11 @@ def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, 
     assert {line["key"] for line in lines} == {"order-7"}
 
 
-def test_a_line_has_every_column_but_the_history_and_those_that_are_derived_or_empty(using: str, archive: Path):
+def test_a_line_has_every_column_but_those_that_are_derived_or_empty(using: str, archive: Path):
     processed(using, 1)
     purge(using=using)
     (file,) = archive.rglob("*.jsonl.gz")
     columns = {field.name for field in OutboxMessage._meta.fields} - {"partition", "available_at"}
-    columns -= {"history", "original"}
     assert json.loads(gzip.decompress(file.read_bytes())).keys() == columns
 
 
@@ -211,6 +210,31 @@ def test_a_relay_archives_and_waits_its_interval_for_the_next_file(using: str, t
     with archiving(tmp_path, interval=0.01), relays_in_threads(using=using, limits=limits) as start:
         start()
         eventually(lambda: late[0] not in rows(using))
+
+
+@pytest.mark.parametrize("reason", ["purged", "discarded"])
+def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
+    using: str, tmp_path: Path, reason: str
+):
+    ids = (processed if reason == "purged" else failed)(using, 2)
+    with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 1}), FailingStorage.failing("slow"):
+        done = purge(using=using) if reason == "purged" else discard(OutboxMessage.objects.using(using).all())
+    assert done == 2
+    assert [found.committed for found in archives(using)] == [True]
+    assert archived(using) == ids
+
+
+def test_a_storage_that_does_not_answer_is_given_up(
+    using: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, archive: Path
+):
+    ids = processed(using, 2)
+    monkeypatch.setattr(removing, "MAX_STORE_SECONDS", 0.0)
+    with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 1}), FailingStorage.failing("slow"):
+        with pytest.raises(ArchiveUnavailable, match=r"was not stored within .* Check the storage"):
+            purge(using=using)
+        eventually(lambda: not any(thread.name == "outbox-archive" for thread in threading.enumerate()))
+    assert sorted(rows(using)) == ids
+    assert purge(using=using) == 2
 
 
 # Other sessions

@@ -100,6 +100,30 @@ def test_a_discard_is_undone(using: str):
     assert after[id] == before[id]
 
 
+HISTORY = [{"at": "2026-05-31T08:30:00+00:00", "error_class": "a", "error": ',"original":{'}]
+ORIGINAL = {
+    "payload": {"headers": {"payload": [1.5, None]}, ',"payload":': ',"headers":'},
+    "topic": "",
+    "publisher": "x",
+}
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.PENDING])
+@pytest.mark.parametrize(("history", "original"), [(HISTORY, ORIGINAL), (HISTORY, None), (None, ORIGINAL), ([], {})])
+def test_history_and_original_come_back(using: str, status: Status, history: Any, original: Any):
+    ids = [*failed(using, 1, payload={"a": 1}), *processed(using, 1, payload={"b": 2})]
+    messages = OutboxMessage.objects.using(using)
+    messages.filter(pk__in=ids).update(history=history, original=original)
+    assert discard(messages.all()) == purge(using=using) == 1
+    assert restore_all(using, status) == (2, 0, 0)
+    assert {id: (row["history"], row["original"]) for id, row in rows(using).items()} == dict.fromkeys(
+        ids, (history, original)
+    )
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"SELECT DISTINCT history IS NULL, original IS NULL FROM {TABLE}")
+        assert [tuple(map(bool, row)) for row in cursor.fetchall()] == [(history is None, original is None)]
+
+
 def test_a_purged_message_comes_back_as_failed_with_an_error_that_says_so(using: str):
     (id,) = processed(using, 1, key="order-7")
     write(using)

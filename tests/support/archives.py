@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,10 @@ FolderStorage: Any = FileSystemStorage
 
 
 class FailingStorage(FolderStorage):  # type: ignore[misc]
-    """Fails as `failure` says: `save N` for the Nth save, `open`, `delete`, or `cut` for a file that is cut short."""
+    """Fails as `failure` says: `save N` for the Nth save, `open`, or `cut` for a file that is cut short.
+
+    `slow` takes longer than the shortest time for which the database lets a transaction be idle.
+    """
 
     failure = ""
     saves = 0
@@ -105,6 +109,8 @@ class FailingStorage(FolderStorage):  # type: ignore[misc]
         type(self).saves += 1
         if self.failure == f"save {type(self).saves}":
             raise OSError(28, "No space left on device")
+        if self.failure == "slow" and type(self).saves == 1:
+            time.sleep(2.5)
         saved = super()._save(name, content)
         if self.failure == "cut":
             Path(self.path(saved)).write_bytes(Path(self.path(saved)).read_bytes()[:-1])

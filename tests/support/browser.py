@@ -48,12 +48,16 @@ class Operator:
     def column(self, name: str) -> list[str]:
         return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
 
+    def show(self, scheme: str) -> None:
+        """Prefer the light or the dark colour scheme from now on."""
+        wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+
     def picture(self, name: str) -> None:
         """Save screenshots of the page, light and dark, in the folder OUTBOX_PICTURES, if it is set."""
         if folder := os.environ.get("OUTBOX_PICTURES"):
             for scheme in ("dark", "light"):
-                wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-                self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+                self.show(scheme)
                 # The admin fades colours.
                 time.sleep(0.5)
                 self.browser.save_screenshot(Path(folder) / f"{name}-{scheme}.png")

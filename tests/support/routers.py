@@ -31,6 +31,13 @@ class NotOnMariaDB:
         return False if (db, app_label) == ("mariadb", "django_outbox") else None
 
 
+class OnlyDefault:
+    """Keeps the table of the outbox off all databases but one."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if db != "default" and app_label == "django_outbox" else None
+
+
 class ToMySQL(OutboxRouter):
     alias = "mysql"
 

@@ -15,8 +15,9 @@ from django_outbox.error_text import describe
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.verdicts import MAX_AGE, judge, short_duration
+from django_outbox.monitoring.verdicts import MAX_AGE, judge
 from django_outbox.stores.schema import missing_schema
+from django_outbox.wording import duration
 
 MAX_LINES = 10
 """Maximum number of lines of each list; `--json` has all of them."""
@@ -98,7 +99,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
     counts = ("due", "oldest", "retrying", "delayed", "failed", "blocking", "delivered/min")
     yield "publisher", *counts, "breaker", "relays"
     for each in figures.publishers:
-        oldest = "-" if each.oldest_due is None else short_duration(each.oldest_due)
+        oldest = "-" if each.oldest_due is None else duration(round(each.oldest_due))
         yield (
             each.alias,
             str(each.due),
@@ -150,13 +151,13 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             f"{each.workers:,}",
             ", ".join(each.publishers),
             _ago(figures, each.started_at),
-            f"{short_duration(each.seconds_since_seen)} ago",
+            f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
         )
 
 
 def _ago(figures: Status, time: Any) -> str:
-    return f"{short_duration(max((figures.at - time).total_seconds(), 0))} ago"
+    return f"{duration(round((figures.at - time).total_seconds()))} ago"
 
 
 def _explain(using: str, error: DatabaseError) -> str:

@@ -92,8 +92,8 @@ class Command(OutboxCommand):
             "--check",
             action="store_true",
             dest="check_deployment",
-            help="Check the database, its migrations and a connection to each publisher, then stop. Exits with 1 if "
-            "anything is wrong.",
+            help="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
+            "is wrong.",
         )
 
     def check(self, *args: Any, **kwargs: Any) -> None:

@@ -6,6 +6,7 @@ import time
 import pika
 
 from django_outbox.publishers.rabbitmq.batch import Batch
+from django_outbox.publishers.rabbitmq.exchange_check import ExchangeCheck
 from django_outbox.publishers.rabbitmq.handover import Intake
 from django_outbox.publishers.rabbitmq.loop import Loop
 from django_outbox.publishers.rabbitmq.nodes import Nodes
@@ -63,6 +64,17 @@ class RabbitMQConnection:
         """Wait until it is connected or has failed. Return the reason if it failed, and otherwise an empty string."""
         self._status.is_settled.wait()
         return self._status.error
+
+    def check_exchange(self, exchange: str, seconds: float) -> str:
+        """Return what is wrong with an exchange, with the remedy; an empty string if it exists.
+
+        Args:
+            exchange: its name.
+            seconds: the time in which the broker must respond.
+        """
+        check = ExchangeCheck(exchange)
+        self._loop.add_callback_threadsafe(lambda: self._session.check_exchange(check))
+        return check.wait(seconds)
 
     def submit(self, batch: Batch) -> bool:
         """Accept a batch, to be sent as soon as possible; False if the connection is retired or has ended."""

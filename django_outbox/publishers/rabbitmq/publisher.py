@@ -120,6 +120,14 @@ class RabbitMQPublisher(Publisher):
             self._retire(connection)
         return self._usable_connection().wait_until_ready()
 
+    def check(self) -> Sequence[str]:
+        reason = self.prepare()
+        # The default exchange always exists. With `declare_exchange` it exists as soon as a channel is open.
+        if not reason and self._exchange and not self._options.channel.declare_exchange:
+            connection = self._usable_connection()
+            reason = connection.wait_until_ready() or connection.check_exchange(self._exchange, self._options.timeout)
+        return [reason] if reason else []
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         self._destinations.update()
         sorting = Sorting(messages, self._submit, self._destinations)

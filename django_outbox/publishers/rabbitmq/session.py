@@ -19,6 +19,7 @@ from django_outbox.publishers.rabbitmq.errors import (
     lacks_permission,
     max_message_size,
 )
+from django_outbox.publishers.rabbitmq.exchange_check import ExchangeCheck
 from django_outbox.publishers.rabbitmq.handover import Intake
 from django_outbox.publishers.rabbitmq.loop import Loop
 from django_outbox.publishers.rabbitmq.nodes import Nodes
@@ -230,6 +231,15 @@ class Session:
         self._log(logging.INFO, "RabbitMQ no longer blocks the connection")
         self._pool.restart_clocks()
         self.send()
+
+    # Checking
+
+    def check_exchange(self, check: ExchangeCheck) -> None:
+        """Ask the broker for an exchange."""
+        if self._connector.connection.is_open and not self._has_ended:
+            check.begin(self._connector.connection)
+        else:
+            check.end(self.status.error or "the connection to RabbitMQ ended")
 
     # Ending
 

@@ -1,9 +1,10 @@
-"""The format of an archived message: one line of JSON, in which payload and headers are the text of the database."""
+"""The format of an archived message: one line of JSON, in which JSON columns are the text of the database."""
 
 import base64
 import datetime
 import json
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Any
@@ -12,9 +13,15 @@ from django_outbox.stores.removal import JSON, NAMES, TIMES
 from django_outbox.stores.rows import read_text, read_time, read_uuid
 from django_outbox.stores.types import Row
 
-_HEADERS, _PAYLOAD = ',"headers":', ',"payload":'
+_BEGIN = {name: f',"{name}":' for name in JSON}
+"""What precedes the value of each JSON column. They are at the end of the line, in this order."""
+
 _EXACT = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 """Finds the end of a value, and converts no number."""
+
+_OPTIONAL = {"history", "original"}
+_TYPES = {"headers": dict, "history": list, "original": dict}
+"""The JSON columns that may be NULL, and the types of values."""
 
 UUID_LENGTH = 36
 
@@ -25,7 +32,7 @@ class InvalidLine(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ArchivedMessage:
-    """A message in an archive. `payload` and `headers` are JSON text, exactly as the database returned them.
+    """A message in an archive. The last four columns are JSON text, exactly as the database returned them.
 
     `unreadable` has the bytes, in Base64, of the columns that could not be read, by name. These are blank.
     """
@@ -47,6 +54,8 @@ class ArchivedMessage:
     dead_lettered_at: datetime.datetime | None
     blocks_key: bool
     headers: str
+    history: str
+    original: str
     payload: str
     unreadable: dict[str, str]
 
@@ -78,22 +87,29 @@ def _encode_quickly(row: Row) -> bytes:
         last_error_at,
         dead_lettered_at,
         blocks_key,
-        headers,
-        payload,
+        *texts,
     ) = row
     if len(message_id) != UUID_LENGTH:
         message_id = read_uuid(message_id)
-    # MariaDB keeps JSON as it was written. Outside of strings, a line break is a blank.
-    if "\n" in payload or "\n" in headers:
-        payload, headers = (_without_line_breaks(text) for text in (payload, headers))
     return (
         f'{{"id":{id},"message_id":"{message_id}","type":{quoted(type)},"topic":{quoted(topic)},"key":{quoted(key)},'
         f'"publisher":{quoted(publisher)},"occurred_at":{_time(occurred_at)},"processed_at":{_time(processed_at)},'
         f'"failed_at":{_time(failed_at)},"attempts":{attempts},"error":{quoted(error)},'
         f'"error_class":{quoted(error_class)},"first_error_at":{_time(first_error_at)},'
         f'"last_error_at":{_time(last_error_at)},"dead_lettered_at":{_time(dead_lettered_at)},'
-        f'"blocks_key":{"true" if blocks_key else "false"}{_HEADERS}{headers}{_PAYLOAD}{payload}}}\n'
+        f'"blocks_key":{"true" if blocks_key else "false"}{_join(texts)}}}\n'
     ).encode()
+
+
+def _join(texts: Sequence[str | None]) -> str:
+    """Return the JSON columns as they are in a line."""
+    headers, history, original, payload = texts
+    text = (
+        f"{_BEGIN['headers']}{headers}{_BEGIN['history']}{history or 'null'}"
+        f"{_BEGIN['original']}{original or 'null'}{_BEGIN['payload']}{payload}"
+    )
+    # MariaDB keeps JSON as it was written. Outside of strings, a line break is a blank.
+    return _without_line_breaks(text) if "\n" in text else text
 
 
 def _time(text: str | None) -> str:
@@ -114,22 +130,16 @@ def _encode_carefully(row: Row) -> bytes:
             values[name] = _blank(name)
             raw = value if isinstance(value, bytes) else str(value).encode(errors="backslashreplace")
             unreadable[name] = base64.b64encode(raw).decode()
-    texts = {name: values.pop(name) for name in JSON}
+    texts = _join([values.pop(name) for name in JSON])
     if unreadable:
         values["unreadable"] = unreadable
     scalars = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-    return f"{scalars[:-1]}{_HEADERS}{texts['headers']}{_PAYLOAD}{texts['payload']}}}\n".encode()
+    return f"{scalars[:-1]}{texts}}}\n".encode()
 
 
 def _read_column(name: str, value: Any) -> Any:
     if name in JSON:
-        text = read_text(value)
-        # The relay sends it as it is, so nothing of it may be lost; it is only proved to be JSON.
-        found, end = _EXACT.raw_decode(text.strip(" \t\r\n"))
-        if end < len(text.strip(" \t\r\n")) or (name == "headers" and not isinstance(found, dict)):
-            raise ValueError(name)
-        text.encode()
-        return _without_line_breaks(text)
+        return _read_json(name, value)
     if name in TIMES:
         return None if value is None else read_time(value).isoformat()
     if name == "message_id":
@@ -143,8 +153,27 @@ def _read_column(name: str, value: Any) -> Any:
     return text
 
 
+def _read_json(name: str, value: Any) -> str | None:
+    if value is None and name in _OPTIONAL:
+        return None
+    text = read_text(value)
+    # The relay sends it as it is, so nothing of it may be lost; it is only proved to be JSON.
+    found, end = _EXACT.raw_decode(text.strip(" \t\r\n"))
+    if end < len(text.strip(" \t\r\n")) or not isinstance(found, _TYPES.get(name, object)):
+        raise ValueError(name)
+    text.encode()
+    return text
+
+
 def _blank(name: str) -> Any:
-    blanks = {"headers": "{}", "payload": "null", "message_id": str(uuid.UUID(int=0)), "attempts": 0}
+    blanks = {
+        "headers": "{}",
+        "history": "null",
+        "original": "null",
+        "payload": "null",
+        "message_id": str(uuid.UUID(int=0)),
+        "attempts": 0,
+    }
     return None if name in TIMES else blanks.get(name, "")
 
 
@@ -157,18 +186,16 @@ def decode(line: bytes) -> ArchivedMessage:
     try:
         text = line.decode().rstrip("\n")
         # All values before the headers are scalars, and in a string the quotes would be escaped.
-        begin = text.index(_HEADERS)
-        head: dict[str, Any] = json.loads(f"{text[:begin]}}}")
-        begin += len(_HEADERS)
-        _, end = _EXACT.raw_decode(text, begin)
-        if not text.startswith(_PAYLOAD, end) or not text.endswith("}"):
-            raise InvalidLine("it has no payload")
-        head |= {
-            "message_id": uuid.UUID(head["message_id"]),
-            "unreadable": head.get("unreadable", {}),
-            "headers": text[begin:end],
-            "payload": text[end + len(_PAYLOAD) : -1],
-        }
+        end = text.index(_BEGIN["headers"])
+        head: dict[str, Any] = json.loads(f"{text[:end]}}}")
+        head |= {"message_id": uuid.UUID(head["message_id"]), "unreadable": head.get("unreadable", {})}
+        for name, beginning in _BEGIN.items():
+            if not text.startswith(beginning, end) or not text.endswith("}"):
+                raise InvalidLine(f"it has no {name}")
+            begin = end + len(beginning)
+            # The payload is not read: however deep it is, it ends where the line ends.
+            end = len(text) - 1 if name == "payload" else _EXACT.raw_decode(text, begin)[1]
+            head[name] = text[begin:end]
         for name in TIMES:
             if head[name] is not None:
                 head[name] = datetime.datetime.fromisoformat(head[name])

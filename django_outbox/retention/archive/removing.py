@@ -1,22 +1,30 @@
 """Archive messages and then delete them, one file in one transaction."""
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_outbox.conf import get_settings
 from django_outbox.conf.archive import ArchiveConfig
+from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
+from django_outbox.retention.archive.manifest import Manifest
 from django_outbox.retention.archive.spool import Spool
-from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
-from django_outbox.wording import counted
+from django_outbox.threads import Threads, own_connection
+from django_outbox.wording import counted, duration
 
 PAGE_SIZE = 1000
 """Number of rows that one statement lists or deletes."""
+
+MAX_STORE_SECONDS = 3600.0
+"""A storage that takes longer to store a file is treated as one that does not answer."""
 
 READ_BYTES = 4 * 1024 * 1024
 """Maximum bytes of the rows that are in memory at a time; one row is read however large it is."""
@@ -85,7 +93,7 @@ def remove(
                 return Removed(0, after, at_end=True)
         if not spool.ids:
             return Removed(0, *filled)
-        name, manifest = storage.store(spool, reason=reason, by=by)
+        name, manifest = _store(storage, spool, removal, reason=reason, by=by)
         try:
             # Inside the locks' transaction this is a savepoint.
             with transaction.atomic(using=using):
@@ -121,6 +129,33 @@ def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listin
             yield Filled(after, at_end=False)
         after = place
         yield Filled(after, at_end)
+
+
+def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: str, by: str) -> tuple[str, Manifest]:
+    """Store a file in another thread, and keep the transaction alive meanwhile.
+
+    The database ends the transaction of a process that hangs. A storage may well take longer than that.
+    """
+    stored: list[tuple[str, Manifest]] = []
+
+    def work() -> None:
+        with own_connection(removal.connection.alias):
+            stored.append(storage.store(spool, reason=reason, by=by))
+
+    threads = Threads()
+    threads.start(work, name="outbox-archive")
+    deadline = time.monotonic() + MAX_STORE_SECONDS
+    while not threads.wait(get_settings().claim_timeout / 4):
+        if time.monotonic() >= deadline:
+            raise ArchiveUnavailable(
+                f"A file of the archive was not stored within {duration(MAX_STORE_SECONDS)}. {REMEDY}"
+            )
+        # If the transaction has ended, the deletion fails.
+        with suppress(DatabaseError, InterfaceError):
+            removal.keep_alive()
+    if threads.errors:
+        raise threads.errors[0]
+    return stored[0]
 
 
 def _first_within(rows: list[Listed], max_bytes: int) -> list[Listed]:

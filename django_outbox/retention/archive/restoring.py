@@ -13,6 +13,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, reason_not_restorable
+from django_outbox.stores.removal import JSON
 from django_outbox.wording import counted
 
 BATCH_SIZE = 500
@@ -125,6 +126,9 @@ def _row(message: ArchivedMessage, status: Status, keep_id: bool) -> OutboxMessa
     )
     row.payload = JSONText(message.payload)
     row.headers = JSONText(message.headers)
+    row.history, row.original = (
+        None if text == "null" else JSONText(text) for text in (message.history, message.original)
+    )
     if status is Status.FAILED:
         row.available_at = None
         row.failed_at = message.failed_at or timezone.now()
@@ -140,12 +144,11 @@ def _row(message: ArchivedMessage, status: Status, keep_id: bool) -> OutboxMessa
 def to_json(message: ArchivedMessage) -> str:
     """Return a message as one line of JSON, for people and programs."""
     scalars = {
-        name: getattr(message, name)
-        for name in message.__dataclass_fields__
-        if name not in {"headers", "payload", "unreadable"}
+        name: getattr(message, name) for name in message.__dataclass_fields__ if name not in {*JSON, "unreadable"}
     }
     text = json.dumps(scalars, default=str, ensure_ascii=False)
-    return f'{text[:-1]}, "headers": {message.headers}, "payload": {message.payload}}}'
+    texts = "".join(f', "{name}": {getattr(message, name)}' for name in JSON)
+    return f"{text[:-1]}{texts}}}"
 
 
 def describe_result(total: Restored) -> str:
