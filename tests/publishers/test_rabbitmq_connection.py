@@ -140,7 +140,7 @@ def test_an_unknown_host_is_an_error_that_names_it(make_publisher: MakePublisher
 
 def test_connecting_is_bounded_in_time(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=0.3)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     publisher.close()
     last_call = pika.frame.Method(1, spec.Confirm.Select()).marshal()
