@@ -1,0 +1,240 @@
+"""Celery tasks that are sent if, and only if, the caller's transaction commits.
+
+    @shared_task(base=OutboxTask)
+    def send_receipt(order_id): ...
+
+    with transaction.atomic():
+        order.save()
+        send_receipt.delay(order.id)
+"""
+
+import datetime
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+from celery import Celery, Task
+from celery.result import AsyncResult
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu import Exchange, Queue
+from kombu.compression import compress
+from kombu.entity import maybe_delivery_mode
+from kombu.serialization import dumps
+
+from django_outbox.db.uuid7 import uuid7
+from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import OutboxMessage
+from django_outbox.publishers.celery.envelope import pack
+
+__all__ = ["OutboxTask"]
+
+NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
+"""The namespace of the message IDs that are derived from task IDs that are not UUIDs."""
+
+_sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
+
+
+class OutboxTask(Task):
+    """A Celery task whose calls are stored in the outbox, in the current transaction, and sent by a relay.
+
+    Use it for all tasks of an app, with `Celery("shop", task_cls=OutboxTask)`, or for single ones, with
+    `@shared_task(base=OutboxTask)`. `delay()`, `apply_async()` and the canvas (`chain`, `group`, `chord`) keep their
+    signatures. Outside a transaction the call is stored in a transaction of its own. A worker's `self.retry()` and
+    `self.replace()` are sent directly, because they end the task with an exception, which would roll the call back.
+
+    Attributes:
+        outbox_publisher: the alias of a `CeleryPublisher` in `OUTBOX["PUBLISHERS"]`.
+        outbox_using: the database alias; by default the one that the router chooses for writing.
+    """
+
+    abstract = True
+
+    outbox_publisher: str = "celery"
+    outbox_using: str | None = None
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Store a call of the task, and return its result.
+
+        The options are those of Celery. `producer` is ignored, because canvas passes one. `retry` and `retry_policy`
+        are ignored, because the relay has its own retry policy. With `countdown` or `eta`, the outbox keeps the message
+        until that time. With `task_always_eager`, the task is called at once, as by Celery itself.
+
+        Args:
+            args: positional arguments of the task.
+            kwargs: keyword arguments of the task.
+            task_id: the ID of the result; a new UUIDv7 by default, which is also the `message_id`. The `message_id` of
+                an ID that is not a UUID is derived from it. A second call with the same ID stores nothing.
+            producer: ignored.
+            link: signatures to call with the result.
+            link_error: signatures to call after an error.
+            shadow: the name of the task in logs.
+            options: further options, such as `queue`, `priority`, `expires`, `headers` or `serializer`.
+
+        Raises:
+            InvalidMessage: the call cannot be stored, for example because its arguments are too large.
+            kombu.exceptions.EncodeError: the arguments cannot be serialized.
+        """
+        arguments = {"link": link, "link_error": link_error, "shadow": shadow}
+        app = self._get_app()
+        if app.conf.task_always_eager or _sends_directly.get():
+            return super().apply_async(args, kwargs, task_id, producer, **arguments, **options)
+        if options.pop("connection", None) is not None:
+            raise InvalidMessage("connection", "cannot be used: the relay sends the task. Leave it out.")
+        task_id = task_id or str(uuid7())
+        headers = dict(options.pop("headers", None) or {})
+        eta, due = _read_eta(app, options.pop("countdown", None), options.pop("eta", None))
+        if eta:
+            # Passed as an option, Celery might hold the task a second time, in its queues for delayed delivery.
+            headers["eta"] = eta
+        # The backend must not be asked for the result before the transaction commits. Workers read the header.
+        ignore_result = options.pop("ignore_result", self.ignore_result)
+        headers["ignore_result"] = ignore_result
+        options |= {"headers": headers, "ignore_result": True, "retry": False}
+        store = _Store(self, task_id, due)
+        result = super().apply_async(args, kwargs, task_id, store, **arguments, **options)
+        result.ignored = ignore_result
+        return result
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Send the task again, directly to the broker; otherwise like Celery."""
+        with _sending_directly():
+            return super().retry(*args, **kwargs)
+
+    def on_replace(self, sig: Any) -> Any:
+        """Send the replacement directly to the broker; otherwise like Celery."""
+        with _sending_directly():
+            return super().on_replace(sig)
+
+
+@contextmanager
+def _sending_directly() -> Iterator[None]:
+    token = _sends_directly.set(True)
+    try:
+        yield
+    finally:
+        _sends_directly.reset(token)
+
+
+class _NoConnection:
+    """A producer's connection, as far as `Celery.send_task` uses it."""
+
+    def _reraise_as_library_errors(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class _Store:
+    """The producer that Celery publishes one task message with: it writes the message to the outbox.
+
+    Args:
+        task: the task.
+        task_id: the ID of the call.
+        due: the time until which the outbox keeps the message, if any.
+    """
+
+    connection = _NoConnection()
+
+    def __init__(self, task: OutboxTask, task_id: str, due: datetime.datetime | None) -> None:
+        self._task = task
+        self._task_id = task_id
+        self._due = due
+        self._is_stored = False
+
+    def publish(
+        self,
+        body: Any,
+        *,
+        headers: dict[str, Any],
+        routing_key: str | None = None,
+        exchange: str | Exchange | None = None,
+        serializer: str | None = None,
+        compression: str | None = None,
+        declare: Sequence[Any] | None = None,
+        delivery_mode: int | str | None = None,
+        expiration: float | None = None,
+        **properties: Any,
+    ) -> None:
+        if self._is_stored:
+            # An event (`task_send_sent_event`), but nothing has been sent yet.
+            return
+        content_type, content_encoding, encoded = dumps(body, serializer=serializer)
+        if compression:
+            encoded, headers["compression"] = compress(encoded, compression)
+        properties["delivery_mode"] = maybe_delivery_mode(delivery_mode)
+        if expiration is not None and not headers.get("expires"):
+            properties["expiration"] = str(int(expiration * 1000))
+        message = OutboxMessage(
+            message_id=_message_id(self._task_id),
+            type=headers["task"],
+            topic=routing_key or "",
+            payload=pack(
+                _text(encoded, content_encoding),
+                content_type=content_type,
+                content_encoding=content_encoding,
+                exchange=exchange.name if isinstance(exchange, Exchange) else exchange or "",
+                queues=_names(self._task._get_app(), declare or ()),
+                properties=properties,
+            ),
+            headers=headers,
+            publisher=self._task.outbox_publisher,
+        )
+        if self._due is not None:
+            message.available_at = self._due
+        enqueue_many([message], using=self._task.outbox_using, require_transaction=False)
+        self._is_stored = True
+
+
+def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, datetime.datetime | None]:
+    """Return the ETA as text for the worker, and as a time if the outbox has to wait for it."""
+    now = app.now()
+    if countdown:
+        eta = now + datetime.timedelta(seconds=countdown)
+    if not eta:
+        return "", None
+    due = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+    return eta if isinstance(eta, str) else eta.isoformat(), due if due > now else None
+
+
+def _message_id(task_id: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(task_id)
+    except ValueError:
+        return uuid.uuid5(NAMESPACE, task_id)
+
+
+def _text(body: str | bytes, content_encoding: str) -> str | bytes:
+    """Return a body as text if it is text."""
+    if isinstance(body, bytes) and content_encoding == "utf-8":
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            # It is compressed.
+            return body
+    return body
+
+
+def _names(app: Celery, entities: Sequence[Any]) -> list[str]:
+    """Return the names of queues that the publisher finds in the app.
+
+    Raises:
+        InvalidMessage: the app does not know a queue.
+    """
+    names = [entity.name for entity in entities if isinstance(entity, Queue)]
+    for name in names:
+        if name not in app.amqp.queues:
+            raise InvalidMessage(
+                "queue", f"{name!r} is not a queue of the Celery app: add it to task_queues, and pass its name."
+            )
+    return names
