@@ -1,15 +1,6 @@
-"""Celery tasks that are sent if, and only if, the caller's transaction commits.
-
-    @shared_task(base=OutboxTask)
-    def send_receipt(order_id): ...
-
-    with transaction.atomic():
-        order.save()
-        send_receipt.delay(order.id)
-"""
+"""The task class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
 import datetime
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -18,21 +9,9 @@ from typing import Any
 from celery import Celery, Task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu import Exchange, Queue
-from kombu.compression import compress
-from kombu.entity import maybe_delivery_mode
-from kombu.serialization import dumps
 
 from django_outbox.db.uuid7 import uuid7
-from django_outbox.enqueueing.enqueue import enqueue_many
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.models import OutboxMessage
-from django_outbox.publishers.celery.envelope import pack
-
-__all__ = ["OutboxTask"]
-
-NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
-"""The namespace of the message IDs that are derived from task IDs that are not UUIDs."""
 
 _sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
 
@@ -157,42 +136,36 @@ class _Store:
         body: Any,
         *,
         headers: dict[str, Any],
+        exchange: Any = None,
         routing_key: str | None = None,
-        exchange: str | Exchange | None = None,
         serializer: str | None = None,
         compression: str | None = None,
         declare: Sequence[Any] | None = None,
-        delivery_mode: int | str | None = None,
         expiration: float | None = None,
         **properties: Any,
     ) -> None:
+        """Write a message; called by Celery like the method of kombu's producer."""
+        from django_outbox.celery.storing import store  # noqa: PLC0415 - needs the models
+
         if self._is_stored:
             # An event (`task_send_sent_event`), but nothing has been sent yet.
             return
-        content_type, content_encoding, encoded = dumps(body, serializer=serializer)
-        if compression:
-            encoded, headers["compression"] = compress(encoded, compression)
-        properties["delivery_mode"] = maybe_delivery_mode(delivery_mode)
-        if expiration is not None and not headers.get("expires"):
-            properties["expiration"] = str(int(expiration * 1000))
-        message = OutboxMessage(
-            message_id=_message_id(self._task_id),
-            type=headers["task"],
-            topic=routing_key or "",
-            payload=pack(
-                _text(encoded, content_encoding),
-                content_type=content_type,
-                content_encoding=content_encoding,
-                exchange=exchange.name if isinstance(exchange, Exchange) else exchange or "",
-                queues=_names(self._task._get_app(), declare or ()),
-                properties=properties,
-            ),
+        store(
+            self._task._get_app(),
+            body,
+            task_id=self._task_id,
             headers=headers,
+            exchange=exchange,
+            routing_key=routing_key,
+            serializer=serializer,
+            compression=compression,
+            declare=declare or (),
+            expiration=expiration,
+            properties=properties,
             publisher=self._task.outbox_publisher,
+            using=self._task.outbox_using,
+            due=self._due,
         )
-        if self._due is not None:
-            message.available_at = self._due
-        enqueue_many([message], using=self._task.outbox_using, require_transaction=False)
         self._is_stored = True
 
 
@@ -205,36 +178,3 @@ def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, date
         return "", None
     due = maybe_make_aware(maybe_iso8601(eta), app.timezone)
     return eta if isinstance(eta, str) else eta.isoformat(), due if due > now else None
-
-
-def _message_id(task_id: str) -> uuid.UUID:
-    try:
-        return uuid.UUID(task_id)
-    except ValueError:
-        return uuid.uuid5(NAMESPACE, task_id)
-
-
-def _text(body: str | bytes, content_encoding: str) -> str | bytes:
-    """Return a body as text if it is text."""
-    if isinstance(body, bytes) and content_encoding == "utf-8":
-        try:
-            return body.decode()
-        except UnicodeDecodeError:
-            # It is compressed.
-            return body
-    return body
-
-
-def _names(app: Celery, entities: Sequence[Any]) -> list[str]:
-    """Return the names of queues that the publisher finds in the app.
-
-    Raises:
-        InvalidMessage: the app does not know a queue.
-    """
-    names = [entity.name for entity in entities if isinstance(entity, Queue)]
-    for name in names:
-        if name not in app.amqp.queues:
-            raise InvalidMessage(
-                "queue", f"{name!r} is not a queue of the Celery app: add it to task_queues, and pass its name."
-            )
-    return names
