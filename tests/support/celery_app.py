@@ -1,4 +1,4 @@
-"""Celery apps of the tests, in the test's process and in workers. Everything that they write has a prefix of its own."""
+"""Celery apps of the tests, in the test's process and in workers. Everything that they write has its own prefix."""
 
 import datetime
 from typing import Any

@@ -64,11 +64,21 @@ def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subproc
         "OUTBOX_CELERY_PREFIX": prefix,
     }
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
-    arguments = ["-A", "tests.support.celery_worker", "worker", "-n", f"{prefix}@%h", "-P", "prefork", "-c", "2", *quiet]
+    arguments = [
+        "-A",
+        "tests.support.celery_worker",
+        "worker",
+        "-n",
+        f"{prefix}@%h",
+        "-P",
+        "prefork",
+        "-c",
+        "2",
+        *quiet,
+    ]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery_worker", *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "celery", *arguments], cwd=ROOT, env=environment, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
         eventually(lambda: " ready." in log.read_text() or process.poll() is not None, log.read_text(), seconds=60)
         assert process.poll() is None, log.read_text()

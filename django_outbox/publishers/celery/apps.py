@@ -55,10 +55,11 @@ def connect(app: Celery, **transport_options: Any) -> Connection:
             transport_options={**transport_options, **app.conf.broker_transport_options}
         )
         connection.get_transport_cls()
-    except (ImportError, KeyError, ValueError) as error:
+    except (ImportError, KeyError, TypeError, ValueError) as error:
         # The text of an error about a URL may quote the password.
         raise ImproperlyConfigured(
-            f"the broker_url of the Celery app cannot be used ({type(error).__name__}): correct it, or install its driver"
+            f"the broker_url of the Celery app cannot be used ({type(error).__name__}): correct it, "
+            "or install its driver"
         ) from None
     return connection
 

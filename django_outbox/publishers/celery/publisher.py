@@ -52,7 +52,7 @@ class CeleryPublisher(Publisher):
     def __init__(self, alias: str, *, app: str, timeout: float = 30.0) -> None:
         super().__init__(alias)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_SECONDS:
-            raise ImproperlyConfigured(f"timeout is {timeout!r}; it must be a number of seconds above 0, at most a day.")
+            raise ImproperlyConfigured(f"timeout is {timeout!r}; it must be a number of seconds above 0, at most a day")
         celery = find_app(app)
         if celery.conf.task_protocol != 2:
             raise ImproperlyConfigured(

@@ -9,7 +9,7 @@ from kombu import Connection
 
 from django_outbox.error_text import describe
 from django_outbox.logs import logger
-from django_outbox.messages import Message, Outcome, Verdict, rejected
+from django_outbox.messages import Outcome, Verdict, rejected
 from django_outbox.publishers.celery.apps import amqp_urls, connect, read_ssl
 from django_outbox.publishers.celery.encoding import encode_task
 from django_outbox.publishers.celery.envelope import TaskMessage
@@ -65,9 +65,7 @@ class RabbitMQTasks:
             return self._publish_again(tasks, self._pipeline.publish(tasks))
         sendable = [task for task in tasks if task.exchange not in missing]
         outcomes = iter(self._publish_again(sendable, self._pipeline.publish(sendable)) if sendable else ())
-        return [
-            _no_exchange(task.exchange) if task.exchange in missing else next(outcomes) for task in tasks
-        ]
+        return [_no_exchange(task.exchange) if task.exchange in missing else next(outcomes) for task in tasks]
 
     def close(self) -> None:
         self._pipeline.close()
