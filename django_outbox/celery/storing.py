@@ -59,6 +59,7 @@ def store(
         InvalidMessage: it cannot be stored.
         kombu.exceptions.EncodeError: the arguments cannot be serialized.
     """
+    encoded: str | bytes
     content_type, content_encoding, encoded = dumps(body, serializer=serializer)
     for name in ("argsrepr", "kwargsrepr"):
         headers[name] = _printable(headers[name])

@@ -1,10 +1,10 @@
 """The task class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from celery.result import AsyncResult
@@ -13,10 +13,16 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from django_outbox.db.uuid7 import uuid7
 from django_outbox.exceptions import InvalidMessage
 
+if TYPE_CHECKING:
+    AnyTask = Task[..., Any]
+    AnyResult = AsyncResult[Any]
+else:
+    AnyTask, AnyResult = Task, AsyncResult
+
 _sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
 
 
-class OutboxTask(Task):
+class OutboxTask(AnyTask):
     """A Celery task whose calls are stored in the outbox, in the current transaction, and sent by a relay.
 
     Use it for all tasks of an app, with `Celery("shop", task_cls=OutboxTask)`, or for single ones, with
@@ -36,15 +42,15 @@ class OutboxTask(Task):
 
     def apply_async(  # noqa: PLR0917 - as in Celery
         self,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
+        args: Any = None,
+        kwargs: Any = None,
         task_id: str | None = None,
         producer: Any = None,
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
         **options: Any,
-    ) -> AsyncResult:
+    ) -> AnyResult:
         """Store a call of the task, and return its result.
 
         The options are those of Celery. `producer` is ignored, because canvas passes one. `retry` and `retry_policy`
@@ -67,7 +73,7 @@ class OutboxTask(Task):
             kombu.exceptions.EncodeError: the arguments cannot be serialized.
         """
         arguments = {"link": link, "link_error": link_error, "shadow": shadow}
-        app = self._get_app()
+        app = self.app
         if app.conf.task_always_eager or _sends_directly.get():
             return super().apply_async(args, kwargs, task_id, producer, **arguments, **options)
         if options.pop("connection", None) is not None:
@@ -82,7 +88,7 @@ class OutboxTask(Task):
         ignore_result = options.pop("ignore_result", self.ignore_result)
         headers["ignore_result"] = ignore_result
         options |= {"headers": headers, "ignore_result": True, "retry": False}
-        store = _Store(self, task_id, due)
+        store: Any = _Store(self, task_id, due)
         result = super().apply_async(args, kwargs, task_id, store, **arguments, **options)
         result.ignored = ignore_result
         return result
@@ -151,7 +157,7 @@ class _Store:
             # An event (`task_send_sent_event`), but nothing has been sent yet.
             return
         store(
-            self._task._get_app(),
+            self._task.app,
             body,
             task_id=self._task_id,
             headers=headers,
@@ -176,5 +182,7 @@ def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, date
         eta = now + datetime.timedelta(seconds=countdown)
     if not eta:
         return "", None
-    due = maybe_make_aware(maybe_iso8601(eta), app.timezone)
+    due = maybe_iso8601(eta)
+    assert due is not None
+    due = maybe_make_aware(due, app.timezone)
     return eta if isinstance(eta, str) else eta.isoformat(), due if due > now else None

@@ -42,7 +42,8 @@ def test_e030_there_is_no_publisher():
 
 
 def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
-    app.tasks["tests.add"].outbox_publisher = "emails"
+    task: Any = app.tasks["tests.add"]
+    task.outbox_publisher = "emails"
     (problem,) = found(PUBLISHERS)
     assert (problem.id, "The task 'tests.add' uses the publisher 'emails'" in problem.msg) == (
         "django_outbox.E030",
@@ -56,12 +57,12 @@ def test_e031_the_publisher_is_another_one():
 
 
 def test_e008_the_app_cannot_be_imported():
-    entry = {**PUBLISHERS["celery"], "OPTIONS": {"app": "nowhere:app"}}
+    entry: Any = {**PUBLISHERS["celery"], "OPTIONS": {"app": "nowhere:app"}}
     assert [problem.id for problem in found({**DEFAULT, "celery": entry})] == ["django_outbox.E008"]
 
 
 def test_w030_the_result_backend_keeps_no_results(app: Celery):
-    app.conf.result_backend = "rpc://"
+    app.conf.update(result_backend="rpc://")
     (problem,) = found(PUBLISHERS)
     assert (problem.id, problem.level) == ("django_outbox.W030", 30)
     assert problem.hint

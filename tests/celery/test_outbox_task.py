@@ -26,7 +26,7 @@ from tests.support import celery_app
 from tests.support.celery_tools import PUBLISHERS
 from tests.support.rabbitmq_tools import free_port
 
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 NOBODY = "amqp://guest:guest@127.0.0.1:{}//"
 
@@ -35,7 +35,7 @@ NOBODY = "amqp://guest:guest@127.0.0.1:{}//"
 def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
     """An app whose broker and result backend do not run."""
     made = celery_app.make_app(NOBODY.format(free_port()), "outbox-test")
-    made.conf.result_backend = f"redis://127.0.0.1:{free_port()}/0"
+    made.conf.update(result_backend=f"redis://127.0.0.1:{free_port()}/0")
     monkeypatch.setattr(celery_app, "app", made)
     monkeypatch.setattr(OutboxTask, "outbox_using", using)
     with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
@@ -72,6 +72,7 @@ def test_a_call_is_rolled_back_with_its_savepoint(add: Any, using: str):
     assert str(stored(using).message_id) == kept.id
 
 
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
 def test_a_call_outside_a_transaction_is_stored(add: Any, using: str):
     result = add.delay(1, 2)
     assert str(stored(using).message_id) == result.id
@@ -94,7 +95,7 @@ def test_a_uuid_is_the_message_id_however_it_is_written(add: Any, using: str):
 def test_the_outbox_keeps_a_call_until_its_eta(add: Any, using: str, option: str):
     before = timezone.now()
     eta = before + datetime.timedelta(hours=1)
-    options = {"countdown": {"countdown": 3600}, "eta": {"eta": eta}, "text": {"eta": eta.isoformat()}}
+    options: dict[str, Any] = {"countdown": {"countdown": 3600}, "eta": {"eta": eta}, "text": {"eta": eta.isoformat()}}
     add.apply_async((1, 2), **options[option])
     message = stored(using)
     assert message.available_at is not None
@@ -124,7 +125,7 @@ def test_whether_the_result_is_ignored_reaches_the_worker(add: Any, using: str):
 
 def test_canvas_stores_only_what_can_start(app: Celery, add: Any, using: str):
     # Celery itself asks the backend for the results of a group.
-    app.conf.result_backend = settings.REDIS_URL
+    app.conf.update(result_backend=settings.REDIS_URL)
     with transaction.atomic(using=using):
         chain(add.s(1, 2), add.s(3)).apply_async()
         assert OutboxMessage.objects.using(using).count() == 1

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pika
@@ -41,7 +42,7 @@ def prefix() -> Iterator[str]:
 
 @pytest.fixture(params=[*BROKERS])
 def broker(request: pytest.FixtureRequest) -> str:
-    return BROKERS[request.param]
+    return BROKERS[str(request.param)]
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def messages(app: Celery, count: int = 1, **options: Any) -> list[Message]:
 
 
 @pytest.fixture
-def publisher(request: pytest.FixtureRequest) -> Iterator[Callable[[], CeleryPublisher]]:
+def publisher(request: pytest.FixtureRequest) -> Iterator[Callable[..., CeleryPublisher]]:
     made: list[CeleryPublisher] = []
 
     def construct(**options: Any) -> CeleryPublisher:
@@ -145,7 +146,8 @@ def test_a_message_lives_in_the_broker_until_the_task_expires(make: MakeApp, pre
     app.tasks["tests.add"].apply_async((1, 2), expires=600)
     expires = timezone.now() - datetime.timedelta(seconds=1)
     app.tasks["tests.add"].apply_async((1, 2), expires=expires)
-    app.tasks["tests.add"].apply_async((1, 2), expiration=60)
+    lives_for_a_minute: dict[str, Any] = {"expiration": 60}
+    app.tasks["tests.add"].apply_async((1, 2), **lives_for_a_minute)
     assert drain().processed == 3
     living, expired, other = take(app, prefix)
     assert 500_000 < int(living.properties["expiration"]) <= 600_000
@@ -183,7 +185,7 @@ def test_a_task_that_is_sent_before_the_first_worker_started_is_kept(make: MakeA
 
 
 def test_a_queue_that_was_deleted_meanwhile_is_declared_again(
-    make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):
     app, sender = make(settings.AMQP_URL), publisher()
     assert sender.publish(messages(app)) == [ACCEPTED]
@@ -194,7 +196,7 @@ def test_a_queue_that_was_deleted_meanwhile_is_declared_again(
 
 
 def test_a_queue_with_other_arguments_is_used_as_it_is(
-    make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher], caplog: pytest.LogCaptureFixture
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher], caplog: pytest.LogCaptureFixture
 ):
     app = make(settings.AMQP_URL)
     with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
@@ -204,7 +206,7 @@ def test_a_queue_with_other_arguments_is_used_as_it_is(
 
 
 def test_a_missing_exchange_rejects_its_messages_and_no_others(
-    make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):
     app = make(settings.AMQP_URL)
     lost = messages(app, exchange=f"{prefix}-missing", routing_key="x")
@@ -217,7 +219,7 @@ def test_a_missing_exchange_rejects_its_messages_and_no_others(
     assert len(take(app, prefix)) == 2
 
 
-def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher]):
+def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]):
     app = make(settings.AMQP_URL)
     with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
         connection.channel().exchange_declare(f"{prefix}-other", "direct")
@@ -229,7 +231,7 @@ def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher
 
 
 def test_a_message_that_is_no_task_is_rejected_alone(
-    make: MakeApp, broker: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, broker: str, publisher: Callable[..., CeleryPublisher]
 ):
     app = make(broker)
     good = messages(app, 2)
@@ -245,7 +247,7 @@ def test_a_message_that_is_no_task_is_rejected_alone(
 
 
 def test_many_messages_are_accepted_in_order(
-    make: MakeApp, broker: str, prefix: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, broker: str, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):
     app = make(broker)
     (message,) = messages(app)
@@ -256,7 +258,7 @@ def test_many_messages_are_accepted_in_order(
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
 def test_nothing_is_lost_while_the_broker_is_unavailable(
-    make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher], scheme: str
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher], scheme: str
 ):
     app = make(f"{scheme}://:secret@127.0.0.1:{free_port()}/1")
     batch = messages(app, 3)
@@ -271,7 +273,7 @@ def test_nothing_is_lost_while_the_broker_is_unavailable(
 
 
 def test_the_next_node_of_a_failover_list_is_used(
-    make: MakeApp, broker: str, prefix: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, broker: str, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):
     scheme = urlsplit(broker).scheme
     app = make(f"{scheme}://127.0.0.1:{free_port()}//;{broker}")
@@ -279,7 +281,9 @@ def test_the_next_node_of_a_failover_list_is_used(
     assert len(take(make(broker), prefix)) == 2
 
 
-def test_a_connection_that_redis_ends_is_replaced(make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher]):
+def test_a_connection_that_redis_ends_is_replaced(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
     app, sender = make(settings.REDIS_URL), publisher()
     app.conf.broker_transport_options = {"global_keyprefix": prefix, "client_name": prefix}
     assert sender.publish(messages(app)) == [ACCEPTED]
@@ -293,7 +297,7 @@ def test_a_connection_that_redis_ends_is_replaced(make: MakeApp, prefix: str, pu
 
 
 def test_redis_that_refuses_one_queue_accepts_the_others(
-    make: MakeApp, prefix: str, publisher: Callable[[], CeleryPublisher]
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
 ):
     app = make(settings.REDIS_URL)
     refused = messages(app, queue=f"{prefix}-gone")
@@ -364,3 +368,10 @@ def test_the_broker_is_described_without_secrets(make: MakeApp):
 def test_tls_of_the_app_is_used(make: MakeApp):
     make("amqp://user:secret@one//").conf.broker_use_ssl = True
     assert "amqps://one:5671/%2F" in CeleryPublisher("celery", app=PATH).describe()
+
+
+def test_the_driver_of_rabbitmq_is_named_if_it_is_missing(make: MakeApp):
+    make(settings.AMQP_URL)
+    module = "django_outbox.publishers.celery.rabbitmq_tasks"
+    with mock.patch.dict("sys.modules", {module: None}):
+        assert 'pip install "django-transactional-outbox[celery,rabbitmq]"' in improper(app=PATH)

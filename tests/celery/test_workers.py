@@ -64,7 +64,7 @@ def tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
         yield Tasks(app)
 
 
-def result(of: AsyncResult) -> Any:
+def result(of: AsyncResult[Any]) -> Any:
     return of.get(timeout=PATIENCE)
 
 

@@ -21,7 +21,9 @@ def make_app(broker: str, prefix: str, **conf: Any) -> Celery:
         prefix: the name of its default queue, and the beginning of every key in Redis.
         conf: further settings.
     """
-    made = Celery("outbox_tests", task_cls=OutboxTask, set_as_current=False, broker=broker, backend=settings.REDIS_URL)
+    made: Celery[Any] = Celery(
+        "outbox_tests", task_cls=OutboxTask, set_as_current=False, broker=broker, backend=settings.REDIS_URL
+    )
     made.conf.update(
         task_default_queue=prefix,
         result_backend_transport_options={"global_keyprefix": prefix},
@@ -32,11 +34,11 @@ def make_app(broker: str, prefix: str, **conf: Any) -> Celery:
         timezone="Europe/Zurich",
         **conf,
     )
-    for function in (add, total, echo, describe, fail, note):
+    functions: list[Any] = [add, total, echo, describe, fail, note]
+    for function in functions:
         made.task(name=f"tests.{function.__name__}", shared=False)(function)
-    for function in (retry_in_transaction, replace_in_transaction, call_another):
+    for function in (retry_in_transaction, replace_in_transaction, call_another, describe_request):
         made.task(name=f"tests.{function.__name__}", shared=False, bind=True)(function)
-    made.task(name="tests.describe_request", shared=False, bind=True)(describe_request)
     return made
 
 

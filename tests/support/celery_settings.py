@@ -9,7 +9,7 @@ DATABASES = {"default": json.loads(os.environ["OUTBOX_CELERY_DATABASE"])}
 OUTBOX = {
     "PUBLISHERS": {
         "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
-        "celery": {
+        "celery": {  # type: ignore[dict-item]
             "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
             "OPTIONS": {"app": "tests.support.celery_worker:app"},
         },

@@ -20,10 +20,10 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-BROKERS = {"rabbitmq": settings.AMQP_URL, "redis": settings.REDIS_URL}
+BROKERS: dict[str, str] = {"rabbitmq": settings.AMQP_URL, "redis": settings.REDIS_URL}
 """The URLs of the brokers that the tests run on."""
 
-PUBLISHERS = {
+PUBLISHERS: dict[str, Any] = {
     "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
     "celery": {
         "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",

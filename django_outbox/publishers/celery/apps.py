@@ -112,13 +112,15 @@ def read_ssl(connection: Connection) -> dict[str, str] | None:
 def _nodes(connection: Connection) -> Sequence[Connection]:
     if len(connection.alt) < 2:
         return [connection]
-    settings = {"ssl": connection.ssl, "transport": connection.transport_cls}
+    settings: dict[str, Any] = {"ssl": connection.ssl, "transport": connection.transport_cls}
     return [Connection(url, **settings) for url in connection.alt]
 
 
 def _amqp_url(node: Connection) -> str:
     scheme = "amqps" if node.ssl else "amqp"
-    password = node.password() if callable(node.password) else node.password
+    password: Any = node.password
+    if callable(password):
+        password = password()
     user, password, vhost = (
         quote(text, safe="") for text in (node.userid or "guest", password or "guest", node.virtual_host or "/")
     )

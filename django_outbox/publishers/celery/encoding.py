@@ -45,7 +45,8 @@ def encode_task(message: Message) -> Encoded:
     assert isinstance(message, TaskMessage)
     values = message.properties
     flags = _ALWAYS
-    before, after = [], []
+    before: list[bytes] = []
+    after: list[bytes] = []
     for pieces, names in ((before, _BEFORE_MESSAGE_ID), (after, _AFTER_MESSAGE_ID)):
         for name, flag in names:
             if value := values.get(name):

@@ -1,5 +1,6 @@
 """Send task messages through kombu, to every broker that is not RabbitMQ."""
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ class KombuTasks:
             max_retries=max(len(self._connection.alt) - 1, 0),
             interval_start=0,
             interval_step=0,
-            timeout=self._timeout,
+            timeout=math.ceil(self._timeout),
         )
         return self._connection
 
@@ -93,7 +94,7 @@ class KombuTasks:
         if has_socket_timeouts(connection):
             # By default a socket of Redis waits forever.
             timeouts = {"socket_timeout": self._timeout, "socket_connect_timeout": self._timeout}
-            connection.transport_options = {**timeouts, **connection.transport_options}
+            connection.transport_options = {**timeouts, **(connection.transport_options or {})}
         return connection
 
     def _drop(self) -> None:
@@ -115,7 +116,8 @@ class _Sending:
     def __init__(self, app: Celery, connection: Connection, tasks: Sequence[TaskMessage]) -> None:
         self._queues = app.amqp.queues
         self._connection = connection
-        self._producer = Producer(connection.default_channel, auto_declare=False)
+        # Only newer releases of kombu have batches, and so do the stubs.
+        self._producer: Any = Producer(connection.default_channel, auto_declare=False)
         self._tasks = tasks
         self._outcomes: list[Outcome] = []
 

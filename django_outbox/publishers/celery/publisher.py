@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import ClassVar, Protocol
 
+from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.messages import Message, Outcome, rejected
@@ -51,8 +52,7 @@ class CeleryPublisher(Publisher):
 
     def __init__(self, alias: str, *, app: str, timeout: float = 30.0) -> None:
         super().__init__(alias)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_SECONDS:
-            raise ImproperlyConfigured(f"timeout is {timeout!r}; it must be a number of seconds above 0, at most a day")
+        _check_timeout(timeout)
         celery = find_app(app)
         if celery.conf.task_protocol != 2:
             raise ImproperlyConfigured(
@@ -61,9 +61,7 @@ class CeleryPublisher(Publisher):
         self._path = app
         self._broker: _Broker
         if is_amqp(connect(celery)):
-            from django_outbox.publishers.celery.rabbitmq_tasks import RabbitMQTasks  # noqa: PLC0415 - needs pika
-
-            self._broker = RabbitMQTasks(alias, celery, timeout)
+            self._broker = _use_rabbitmq(alias, celery, timeout)
         else:
             self._broker = KombuTasks(celery, timeout)
 
@@ -94,6 +92,22 @@ class CeleryPublisher(Publisher):
 
     def close(self) -> None:
         self._broker.close()
+
+
+def _use_rabbitmq(alias: str, app: Celery, timeout: float) -> _Broker:
+    try:
+        from django_outbox.publishers.celery.rabbitmq_tasks import RabbitMQTasks  # noqa: PLC0415 - needs pika
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"the broker of the Celery app is RabbitMQ, but its driver cannot be imported ({error}): "
+            'pip install "django-transactional-outbox[celery,rabbitmq]"'
+        ) from error
+    return RabbitMQTasks(alias, app, timeout)
+
+
+def _check_timeout(timeout: object) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_SECONDS:
+        raise ImproperlyConfigured(f"timeout is {timeout!r}; it must be a number of seconds above 0, at most a day.")
 
 
 def _not_a_task(error: NotATask) -> Outcome:

@@ -121,6 +121,7 @@ class RabbitMQTasks:
 
     def _exists(self, connection: Connection, exchange: str) -> bool:
         try:
+            channel: Any
             with connection.channel() as channel:
                 channel.exchange_declare(exchange, "direct", passive=True)
         except connection.channel_errors:

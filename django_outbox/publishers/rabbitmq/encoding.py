@@ -126,7 +126,7 @@ def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) 
         if name in ROUTING_HEADERS and not isinstance(value, list):
             raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
         try:
-            pieces.append(short_string("its name", name))
+            pieces.append(_header_name(name))
             pieces.append(_encode_value(value))
         except Unencodable as error:
             raise Unencodable(f"headers[{name!r}]: {error}") from None
@@ -229,6 +229,9 @@ def short_string(part: str, value: str) -> bytes:
         raise Unencodable(f"{part} is {len(data)} bytes long in UTF-8; the limit of AMQP is {MAX_SHORT_STRING}")
     return len(data).to_bytes(1, "big") + data
 
+
+# Most messages have the same few headers.
+_header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
 
 _CONTENT = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
 _SET = (
