@@ -75,13 +75,11 @@ def run(options: argparse.Namespace) -> Report:
         def measure(case: str) -> float:
             """Return the rate."""
             _purge(made)
-            count = options.calls if case in CALLER else options.messages
+            count: int = options.calls if case in CALLER else options.messages
             if case.startswith("rival_drain"):
                 # Its rate does not depend on the number, and is lower.
                 count = max(count // 5, 1)
-            seconds: float = (
-                rival.measure(case, count) if rival and case.startswith("rival") else MEASURED[case](made, count)
-            )
+            seconds = rival.measure(case, count) if rival and case.startswith("rival") else MEASURED[case](made, count)
             _expect(made, 0 if case in ("delay", "delay_many", "rival") else count)
             return count / seconds
 

@@ -6,12 +6,10 @@ import os
 from tests.settings import *  # noqa: F403
 
 DATABASES = {"default": json.loads(os.environ["OUTBOX_CELERY_DATABASE"])}
+CELERY = "django_outbox.publishers.celery.CeleryPublisher"
 OUTBOX = {
     "PUBLISHERS": {
         "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
-        "celery": {  # type: ignore[dict-item]
-            "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
-            "OPTIONS": {"app": "tests.support.celery_worker:app"},
-        },
+        "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery_worker:app"}},  # type: ignore[dict-item]
     }
 }
