@@ -19,7 +19,7 @@ from django_outbox.celery import OutboxTask
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
 from tests.support import celery_app
-from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, new_prefix, worker
+from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
 from tests.support.relay_threads import relays_in_threads
 
 USING = "postgresql"
@@ -40,7 +40,7 @@ def app(
     made = celery_app.make_app(url, prefix)
     with cleaned_up(prefix), worker(made, USING, url, log):
         yield made
-        made.close()
+        close(made)
 
 
 @dataclass
@@ -64,7 +64,7 @@ def tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
         yield Tasks(app)
 
 
-def result(of: AsyncResult[Any]) -> Any:
+def result(of: "AsyncResult[Any]") -> Any:
     return of.get(timeout=PATIENCE)
 
 

@@ -36,6 +36,14 @@ def new_prefix() -> str:
     return f"outbox-test-{uuid.uuid4().hex[:8]}"
 
 
+def close(app: Celery) -> None:
+    """Close an app and the connections of its result backend."""
+    backend: Any = app.backend
+    backend.result_consumer.stop()
+    backend.client.close()
+    app.close()
+
+
 @contextmanager
 def cleaned_up(prefix: str) -> Iterator[None]:
     """Delete the queues, exchanges and keys whose names begin with a prefix, in the end."""
