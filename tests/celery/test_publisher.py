@@ -170,7 +170,7 @@ def test_an_eta_does_not_use_the_delayed_delivery_of_quorum_queues(make: MakeApp
     name = f"{prefix}-topic"
     queue = Queue(name, Exchange(name, "topic"), routing_key="#", queue_arguments={"x-queue-type": "quorum"})
     app = make(settings.AMQP_URL, task_queues=[queue, Queue(prefix)])
-    app.tasks["tests.add"].apply_async((1, 2), queue=name, countdown=0.01)
+    app.tasks["tests.add"].apply_async((1, 2), queue=name, countdown=60)
     assert OutboxMessage.objects.get().topic == "#"
 
 
