@@ -1,6 +1,7 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
-`django_outbox.conf` finds E001 to E005, `django_outbox.publishers.registry` finds E006 to E008, this module the others.
+`django_outbox.conf` finds E001 to E005, `django_outbox.publishers.registry` finds E006 to E008,
+`django_outbox.celery.configuration` finds E030 to W030, this module the others.
 """
 
 import sys
@@ -37,6 +38,23 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             except SettingsProblem as problem:
                 problems.append(problem)
     return [Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}") for problem in problems]
+
+
+@register(TAG)
+def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that each `OutboxTask` of the Celery apps has a publisher that sends it."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    # Without the task class there are no tasks, and Celery need not be installed.
+    if settings is None or "django_outbox.celery.task" not in sys.modules:
+        return []
+    from django_outbox.celery.configuration import find_problems  # noqa: PLC0415 - needs Celery
+
+    return [
+        (Error if problem.check_id.startswith("E") else Warning)(
+            problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}"
+        )
+        for problem in find_problems(settings)
+    ]
 
 
 @register(TAG)

@@ -1,14 +1,16 @@
 """Celery tasks that call the relay and the purge. `django_outbox.beat` has a schedule for them."""
 
-from celery import shared_task
+from celery import Task, shared_task
 
 from django_outbox.relay import Relay
 from django_outbox.retention.purge import purge
 
 __all__ = ["drain_outbox", "purge_outbox"]
 
+# Their base is Celery's own: an OutboxTask would wait in the outbox for the run that it would start.
 
-@shared_task(ignore_result=True)
+
+@shared_task(base=Task, ignore_result=True)
 def drain_outbox(
     using: str | None = None, publishers: list[str] | None = None, workers: int = 1, max_seconds: float = 50.0
 ) -> int:
@@ -31,7 +33,7 @@ def drain_outbox(
         return relay.drain(max_seconds=max_seconds).processed
 
 
-@shared_task(ignore_result=True)
+@shared_task(base=Task, ignore_result=True)
 def purge_outbox(using: str | None = None, max_seconds: float = 50.0) -> int:
     """Delete processed messages that are older than `OUTBOX["RETENTION"]` and return their number.
 

@@ -1,7 +1,8 @@
 """Set up everything that the tests need, and run them.
 
 The only requirement is Python 3.10 or newer. Outside a virtualenv, this script creates and uses `.venv` next to
-`pyproject.toml`. It finds or starts PostgreSQL, MariaDB and RabbitMQ; `tests/support/servers.py` states where it looks.
+`pyproject.toml`. It finds or starts PostgreSQL, MariaDB, RabbitMQ and Redis; `tests/support/servers.py` states where
+it looks.
 """
 
 import argparse
@@ -35,7 +36,8 @@ examples:
   python tests/run.py --yes            install missing system packages without asking
 
 environment:
-  POSTGRES_URL, MARIADB_URL, MYSQL_URL, AMQP_URL    the servers to use
+  POSTGRES_URL, MARIADB_URL, MYSQL_URL, AMQP_URL, REDIS_URL
+                                                    the servers to use
   OUTBOX_TEST_RUN                                   a suffix for the names of the test databases
 """
 

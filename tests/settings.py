@@ -31,6 +31,8 @@ for alias in DATABASES.keys() - {"default"}:
     DATABASES[alias]["TEST"] = {"NAME": f"test_outbox{RUN}"}
 
 AMQP_URL = env.str("AMQP_URL", default="amqp://guest:guest@127.0.0.1:5672/%2F")
+# A database of its own; the tests delete only the keys that they have written.
+REDIS_URL = env.str("REDIS_URL", default="redis://127.0.0.1:6379/11")
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -24,7 +24,19 @@ from tests.support.databases import Database
 from tests.support.shop import PATIENCE, ROOT, broker_channel, shop_environment
 from tests.support.waiting import eventually
 
-NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive", "monitoring")
+NAMES = (
+    "ladder",
+    "drain",
+    "costs",
+    "database",
+    "latency",
+    "enqueue",
+    "scale",
+    "growth",
+    "archive",
+    "monitoring",
+    "celery",
+)
 
 
 class Benchmark:
@@ -88,12 +100,13 @@ def assert_nothing_is_left(pid: int, database: Database) -> None:
         with broker_channel() as channel, pytest.raises(pika.exceptions.ChannelClosedByBroker, match="no exchange"):
             channel.exchange_declare(name, passive=True)
         assert not has_queue(pid, kind)
+    assert not has_queue(pid, "quorum", "celery")
 
 
-def has_queue(pid: int, kind: str) -> bool:
+def has_queue(pid: int, kind: str, name: str = "orders.0") -> bool:
     with broker_channel() as channel:
         try:
-            channel.queue_declare(f"outbox-benchmark-{pid}-{kind}-orders.0", passive=True)
+            channel.queue_declare(f"outbox-benchmark-{pid}-{kind}-{name}", passive=True)
         except pika.exceptions.ChannelClosedByBroker:
             return False
         return True
@@ -198,6 +211,13 @@ def test_several_relays_are_compared_with_one(alias: str, publisher: str, tmp_pa
         assert figures[f"{two}_ratio"] == pytest.approx(figures[f"{two}_rate"] / figures[f"{one}_rate"])
         assert figures[f"{one}_ratio"] == figures[f"{one}_least_to_most_share"] == 1
         assert 0 <= figures[f"{two}_least_to_most_share"] <= 1
+
+
+@pytest.mark.slow
+def test_celery_tasks_through_the_outbox_are_compared_with_plain_calls(tmp_path: Path):
+    table, figures = measure("postgresql", "celery", "--calls=20", "--messages=200", "--repeats=1", folder=tmp_path)
+    assert [row[0] for row in table] == ["apply_async(),", "outbox:", "outbox:", "outbox:", "outbox:"]
+    assert figures["drain_ratio"] == pytest.approx(figures["drain_rate"] / figures["apply_async_rate"])
 
 
 # The ladder inserts processed rows on both.

@@ -16,6 +16,7 @@ from django.core.management import BaseCommand, load_command_class
 
 import django_outbox
 from django_outbox import conf
+from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.publishers.console import ConsolePublisher
 from django_outbox.publishers.memory import MemoryPublisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
@@ -131,7 +132,7 @@ def test_every_setting_that_is_read_is_a_field_of_the_settings():
     )
 
 
-@pytest.mark.parametrize("publisher", [RabbitMQPublisher, ConsolePublisher, MemoryPublisher])
+@pytest.mark.parametrize("publisher", [RabbitMQPublisher, CeleryPublisher, ConsolePublisher, MemoryPublisher])
 def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publisher: type):
     section = re.search(
         rf"^## {publisher.__name__}\n(.*?)(?=^## |\Z)", reference("publishers"), re.MULTILINE | re.DOTALL
@@ -244,7 +245,8 @@ def test_an_example_of_the_setting_is_accepted(block: Block, monkeypatch: pytest
     assert not problems, problems
     assert parsed is not None
     for alias, config in parsed.publishers.items():
-        if config.backend.startswith("django_outbox.") and "ssl" not in config.options:
+        # The files of the certificates and the Celery apps of the examples do not exist.
+        if config.backend.startswith("django_outbox.") and not {"ssl", "app"} & set(config.options):
             build_publisher(alias, config)
 
 

@@ -19,8 +19,9 @@ MODULES = {
     if "migrations" not in path.parts
 }
 DRIVERS: dict[str, str | tuple[str, ...] | None] = {
-    "pika": "django_outbox.publishers.rabbitmq",
-    "celery": "django_outbox.tasks",
+    "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.publishers.celery"),
+    "celery": ("django_outbox.tasks", "django_outbox.celery", "django_outbox.publishers.celery"),
+    "kombu": ("django_outbox.celery", "django_outbox.publishers.celery"),
     "rich": "django_outbox.management.rich_display",
     "prometheus_client": "django_outbox.monitoring.prometheus",
     "health_check": "django_outbox.contrib.health_check",

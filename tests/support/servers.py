@@ -1,8 +1,8 @@
-"""Find or start the servers that the tests run on: PostgreSQL, MariaDB and RabbitMQ.
+"""Find or start the servers that the tests run on: PostgreSQL, MariaDB, RabbitMQ and Redis.
 
 Each server comes from the first of these places where a login succeeds:
 
-1. the URL in the environment: POSTGRES_URL, MARIADB_URL or AMQP_URL;
+1. the URL in the environment: POSTGRES_URL, MARIADB_URL, AMQP_URL or REDIS_URL;
 2. the standard port on this machine, where `docker compose up` puts it too;
 3. a container, if a Docker engine answers;
 4. a package of the system, if there is apt-get and this user is root or has sudo without a password.
@@ -100,6 +100,13 @@ def log_in_to_rabbitmq(url: str) -> None:
     pika.BlockingConnection(parameters).close()
 
 
+def log_in_to_redis(url: str) -> None:
+    import redis  # noqa: PLC0415
+
+    with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
+        client.ping()
+
+
 # This role may do no more than the test databases need.
 POSTGRESQL_ROLE = """
 DO $$ BEGIN
@@ -156,6 +163,18 @@ SERVERS = (
         port=5672,
         package="rabbitmq-server",
         service="rabbitmq-server",
+    ),
+    Server(
+        name="Redis",
+        variable="REDIS_URL",
+        local_urls=("redis://127.0.0.1:6379/11",),
+        log_in=log_in_to_redis,
+        image="redis:7",
+        image_settings=(),
+        image_url="redis://{address}/11",
+        port=6379,
+        package="redis-server",
+        service="redis-server",
     ),
 )
 

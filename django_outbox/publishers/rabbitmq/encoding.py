@@ -64,10 +64,10 @@ class Encoder:
         self._mandatory = mandatory
         self._delivery_mode = b"\x02" if persistent else b"\x01"
         self._key_header = key_header
-        self._key_name = _short_string("key_header", key_header)
+        self._key_name = short_string("key_header", key_header)
         # There are usually few types and topics.
         self._method = lru_cache(maxsize=1000)(self._encode_method)
-        self._type = lru_cache(maxsize=1000)(partial(_short_string, "type"))
+        self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
         """Encode a message. A key that is not blank is sent in the header `key_header`.
@@ -77,11 +77,11 @@ class Encoder:
         """
         flags, headers, correlation_id = _FLAGS, b"", b""
         if message.headers:
-            headers = _encode_headers(message.headers, leave_out=self._key_header if message.key else None)
+            headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)
             value = message.headers.get("correlation_id")
             if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
                 flags = _FLAGS_WITH_CORRELATION_ID
-                correlation_id = _short_string("headers['correlation_id']", value)
+                correlation_id = short_string("headers['correlation_id']", value)
         if message.key:
             key = message.key.encode()
             headers += self._key_name + b"S" + len(key).to_bytes(4, "big") + key
@@ -104,12 +104,21 @@ class Encoder:
 
     def _encode_method(self, routing_key: str) -> bytes:
         # pika's own error for a name that is too long mentions neither the part nor the limit.
-        _short_string("the routing key (topic, or type)", routing_key)
+        short_string("the routing key (topic, or type)", routing_key)
         publish = Basic.Publish(exchange=self._exchange, routing_key=routing_key, mandatory=self._mandatory)
         return Basic.Publish.INDEX.to_bytes(4, "big") + b"".join(publish.encode())
 
 
-def _encode_headers(headers: Mapping[str, Any], *, leave_out: str | None) -> bytes:
+def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
+    """Encode headers as the fields of an AMQP table, without its length.
+
+    Args:
+        headers: JSON values by name.
+        leave_out: a name to leave out.
+
+    Raises:
+        Unencodable: AMQP cannot carry one of them.
+    """
     pieces = []
     for name, value in headers.items():
         if name == leave_out:
@@ -117,7 +126,7 @@ def _encode_headers(headers: Mapping[str, Any], *, leave_out: str | None) -> byt
         if name in ROUTING_HEADERS and not isinstance(value, list):
             raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
         try:
-            pieces.append(_short_string("its name", name))
+            pieces.append(_header_name(name))
             pieces.append(_encode_value(value))
         except Unencodable as error:
             raise Unencodable(f"headers[{name!r}]: {error}") from None
@@ -163,7 +172,7 @@ def _encode_nested(value: list[Any] | dict[str, Any]) -> bytes:
         kind, items, pieces = stack[-1]
         for name, inner in items:
             if kind == _TABLE:
-                pieces.append(_short_string("a name in it", name))
+                pieces.append(short_string("a name in it", name))
             if isinstance(inner, list | dict):
                 if len(stack) == MAX_DEPTH:
                     raise Unencodable(f"it is nested more than {MAX_DEPTH} levels deep")
@@ -202,7 +211,16 @@ def _with_length(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def _short_string(part: str, value: str) -> bytes:
+def short_string(part: str, value: str) -> bytes:
+    """Encode an AMQP short string.
+
+    Args:
+        part: its name, for the error.
+        value: at most 255 bytes of UTF-8.
+
+    Raises:
+        Unencodable: it is longer, or not UTF-8.
+    """
     try:
         data = value.encode()
     except UnicodeEncodeError:
@@ -212,7 +230,10 @@ def _short_string(part: str, value: str) -> bytes:
     return len(data).to_bytes(1, "big") + data
 
 
-_CONTENT = _short_string("content_type", "application/json") + _short_string("content_encoding", "utf-8")
+# Most messages have the same few headers.
+_header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
+
+_CONTENT = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
 _SET = (
     BasicProperties.FLAG_CONTENT_TYPE
     | BasicProperties.FLAG_CONTENT_ENCODING

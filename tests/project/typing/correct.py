@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 from typing import IO, Any
 
+from celery import shared_task
 from django.db import transaction
 from django.db.models.query import QuerySet
 from typing_extensions import assert_type
@@ -12,10 +13,12 @@ from typing_extensions import assert_type
 from django_outbox import InvalidMessage, OutboxError, OutboxMessage, TransactionRequired, enqueue, enqueue_many
 from django_outbox.backoff import Kind
 from django_outbox.beat import beat_schedule
+from django_outbox.celery import OutboxTask
 from django_outbox.exceptions import NotMigrated, RelayUnavailable, TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.publishers.base import BatchRefused, Publisher
+from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.publishers.console import ConsolePublisher
 from django_outbox.publishers.memory import MemoryPublisher, published
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
@@ -124,7 +127,17 @@ for signal in (breaker_changed, messages_failed, messages_recovered, phase_finis
     signal.connect(on_failed)
 
 SCHEDULE: dict[str, dict[str, Any]] = beat_schedule(drain_every=2, using="orders")
+
+
+@shared_task(base=OutboxTask, outbox_publisher="celery")
+def send_receipt(order_id: int) -> None: ...
+
+
+assert_type(send_receipt.delay(7).id, str)
+send_receipt.apply_async((7,), countdown=60, queue="mail", expires=3600)
+
 PUBLISHERS: list[Publisher] = [
+    CeleryPublisher("celery", app="shop.celery:app", timeout=5),
     QueuePublisher("queue"),
     ConsolePublisher("console"),
     MemoryPublisher("memory"),

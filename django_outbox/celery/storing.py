@@ -1,0 +1,133 @@
+"""Write the message of a task to the outbox. The models must be loaded before this module is imported."""
+
+import datetime
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery
+from kombu import Exchange, Queue
+from kombu.compression import compress
+from kombu.entity import maybe_delivery_mode
+from kombu.serialization import dumps
+
+from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import OutboxMessage
+from django_outbox.publishers.celery.envelope import pack
+
+NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
+"""The namespace of the message IDs that are derived from task IDs that are not UUIDs."""
+
+
+def store(
+    app: Celery,
+    body: Any,
+    *,
+    task_id: str,
+    headers: dict[str, Any],
+    exchange: str | Exchange | None,
+    routing_key: str | None,
+    serializer: str | None,
+    compression: str | None,
+    declare: Sequence[Any],
+    expiration: float | None,
+    properties: Mapping[str, Any],
+    publisher: str,
+    using: str | None,
+    due: datetime.datetime | None,
+) -> None:
+    """Write a task message in the current transaction, or in its own if none is open.
+
+    Args:
+        app: the Celery app.
+        body: the arguments and what follows the task, as Celery gives them to its producer.
+        task_id: the ID of the call.
+        headers: the task's headers.
+        exchange: the exchange, or its name.
+        routing_key: the routing key.
+        serializer: the name of kombu's serializer.
+        compression: the name of kombu's compression.
+        declare: the queues to declare before the message is sent.
+        expiration: seconds for which the broker keeps the message.
+        properties: the other properties of the message.
+        publisher: the alias of the publisher.
+        using: the database alias.
+        due: the time until which the outbox keeps the message, if any.
+
+    Raises:
+        InvalidMessage: it cannot be stored.
+        kombu.exceptions.EncodeError: the arguments cannot be serialized.
+    """
+    encoded: str | bytes
+    content_type, content_encoding, encoded = dumps(body, serializer=serializer)
+    for name in ("argsrepr", "kwargsrepr"):
+        headers[name] = _printable(headers[name])
+    if compression:
+        encoded, headers["compression"] = compress(encoded, compression)
+    found = {**properties, "delivery_mode": maybe_delivery_mode(properties.get("delivery_mode"))}
+    if expiration is not None and not headers.get("expires"):
+        found["expiration"] = str(int(expiration * 1000))
+    message = OutboxMessage(
+        message_id=message_id_of(task_id),
+        type=headers["task"],
+        topic=routing_key or "",
+        payload=pack(
+            _text(encoded, content_encoding),
+            content_type=content_type,
+            content_encoding=content_encoding,
+            exchange=exchange.name if isinstance(exchange, Exchange) else exchange or "",
+            queues=_names(app, declare),
+            properties=found,
+        ),
+        headers=headers,
+        publisher=publisher,
+    )
+    if due is not None:
+        message.available_at = due
+    try:
+        enqueue_many([message], using=using, require_transaction=False)
+    except InvalidMessage as error:
+        # Its field is one of `messages[0]`, which the caller does not know.
+        raise InvalidMessage(error.field.rpartition("messages[0].")[2], error.problem, error.path) from error
+
+
+def message_id_of(task_id: str) -> uuid.UUID:
+    """Return the message ID of a call: its task ID, or derived from it if it is not a UUID."""
+    try:
+        return uuid.UUID(task_id)
+    except ValueError:
+        return uuid.uuid5(NAMESPACE, task_id)
+
+
+def _text(body: str | bytes, content_encoding: str) -> str | bytes:
+    """Return a body as text if it is text."""
+    if isinstance(body, bytes) and content_encoding == "utf-8":
+        try:
+            return body.decode()
+        except UnicodeDecodeError:
+            # It is compressed.
+            return body
+    return body
+
+
+def _printable(text: Any) -> Any:
+    """Return the representation of arguments without characters that a database cannot store."""
+    if not isinstance(text, str) or text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+def _names(app: Celery, entities: Sequence[Any]) -> list[str]:
+    """Return the names of queues, which the publisher looks up in the app.
+
+    Raises:
+        InvalidMessage: the app does not know a queue.
+    """
+    names = [entity.name for entity in entities if isinstance(entity, Queue)]
+    for name in names:
+        if name not in app.amqp.queues:
+            raise InvalidMessage(
+                "queue", f"{name!r} is not a queue of the Celery app: add it to task_queues, and pass its name."
+            )
+    return names

@@ -1,0 +1,140 @@
+"""Find the Celery app of a publisher, and read its broker."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+from urllib.parse import quote
+
+from celery import Celery
+from django.core.exceptions import ImproperlyConfigured
+from kombu import Connection
+from kombu.utils.url import url_to_parts
+
+EXAMPLE = '"shop.celery:app"'
+
+SSL_OPTIONS = {"ca_certs": "cafile", "certfile": "certfile", "keyfile": "keyfile"}
+"""The keys of `broker_use_ssl` that name files, and the keys of the RabbitMQ publisher's option `ssl`."""
+
+
+def find_app(path: object) -> Celery:
+    """Return the Celery app at a path such as `shop.celery:app`.
+
+    Raises:
+        ImproperlyConfigured: there is none.
+    """
+    if not isinstance(path, str) or not path:
+        raise ImproperlyConfigured(f"app must be the path of the Celery app, such as {EXAMPLE}.")
+    name, separator, attribute = path.partition(":")
+    if not separator:
+        name, _, attribute = path.rpartition(".")
+    if not name or not attribute:
+        raise ImproperlyConfigured(f"app is {path!r}; it must name a module and a variable, such as {EXAMPLE}.")
+    try:
+        module = import_module(name)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"app is {path!r}, and {name!r} cannot be imported: {error}.") from error
+    app = getattr(module, attribute, None)
+    if not isinstance(app, Celery):
+        found = f"has no {attribute!r}" if app is None else f"has a {type(app).__name__} of this name"
+        raise ImproperlyConfigured(f"app is {path!r}, but the module {name!r} {found}; name its Celery app.")
+    return app
+
+
+def connect(app: Celery, **transport_options: Any) -> Connection:
+    """Return a connection to the app's broker, which is not opened yet.
+
+    Args:
+        app: the Celery app.
+        transport_options: defaults for `broker_transport_options`.
+
+    Raises:
+        ImproperlyConfigured: the transport cannot be imported.
+    """
+    try:
+        connection = app.connection_for_write(
+            transport_options={**transport_options, **app.conf.broker_transport_options}
+        )
+        connection.get_transport_cls()
+    except (ImportError, KeyError, TypeError, ValueError) as error:
+        # The text of an error about a URL may quote the password.
+        raise ImproperlyConfigured(
+            f"the broker_url of the Celery app cannot be used ({type(error).__name__}): correct it, "
+            "or install its driver"
+        ) from None
+    return connection
+
+
+def is_amqp(connection: Connection) -> bool:
+    """Return whether the broker speaks AMQP 0-9-1, as RabbitMQ does."""
+    return str(connection.get_transport_cls().driver_type) == "amqp"
+
+
+def has_socket_timeouts(connection: Connection) -> bool:
+    """Return whether the transport is Redis, whose sockets wait forever unless its options limit that."""
+    return str(connection.get_transport_cls().driver_type) == "redis"
+
+
+def describe_broker(connection: Connection) -> str:
+    """Return the URL of each node, without user, password and query."""
+    return ", ".join(_without_secrets(url) for url in connection.alt or [connection.as_uri()])
+
+
+def amqp_urls(connection: Connection) -> list[str]:
+    """Return a URL for each node of a RabbitMQ cluster, as the RabbitMQ publisher reads them.
+
+    Raises:
+        ImproperlyConfigured: the app uses a login that the publisher does not support.
+    """
+    if connection.login_method not in (None, "PLAIN", "AMQPLAIN"):
+        raise ImproperlyConfigured(
+            f"broker_login_method is {connection.login_method!r}; only PLAIN, with user and password, is supported."
+        )
+    return [_amqp_url(each) for each in _nodes(connection)]
+
+
+def read_ssl(connection: Connection) -> dict[str, str] | None:
+    """Return the files that `broker_use_ssl` names, as the RabbitMQ publisher's option `ssl`; None without TLS.
+
+    Raises:
+        ImproperlyConfigured: the broker's certificate would not be verified.
+    """
+    ssl: Any = connection.ssl
+    if not isinstance(ssl, Mapping):
+        return {} if ssl else None
+    if ssl.get("cert_reqs") == 0:
+        raise ImproperlyConfigured(
+            "broker_use_ssl has cert_reqs=CERT_NONE, but the outbox always verifies the broker: "
+            "set ca_certs to the authority of its certificate."
+        )
+    return {ours: ssl[theirs] for theirs, ours in SSL_OPTIONS.items() if ssl.get(theirs)}
+
+
+def _nodes(connection: Connection) -> Sequence[Connection]:
+    if len(connection.alt) < 2:
+        return [connection]
+    settings: dict[str, Any] = {"ssl": connection.ssl, "transport": connection.transport_cls}
+    return [Connection(url, **settings) for url in connection.alt]
+
+
+def _amqp_url(node: Connection) -> str:
+    scheme = "amqps" if node.ssl else "amqp"
+    password: Any = node.password
+    if callable(password):
+        password = password()
+    user, password, vhost = (
+        quote(text, safe="") for text in (node.userid or "guest", password or "guest", node.virtual_host or "/")
+    )
+    return f"{scheme}://{user}:{password}@{node.hostname or 'localhost'}:{node.port or _port(node)}/{vhost}"
+
+
+def _port(node: Connection) -> int:
+    return 5671 if node.ssl else 5672
+
+
+def _without_secrets(url: str) -> str:
+    try:
+        parts = url_to_parts(url)
+    except ValueError:
+        return "a URL that cannot be read"
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname or ''}{port}/{quote(parts.path or '', safe='')}"

@@ -1,0 +1,75 @@
+"""The system checks of tasks that use the outbox."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.core.checks import CheckMessage, run_checks
+from django.test import override_settings
+
+from django_outbox.checks import TAG
+from tests.support import celery_app
+from tests.support.celery_tools import PUBLISHERS
+
+DEFAULT = {"default": PUBLISHERS["default"]}
+
+
+@pytest.fixture(autouse=True)
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """The current app, all of whose tasks use the outbox."""
+    made = celery_app.make_app("memory://", "outbox-test")
+    monkeypatch.setattr(celery_app, "app", made)
+    monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)
+    yield made
+    made.close()
+
+
+def found(publishers: dict[str, Any]) -> list[CheckMessage]:
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}):
+        return run_checks(tags=[TAG], databases=[])
+
+
+def test_tasks_with_their_publisher_give_no_message():
+    assert found(PUBLISHERS) == []
+
+
+def test_e030_there_is_no_publisher():
+    (problem,) = found(DEFAULT)
+    assert problem.id == "django_outbox.E030"
+    assert "task_cls of the Celery app 'outbox_tests' uses the publisher 'celery'" in problem.msg
+    assert "django_outbox.publishers.celery.CeleryPublisher" in str(problem.hint)
+
+
+def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
+    task: Any = app.tasks["tests.add"]
+    task.outbox_publisher = "emails"
+    (problem,) = found(PUBLISHERS)
+    assert (problem.id, "The task 'tests.add' uses the publisher 'emails'" in problem.msg) == (
+        "django_outbox.E030",
+        True,
+    )
+
+
+def test_e031_the_publisher_is_another_one():
+    (problem,) = found({**DEFAULT, "celery": DEFAULT["default"]})
+    assert problem.id == "django_outbox.E031"
+
+
+def test_e008_the_app_cannot_be_imported():
+    entry: Any = {**PUBLISHERS["celery"], "OPTIONS": {"app": "nowhere:app"}}
+    assert [problem.id for problem in found({**DEFAULT, "celery": entry})] == ["django_outbox.E008"]
+
+
+def test_w030_the_result_backend_keeps_no_results(app: Celery):
+    app.conf.update(result_backend="rpc://")
+    (problem,) = found(PUBLISHERS)
+    assert (problem.id, problem.level) == ("django_outbox.W030", 30)
+    assert problem.hint
+
+
+def test_plain_tasks_give_no_message(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    plain = Celery("plain", set_as_current=False)
+    monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: plain)
+    assert found(DEFAULT) == []
+    plain.close()

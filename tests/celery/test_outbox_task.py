@@ -1,0 +1,218 @@
+"""What a call stores in the outbox, on each database."""
+
+import datetime
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+from celery import Celery, Task, chain, group, signals
+from celery.result import AsyncResult
+from django.conf import settings
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+from kombu import Queue
+from kombu.exceptions import EncodeError
+
+from django_outbox.celery import OutboxTask
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import OutboxMessage
+from tests.conftest import ALIASES
+from tests.support import celery_app
+from tests.support.celery_tools import PUBLISHERS
+from tests.support.rabbitmq_tools import free_port
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+NOBODY = "amqp://guest:guest@127.0.0.1:{}//"
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
+    """An app whose broker and result backend do not run."""
+    made = celery_app.make_app(NOBODY.format(free_port()), "outbox-test")
+    made.conf.update(result_backend=f"redis://127.0.0.1:{free_port()}/0")
+    monkeypatch.setattr(celery_app, "app", made)
+    monkeypatch.setattr(OutboxTask, "outbox_using", using)
+    with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def add(app: Celery) -> Any:
+    return app.tasks["tests.add"]
+
+
+def stored(using: str) -> OutboxMessage:
+    return OutboxMessage.objects.using(using).get()
+
+
+def test_a_call_is_stored_although_nothing_else_runs(add: Any, using: str):
+    with transaction.atomic(using=using):
+        result = add.delay(1, 2)
+        message = stored(using)
+    assert isinstance(result, AsyncResult)
+    assert (result.id, uuid.UUID(result.id).version) == (str(message.message_id), 7)
+    assert (message.type, message.topic, message.publisher) == ("tests.add", "outbox-test", "celery")
+    assert message.headers["id"] == message.headers["root_id"] == result.id
+    assert message.payload["body"].startswith("[[1, 2], {}, ")
+
+
+def test_a_call_is_rolled_back_with_its_savepoint(add: Any, using: str):
+    with transaction.atomic(using=using):
+        kept = add.delay(1, 2)
+        with transaction.atomic(using=using):
+            add.delay(3, 4)
+            transaction.set_rollback(True, using=using)
+    assert str(stored(using).message_id) == kept.id
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_a_call_outside_a_transaction_is_stored(add: Any, using: str):
+    result = add.delay(1, 2)
+    assert str(stored(using).message_id) == result.id
+
+
+def test_a_second_call_with_the_same_id_stores_nothing(add: Any, using: str):
+    first = add.apply_async((1, 2), task_id="invoice-7")
+    assert add.apply_async((3, 4), task_id="invoice-7").id == first.id == "invoice-7"
+    assert stored(using).headers["argsrepr"] == "(1, 2)"
+
+
+def test_a_uuid_is_the_message_id_however_it_is_written(add: Any, using: str):
+    id = uuid.uuid4()
+    assert add.apply_async((1, 2), task_id=id.hex.upper()).id == id.hex.upper()
+    assert stored(using).message_id == id
+    assert stored(using).headers["id"] == id.hex.upper()
+
+
+@pytest.mark.parametrize("option", ["countdown", "eta", "text"])
+def test_the_outbox_keeps_a_call_until_its_eta(add: Any, using: str, option: str):
+    before = timezone.now()
+    eta = before + datetime.timedelta(hours=1)
+    options: dict[str, Any] = {"countdown": {"countdown": 3600}, "eta": {"eta": eta}, "text": {"eta": eta.isoformat()}}
+    add.apply_async((1, 2), **options[option])
+    message = stored(using)
+    assert message.available_at is not None
+    assert eta <= message.available_at <= timezone.now() + datetime.timedelta(hours=1)
+    assert datetime.datetime.fromisoformat(message.headers["eta"]) == message.available_at
+
+
+def test_a_naive_eta_is_in_utc_as_for_a_worker(add: Any, using: str):
+    eta = datetime.datetime(2199, 7, 1, 12)  # noqa: DTZ001 - on purpose
+    add.apply_async((1, 2), eta=eta)
+    assert stored(using).available_at == eta.replace(tzinfo=datetime.timezone.utc)
+
+
+def test_an_eta_that_has_passed_does_not_delay_the_call(add: Any, using: str):
+    add.apply_async((1, 2), eta=timezone.now() - datetime.timedelta(hours=1))
+    message = stored(using)
+    assert message.available_at is not None
+    assert message.available_at <= message.occurred_at
+
+
+def test_whether_the_result_is_ignored_reaches_the_worker(add: Any, using: str):
+    assert not add.delay(1, 2).ignored
+    assert add.apply_async((1, 2), ignore_result=True).ignored
+    headers = OutboxMessage.objects.using(using).order_by("id").values_list("headers", flat=True)
+    assert [each["ignore_result"] for each in headers] == [False, True]
+
+
+def test_canvas_stores_only_what_can_start(app: Celery, add: Any, using: str):
+    # Celery itself asks the backend for the results of a group.
+    app.conf.update(result_backend=settings.REDIS_URL)
+    with transaction.atomic(using=using):
+        chain(add.s(1, 2), add.s(3)).apply_async()
+        assert OutboxMessage.objects.using(using).count() == 1
+        group(add.s(1, 2), add.s(3, 4)).apply_async()
+        assert OutboxMessage.objects.using(using).count() == 3
+
+
+def test_task_always_eager_calls_the_task_at_once(app: Celery, add: Any, using: str):
+    app.conf.task_always_eager = True
+    assert add.delay(1, 2).get() == 3
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_signals_see_the_headers_that_are_stored(app: Celery, add: Any, using: str):
+    seen: list[dict[str, Any]] = []
+
+    def keep(headers: dict[str, Any], **_: Any) -> None:
+        headers["added"] = "by a receiver"
+        seen.append(headers)
+
+    signals.before_task_publish.connect(keep)
+    try:
+        add.apply_async((1, 2), countdown=60)
+    finally:
+        signals.before_task_publish.disconnect(keep)
+    assert seen == [stored(using).headers]
+    assert seen[0]["eta"]
+
+
+def test_an_event_about_a_sent_task_is_not_stored(app: Celery, add: Any, using: str):
+    app.conf.task_send_sent_event = True
+    add.delay(1, 2)
+    assert stored(using).type == "tests.add"
+
+
+@pytest.mark.parametrize("text", ["\x00", "\ud800", "\x1b[0m"], ids=["NUL", "surrogate", "escape"])
+def test_text_that_no_database_stores_is_stored(app: Celery, using: str, text: str):
+    app.tasks["tests.echo"].delay(text)
+    assert stored(using).payload["body"].startswith("[[")
+
+
+def test_an_unknown_publisher_is_refused(add: Any, using: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(add, "outbox_publisher", "emails")
+    with transaction.atomic(using=using):
+        with pytest.raises(InvalidMessage, match=r"^publisher: 'emails' is not in OUTBOX\['PUBLISHERS'\]"):
+            add.delay(1, 2)
+        monkeypatch.undo()
+
+
+def test_arguments_that_are_not_serializable_are_refused(app: Celery, using: str):
+    with transaction.atomic(using=using):
+        with pytest.raises(EncodeError):
+            app.tasks["tests.echo"].delay(object())
+        assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_arguments_that_are_too_large_are_refused(app: Celery, using: str):
+    with transaction.atomic(using=using):
+        with pytest.raises(InvalidMessage, match=r"^payload: is .*MAX_PAYLOAD_BYTES"):
+            app.tasks["tests.echo"].delay("x" * 1024 * 1024)
+        assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_a_connection_of_the_caller_is_refused(app: Celery, add: Any):
+    with app.connection_for_write() as connection, pytest.raises(InvalidMessage, match="the relay sends the task"):
+        add.apply_async((1, 2), connection=connection)
+
+
+def test_a_queue_that_the_app_does_not_know_is_refused(add: Any):
+    with pytest.raises(InvalidMessage, match=r"^queue: 'elsewhere' is not a queue of the Celery app"):
+        add.apply_async((1, 2), queue=Queue("elsewhere"))
+
+
+def test_arguments_are_checked_at_the_call(add: Any):
+    with pytest.raises(TypeError):
+        add.delay(1)
+
+
+def test_the_tasks_of_the_relay_are_not_stored():
+    import_module("django_outbox.tasks")
+    tasks = Celery("other", task_cls=OutboxTask, set_as_current=False).tasks
+    for name in ("drain_outbox", "purge_outbox"):
+        made = tasks[f"django_outbox.tasks.{name}"]
+        assert isinstance(made, Task)
+        assert not isinstance(made, OutboxTask)
+
+
+def test_an_app_may_be_made_before_django_is_set_up():
+    code = "import django_outbox.celery, celery; celery.Celery('shop', task_cls=django_outbox.celery.OutboxTask).Task"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,377 @@
+"""CeleryPublisher on RabbitMQ and Redis: the messages, the outcomes, outages and the queues."""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+from urllib.parse import urlsplit
+
+import pika
+import pytest
+import redis
+from celery import Celery, Task
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+from django.utils import timezone
+from kombu import Exchange, Queue
+
+from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.models import OutboxMessage
+from django_outbox.publishers.celery import CeleryPublisher
+from django_outbox.relay import Relay
+from tests.support import celery_app
+from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, new_prefix
+from tests.support.rabbitmq_tools import free_port, make_message
+
+pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)
+
+PATH = "tests.support.celery_app:app"
+
+MakeApp = Callable[..., Celery]
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    name = new_prefix()
+    with cleaned_up(name):
+        yield name
+
+
+@pytest.fixture(params=[*BROKERS])
+def broker(request: pytest.FixtureRequest) -> str:
+    return BROKERS[str(request.param)]
+
+
+@pytest.fixture
+def make(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
+    """Make the app of the test."""
+    with ExitStack() as stack, override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
+
+        def make_app(url: str, **conf: Any) -> Celery:
+            made = celery_app.make_app(url, prefix, **conf)
+            monkeypatch.setattr(celery_app, "app", made)
+            stack.callback(made.close)
+            return made
+
+        yield make_app
+
+
+def drain() -> Any:
+    with Relay(publishers=["celery"]) as relay:
+        return relay.drain()
+
+
+def take(app: Celery, queue: str) -> list[Any]:
+    """Take the messages out of a queue, as a worker reads them."""
+    found = []
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        bound = app.amqp.queues[queue](channel)
+        while (message := bound.get(no_ack=True)) is not None:
+            found.append(message)
+    return found
+
+
+def messages(app: Celery, count: int = 1, **options: Any) -> list[Message]:
+    """Store calls, and return them as the relay claims them."""
+    for n in range(count):
+        app.tasks["tests.add"].apply_async((n, n), **options)
+    rows = OutboxMessage.objects.order_by("-id")[:count]
+    return [
+        make_message(
+            row.topic,
+            json.dumps(row.payload).encode(),
+            id=row.pk,
+            message_id=str(row.message_id),
+            type=row.type,
+            headers=row.headers,
+        )
+        for row in reversed(rows)
+    ]
+
+
+@pytest.fixture
+def publisher(request: pytest.FixtureRequest) -> Iterator[Callable[..., CeleryPublisher]]:
+    made: list[CeleryPublisher] = []
+
+    def construct(**options: Any) -> CeleryPublisher:
+        made.append(CeleryPublisher("celery", app=PATH, **{"timeout": 5, **options}))
+        return made[-1]
+
+    yield construct
+    for each in made:
+        each.close()
+
+
+# The messages
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "priority": {"priority": 7},
+    "headers": {"headers": {"custom": {"nested": [1, None, True, 0.5]}}},
+    "transient": {"delivery_mode": "transient"},
+    "compressed": {"compression": "gzip"},
+    "pickled": {"serializer": "pickle"},
+    "reply_to": {"reply_to": "somewhere", "shadow": "shown", "time_limit": 10, "soft_time_limit": 5},
+    "properties": {"app_id": "shop", "type": "task"},
+    "routing key": {"exchange": "", "routing_key": ""},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_message_is_what_celery_itself_would_send(make: MakeApp, broker: str, prefix: str, options: dict[str, Any]):
+    app = make(broker)
+    args = ({"zebra": 1, "a": [timezone.now()]}, "– ß")
+    kwargs = {"task_id": "7d0f7d5c-9d2a-4a0e-8a52-4c6e3bb8f1a0", "kwargs": {"b": 1, "a": 2}, **options}
+    echo = app.tasks["tests.echo"]
+    Task.apply_async(echo, args, **kwargs)
+    echo.apply_async(args, **kwargs)
+    assert drain().processed == 1
+    direct, through_outbox = take(app, prefix)
+    assert through_outbox.properties.pop("message_id") == kwargs["task_id"]
+    for each in (direct, through_outbox):
+        each.properties.pop("delivery_tag", None)
+        each.properties.pop("application_headers", None)
+        each.delivery_info.pop("delivery_tag", None)
+        each.delivery_info.pop("message_count", None)
+    for name in ("headers", "properties", "body", "content_type", "content_encoding", "delivery_info"):
+        assert getattr(through_outbox, name) == getattr(direct, name), name
+
+
+def test_a_message_lives_in_the_broker_until_the_task_expires(make: MakeApp, prefix: str):
+    app = make(settings.AMQP_URL)
+    app.tasks["tests.add"].apply_async((1, 2), expires=600)
+    expires = timezone.now() - datetime.timedelta(seconds=1)
+    app.tasks["tests.add"].apply_async((1, 2), expires=expires)
+    lives_for_a_minute: dict[str, Any] = {"expiration": 60}
+    app.tasks["tests.add"].apply_async((1, 2), **lives_for_a_minute)
+    assert drain().processed == 3
+    living, expired, other = take(app, prefix)
+    assert 500_000 < int(living.properties["expiration"]) <= 600_000
+    # A worker receives it, and records that it was revoked.
+    assert "expiration" not in expired.properties
+    assert other.properties["expiration"] == "60000"
+
+
+def test_a_topic_exchange_of_the_app_is_declared_and_used(make: MakeApp, prefix: str):
+    name = f"{prefix}-topic"
+    queue = Queue(name, Exchange(name, "topic"), routing_key="orders.#")
+    app = make(settings.AMQP_URL, task_queues=[queue, Queue(prefix)])
+    app.tasks["tests.add"].apply_async((1, 2), queue=name, routing_key="orders.new")
+    assert drain().processed == 1
+    (found,) = take(app, name)
+    assert (found.delivery_info["exchange"], found.delivery_info["routing_key"]) == (name, "orders.new")
+
+
+def test_an_eta_does_not_use_the_delayed_delivery_of_quorum_queues(make: MakeApp, prefix: str):
+    name = f"{prefix}-topic"
+    queue = Queue(name, Exchange(name, "topic"), routing_key="#", queue_arguments={"x-queue-type": "quorum"})
+    app = make(settings.AMQP_URL, task_queues=[queue, Queue(prefix)])
+    app.tasks["tests.add"].apply_async((1, 2), queue=name, countdown=60)
+    assert OutboxMessage.objects.get().topic == "#"
+
+
+# The queues
+
+
+def test_a_task_that_is_sent_before_the_first_worker_started_is_kept(make: MakeApp, broker: str, prefix: str):
+    app = make(broker)
+    app.tasks["tests.add"].delay(1, 2)
+    assert drain().processed == 1
+    assert len(take(app, prefix)) == 1
+
+
+def test_a_queue_that_was_deleted_meanwhile_is_declared_again(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    app, sender = make(settings.AMQP_URL), publisher()
+    assert sender.publish(messages(app)) == [ACCEPTED]
+    with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
+        connection.channel().queue_delete(prefix)
+    assert sender.publish(messages(app, 2)) == [ACCEPTED] * 2
+    assert len(take(app, prefix)) == 2
+
+
+def test_a_queue_with_other_arguments_is_used_as_it_is(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher], caplog: pytest.LogCaptureFixture
+):
+    app = make(settings.AMQP_URL)
+    with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
+        connection.channel().queue_declare(prefix, durable=True, arguments={"x-max-priority": 5})
+    assert publisher().publish(messages(app)) == [ACCEPTED]
+    assert f"cannot declare the queue '{prefix}'" in caplog.text
+
+
+def test_a_missing_exchange_rejects_its_messages_and_no_others(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    app = make(settings.AMQP_URL)
+    lost = messages(app, exchange=f"{prefix}-missing", routing_key="x")
+    found = publisher().publish([*messages(app), *lost, *messages(app)])
+    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert (found[1].error_class, found[1].error.startswith("unroutable: there is no exchange")) == (
+        "rabbitmq.unroutable",
+        True,
+    )
+    assert len(take(app, prefix)) == 2
+
+
+def test_an_unroutable_message_is_rejected(make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]):
+    app = make(settings.AMQP_URL)
+    with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
+        connection.channel().exchange_declare(f"{prefix}-other", "direct")
+    (outcome,) = publisher().publish(messages(app, exchange=f"{prefix}-other", routing_key="nowhere"))
+    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "rabbitmq.unroutable")
+
+
+# Outcomes
+
+
+def test_a_message_that_is_no_task_is_rejected_alone(
+    make: MakeApp, broker: str, publisher: Callable[..., CeleryPublisher]
+):
+    app = make(broker)
+    good = messages(app, 2)
+    others = [
+        make_message("queue", b'{"id": 7}'),
+        make_message("queue", b"[]", headers={"task": "a", "id": "b"}),
+        make_message("queue", b'{"body": "x", "base64": true, "properties": {}}', headers={"task": "a", "id": "b"}),
+    ]
+    found = publisher().publish([good[0], *others, good[1]])
+    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, *[Verdict.REJECTED] * 3, Verdict.ACCEPTED]
+    assert {outcome.error_class for outcome in found[1:4]} == {"celery.not_a_task"}
+    assert publisher().publish(others)[0].verdict is Verdict.REJECTED
+
+
+def test_many_messages_are_accepted_in_order(
+    make: MakeApp, broker: str, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    app = make(broker)
+    (message,) = messages(app)
+    batch = [message._replace(id=n, headers={**message.headers, "number": n}) for n in range(1200)]
+    assert list(publisher().publish(batch)) == [ACCEPTED] * 1200
+    assert [each.headers["number"] for each in take(app, prefix)] == [*range(1200)]
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "redis"])
+def test_nothing_is_lost_while_the_broker_is_unavailable(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher], scheme: str
+):
+    app = make(f"{scheme}://:secret@127.0.0.1:{free_port()}/1")
+    batch = messages(app, 3)
+    sender = publisher(timeout=1)
+    assert "127.0.0.1" in sender.prepare()
+    outcomes = sender.publish(batch)
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 3
+    texts = [sender.prepare(), sender.describe(), *(outcome.error for outcome in outcomes)]
+    assert not any("secret" in text for text in texts)
+    make(BROKERS["rabbitmq" if scheme == "amqp" else "redis"])
+    assert drain().processed == 3
+
+
+def test_the_next_node_of_a_failover_list_is_used(
+    make: MakeApp, broker: str, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    scheme = urlsplit(broker).scheme
+    app = make(f"{scheme}://127.0.0.1:{free_port()}//;{broker}")
+    assert publisher().publish(messages(app, 2)) == [ACCEPTED] * 2
+    assert len(take(make(broker), prefix)) == 2
+
+
+def test_a_connection_that_redis_ends_is_replaced(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    app, sender = make(settings.REDIS_URL), publisher()
+    app.conf.broker_transport_options = {"global_keyprefix": prefix, "client_name": prefix}
+    assert sender.publish(messages(app)) == [ACCEPTED]
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        for each in client.client_list():
+            if each["name"] == prefix:
+                client.client_kill_filter(_id=each["id"])
+    found = {sender.publish(messages(app))[0].verdict for _ in range(3)}
+    assert Verdict.ACCEPTED in found
+    assert found <= {Verdict.ACCEPTED, Verdict.UNANSWERED}
+
+
+def test_redis_that_refuses_one_queue_accepts_the_others(
+    make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]
+):
+    app = make(settings.REDIS_URL)
+    refused = messages(app, queue=f"{prefix}-gone")
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        client.set(f"{prefix}{prefix}-gone", "not a list")
+    found = publisher().publish([*messages(app), *refused, *messages(app)])
+    assert [outcome.verdict for outcome in found] == [Verdict.ACCEPTED, Verdict.DEFERRED, Verdict.ACCEPTED]
+    assert "WRONGTYPE" in found[1].error
+
+
+# The options
+
+
+def improper(**options: Any) -> str:
+    with pytest.raises(ImproperlyConfigured) as caught:
+        CeleryPublisher("celery", **options)
+    return str(caught.value)
+
+
+def test_the_app_must_be_a_celery_app():
+    assert "the path of the Celery app" in improper(app="")
+    assert "must name a module and a variable" in improper(app="app")
+    assert "'nowhere.celery' cannot be imported" in improper(app="nowhere.celery:app")
+    assert "has no 'missing'" in improper(app="tests.support.celery_app:missing")
+    assert "has a function of this name" in improper(app="tests.support.celery_app:make_app")
+    with pytest.raises(TypeError):
+        CeleryPublisher("celery")  # type: ignore[call-arg]
+
+
+def test_a_dotted_path_is_accepted_too(make: MakeApp):
+    make(settings.AMQP_URL)
+    assert "tests.support.celery_app.app" in CeleryPublisher("celery", app="tests.support.celery_app.app").describe()
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True, "1", 100_000])
+def test_the_timeout_must_be_seconds(make: MakeApp, timeout: object):
+    make(settings.AMQP_URL)
+    assert "a number of seconds above 0" in improper(app=PATH, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("conf", "text"),
+    [
+        ({"task_protocol": 1}, "task_protocol"),
+        ({"broker_url": "nonsense://:secret@host"}, "broker_url of the Celery app cannot be used"),
+        ({"broker_login_method": "EXTERNAL"}, "broker_login_method is 'EXTERNAL'"),
+        ({"broker_use_ssl": {"cert_reqs": 0}}, "cert_reqs=CERT_NONE"),
+        ({"broker_use_ssl": {"ca_certs": "/missing.pem"}}, "/missing.pem"),
+    ],
+    ids=["protocol", "transport", "login", "certificate", "file"],
+)
+def test_settings_of_the_app_that_cannot_be_used_are_refused(make: MakeApp, conf: dict[str, Any], text: str):
+    make(settings.AMQP_URL).conf.update(conf)
+    found = improper(app=PATH)
+    assert text in found
+    assert "secret" not in found
+
+
+def test_the_broker_is_described_without_secrets(make: MakeApp):
+    make("amqp://user:secret@one:5673/vhost;amqp://user:secret@two//")
+    assert CeleryPublisher("celery", app=PATH).describe() == (
+        f"Celery app {PATH}, RabbitMQ at amqp://one:5673/vhost, amqp://two:5672/%2F"
+    )
+    make("redis://user:secret@one:6380/3?ssl_cert_reqs=required")
+    assert CeleryPublisher("celery", app=PATH).describe() == f"Celery app {PATH}, redis://one:6380/3"
+
+
+def test_tls_of_the_app_is_used(make: MakeApp):
+    make("amqp://user:secret@one//").conf.broker_use_ssl = True
+    assert "amqps://one:5671/%2F" in CeleryPublisher("celery", app=PATH).describe()
+
+
+def test_the_driver_of_rabbitmq_is_named_if_it_is_missing(make: MakeApp):
+    make(settings.AMQP_URL)
+    module = "django_outbox.publishers.celery.rabbitmq_tasks"
+    with mock.patch.dict("sys.modules", {module: None}):
+        assert 'pip install "django-transactional-outbox[celery,rabbitmq]"' in improper(app=PATH)

@@ -1,0 +1,205 @@
+"""Calls through the outbox, run by real workers on RabbitMQ and Redis."""
+
+import datetime
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+from django.db import connections, transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from django_outbox.celery import OutboxTask
+from django_outbox.models import OutboxMessage
+from django_outbox.relay import Relay
+from tests.support import celery_app
+from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
+from tests.support.relay_threads import relays_in_threads
+
+USING = "postgresql"
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True, databases=["default", USING])]
+
+PATIENCE = 60
+"""Seconds within which a result must arrive."""
+
+
+@pytest.fixture(scope="module", params=[*BROKERS])
+def app(
+    request: pytest.FixtureRequest, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Celery]:
+    """An app whose worker runs."""
+    prefix, url = new_prefix(), BROKERS[request.param]
+    log = tmp_path_factory.mktemp("worker") / "log"
+    made = celery_app.make_app(url, prefix)
+    with cleaned_up(prefix), worker(made, USING, url, log):
+        yield made
+        close(made)
+
+
+@dataclass
+class Tasks:
+    app: Celery
+
+    def __getattr__(self, name: str) -> Any:
+        return self.app.tasks[f"tests.{name}"]
+
+
+@pytest.fixture
+def tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
+    """The tasks of an app whose worker and relay run."""
+    monkeypatch.setattr(celery_app, "app", app)
+    monkeypatch.setattr(OutboxTask, "outbox_using", USING)
+    with (
+        override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS, "POLL_INTERVAL": 0.05}),
+        relays_in_threads(using=USING, publishers=["celery"]) as start,
+    ):
+        start()
+        yield Tasks(app)
+
+
+def result(of: "AsyncResult[Any]") -> Any:
+    return of.get(timeout=PATIENCE)
+
+
+def test_a_committed_call_is_run_once_under_the_id_of_its_message(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        call = tasks.describe_request.delay()
+        assert not call.ready()
+    assert result(call)["id"] == call.id
+    message = OutboxMessage.objects.using(USING).get()
+    assert str(message.message_id) == call.id
+    assert (message.type, message.publisher) == ("tests.describe_request", "celery")
+
+
+def test_a_call_that_is_rolled_back_is_not_sent(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        lost = tasks.add.delay(1, 1)
+        transaction.set_rollback(True, using=USING)
+    assert result(tasks.add.delay(1, 2)) == 3
+    assert not lost.ready()
+    assert OutboxMessage.objects.using(USING).count() == 1
+
+
+def test_arguments_arrive_as_they_were(tasks: Tasks):
+    args = (
+        datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.timezone.utc),
+        datetime.date(2026, 1, 2),
+        Decimal("9.950"),
+        uuid.UUID(int=7),
+        b"\x00\xff",
+        {"zebra": 1, "a": {"y": 1, "b": 2}},
+        [1e16, 1.0, 2**70, -0.0, float("inf")],
+        "\x00 – \ud83e\udda1".encode("utf-16", "surrogatepass").decode("utf-16"),
+        None,
+    )
+    assert result(tasks.describe.apply_async(args, {"at": args[0]})) == repr((args, {"at": args[0]}))
+
+
+def test_a_chain_that_starts_in_a_transaction_completes(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        call = chain(tasks.add.s(1, 2), tasks.add.s(3), tasks.add.s(4)).apply_async()
+        assert OutboxMessage.objects.using(USING).count() == 1
+    assert result(call) == 10
+
+
+def test_a_group_that_starts_in_a_transaction_completes(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        calls = group(tasks.add.s(n, n) for n in range(10)).apply_async()
+        assert OutboxMessage.objects.using(USING).count() == 10
+    assert result(calls) == [2 * n for n in range(10)]
+
+
+def test_a_chord_that_starts_in_a_transaction_completes(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        call = chord([tasks.add.s(n, n) for n in range(10)], tasks.total.s()).apply_async()
+    assert result(call) == 90
+
+
+def test_a_chain_of_a_chord_and_a_group_completes(tasks: Tasks):
+    with transaction.atomic(using=USING):
+        call = chain(
+            group(tasks.add.s(n, 1) for n in range(3)), tasks.total.s(), group(tasks.add.s(n) for n in range(2))
+        ).apply_async()
+    assert result(call) == [6, 7]
+
+
+def test_links_are_called(tasks: Tasks):
+    link, link_error = tasks.note.s(), tasks.note.si("failed")
+    called, called_after_error = link.freeze(), link_error.freeze()
+    with transaction.atomic(using=USING):
+        tasks.add.apply_async((1, 2), link=link)
+        tasks.fail.apply_async(("no",), link_error=link_error)
+    assert result(called) == 3
+    assert result(called_after_error) == "failed"
+
+
+def test_options_reach_the_worker(tasks: Tasks):
+    call = tasks.describe_request.apply_async(priority=5, headers={"custom": [1, "x"]})
+    found = result(call)
+    assert (found["custom"], found["priority"], found["correlation_id"]) == ([1, "x"], 5, call.id)
+
+
+def test_a_task_does_not_start_before_its_eta(tasks: Tasks):
+    eta = timezone.now() + datetime.timedelta(seconds=1.5)
+    call = tasks.describe_request.apply_async(eta=eta)
+    assert OutboxMessage.objects.using(USING).get().available_at == eta
+    found = result(call)
+    assert found["now"] >= eta
+    assert datetime.datetime.fromisoformat(found["eta"]) == eta
+
+
+def test_a_task_that_expired_in_the_outbox_is_revoked(tasks: Tasks):
+    call = tasks.add.apply_async((1, 2), countdown=1, expires=0.5)
+    with pytest.raises(TaskRevokedError):
+        result(call)
+
+
+def test_an_id_that_is_not_a_uuid_stays_the_id_of_the_result(tasks: Tasks):
+    call = tasks.describe_request.apply_async(task_id="invoice-7")
+    assert call.id == "invoice-7"
+    assert result(call)["id"] == "invoice-7"
+
+
+def test_a_retry_in_a_transaction_is_not_rolled_back(tasks: Tasks):
+    assert result(tasks.retry_in_transaction.delay()) == 2
+
+
+def test_a_replacement_in_a_transaction_is_not_rolled_back(tasks: Tasks):
+    assert result(tasks.replace_in_transaction.delay(3, 4)) == 7
+
+
+def test_calls_within_a_task_follow_its_transaction(tasks: Tasks, app: Celery):
+    lost = result(tasks.call_another.delay(False))
+    sent = result(tasks.call_another.delay(True))
+    assert result(app.AsyncResult(sent)) == 2
+    assert not app.AsyncResult(lost).ready()
+
+
+@pytest.mark.parametrize("options", [{"serializer": "yaml"}, {"compression": "gzip"}], ids=["yaml", "gzip"])
+def test_other_encodings_are_stored_and_read(tasks: Tasks, options: dict[str, str]):
+    if "serializer" in options:
+        pytest.importorskip("yaml")
+    call = tasks.add.apply_async((1, 2), **options)
+    if "compression" in options:
+        assert result(call) == 3
+    else:
+        # The worker accepts JSON only, and refuses the message: it arrived.
+        assert OutboxMessage.objects.using(USING).get(message_id=call.id).payload["content_type"] != "application/json"
+
+
+def test_the_relay_sends_a_backlog_that_was_stored_without_it(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(celery_app, "app", app)
+    monkeypatch.setattr(OutboxTask, "outbox_using", USING)
+    with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
+        calls = [app.tasks["tests.add"].delay(n, n) for n in range(50)]
+        with Relay(using=USING) as relay:
+            assert relay.drain().processed == 50
+        assert [result(call) for call in calls] == [2 * n for n in range(50)]
+    connections[USING].close()

@@ -1,0 +1,105 @@
+"""Workers that tests start, and the queues and keys that they leave behind."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pika
+import redis
+from celery import Celery
+from django.conf import settings
+from django.db import connections
+
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+BROKERS: dict[str, str] = {"rabbitmq": settings.AMQP_URL, "redis": settings.REDIS_URL}
+"""The URLs of the brokers that the tests run on."""
+
+PUBLISHERS: dict[str, Any] = {
+    "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
+    "celery": {
+        "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+        "OPTIONS": {"app": "tests.support.celery_app:app"},
+    },
+}
+
+
+def new_prefix() -> str:
+    return f"outbox-test-{uuid.uuid4().hex[:8]}"
+
+
+def close(app: Celery) -> None:
+    """Close an app and the connections of its result backend."""
+    backend: Any = app.backend
+    backend.result_consumer.stop()
+    backend.client.close()
+    app.close()
+
+
+@contextmanager
+def cleaned_up(prefix: str) -> Iterator[None]:
+    """Delete the queues, exchanges and keys whose names begin with a prefix, in the end."""
+    try:
+        yield
+    finally:
+        with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
+            for suffix in ("", "-topic", "-missing", "-gone", "-other"):
+                channel = connection.channel()
+                channel.queue_delete(prefix + suffix)
+                channel.exchange_delete(prefix + suffix)
+        with redis.Redis.from_url(settings.REDIS_URL) as client:
+            for key in client.scan_iter(f"*{prefix}*"):
+                client.delete(key)
+
+
+@contextmanager
+def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a prefork worker with two processes for the app's default queue, on a database of the test run."""
+    prefix = app.conf.task_default_queue
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.support.celery_settings",
+        "OUTBOX_CELERY_DATABASE": json.dumps(_database(using)),
+        "OUTBOX_CELERY_BROKER": broker,
+        "OUTBOX_CELERY_PREFIX": prefix,
+    }
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
+    arguments = [
+        "-A",
+        "tests.support.celery_worker",
+        "worker",
+        "-n",
+        f"{prefix}@%h",
+        "-P",
+        "prefork",
+        "-c",
+        "2",
+        *quiet,
+    ]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery_worker", *arguments]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    try:
+        eventually(lambda: " ready." in log.read_text() or process.poll() is not None, log.read_text(), seconds=60)
+        assert process.poll() is None, log.read_text()
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _database(using: str) -> dict[str, Any]:
+    found = connections[using].settings_dict
+    return {name: found[name] for name in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")}

@@ -1,0 +1,7 @@
+"""The module that `celery -A` imports in the workers that tests start."""
+
+import os
+
+from tests.support.celery_app import make_app
+
+app = make_app(os.environ["OUTBOX_CELERY_BROKER"], os.environ["OUTBOX_CELERY_PREFIX"])
