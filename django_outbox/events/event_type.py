@@ -3,6 +3,7 @@
 import enum
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -116,7 +117,7 @@ class EventType:
         oldest = min(self.upgrades, default=self.version)
         return [version for version in range(oldest, self.version) if version not in self.upgrades]
 
-    @property
+    @cached_property
     def key_fields(self) -> list[str]:
         """The names in the template of the key.
 
@@ -135,8 +136,12 @@ class EventType:
         if not self.key:
             return ""
         values = {}
-        for name in self.key_fields:
-            value = event.get(name) if isinstance(event, Mapping) else getattr(event, name)
+        try:
+            names = self.key_fields
+        except ValueError as error:
+            raise self._invalid(f"the key {self.key!r} is not a template: {error}") from None
+        for name in names:
+            value = event.get(name) if isinstance(event, Mapping) else getattr(event, name, None)
             if isinstance(value, enum.Enum):
                 value = value.value
             if value is None or value == "":
