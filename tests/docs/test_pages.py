@@ -46,6 +46,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 COMMANDS = [
     "outbox_discard",
+    "outbox_events",
     "outbox_pause",
     "outbox_purge",
     "outbox_requeue",
