@@ -3,13 +3,13 @@
 import datetime
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any, overload
+from typing import Any
 
 from django.db import connections, router, transaction
 
 from django_outbox.conf import get_settings
-from django_outbox.db.transactions import in_transaction
-from django_outbox.enqueueing.events import Event, as_message, encode
+from django_outbox.db.transactions import in_transaction, refuse_async
+from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.routing import route
 from django_outbox.enqueueing.validation import check_message, check_unsaved, read_available_at, read_message_id
@@ -26,41 +26,6 @@ CHUNK_SIZE = 1000
 CHUNK_BYTES = 4 * 1024 * 1024
 """Maximum bytes of payloads and headers in one INSERT. Escaping makes them up to 3.5 times as long, and MariaDB refuses
 a statement of more than 16 MiB."""
-
-
-@overload
-def enqueue(
-    type: str,
-    payload: Any,
-    *,
-    key: str | int | uuid.UUID = "",
-    topic: str = "",
-    headers: dict[str, Any] | None = None,
-    message_id: uuid.UUID | str | None = None,
-    delay: datetime.timedelta | float | None = None,
-    available_at: datetime.datetime | None = None,
-    publisher: str | None = None,
-    using: str | None = None,
-    require_transaction: bool | None = None,
-    lock_key: bool | None = None,
-) -> OutboxMessage: ...
-
-
-@overload
-def enqueue(
-    type: Event,
-    *,
-    key: str | int | uuid.UUID = "",
-    topic: str = "",
-    headers: dict[str, Any] | None = None,
-    message_id: uuid.UUID | str | None = None,
-    delay: datetime.timedelta | float | None = None,
-    available_at: datetime.datetime | None = None,
-    publisher: str | None = None,
-    using: str | None = None,
-    require_transaction: bool | None = None,
-    lock_key: bool | None = None,
-) -> OutboxMessage: ...
 
 
 def enqueue(
@@ -113,6 +78,7 @@ def enqueue(
         InvalidMessage: an argument is invalid. The error names the field, the path within it and the limit. Nothing was
             written, and the transaction can continue.
         InvalidEvent: the event does not match its class. Nothing was written, either.
+        SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
     """
     if not isinstance(type, str):
         event = encode(type)
@@ -120,7 +86,7 @@ def enqueue(
             raise InvalidMessage("payload", "cannot be combined with an event, which has its own.")
         type, payload = event.type, event.payload
         key, topic = key if key != "" else event.key, topic or event.topic
-        headers = {**event.headers, **headers} if isinstance(headers, dict) else headers or event.headers
+        headers = merge_headers(event.headers, headers)
         publisher = event.publisher if publisher is None else publisher
     elif payload is ...:
         raise InvalidMessage("payload", "is missing. For a message without data, pass None.")
@@ -179,6 +145,7 @@ def enqueue_many(
         InvalidMessage: a message is invalid, for example `messages[3].payload["id"]`. Nothing was written, and the
             transaction can continue.
         InvalidEvent: an event does not match its class. Nothing was written, either.
+        SynchronousOnlyOperation: it was called in async code.
     """
     batch = [as_message(each, position) for position, each in enumerate(messages)]
     using = using or router.db_for_write(OutboxMessage)
@@ -216,17 +183,17 @@ def _chunks(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[Ou
 
 
 def _check_transaction(using: str, required: bool | None, function: str) -> None:
-    if not (get_settings().require_transaction if required is None else required):
-        return
     if in_transaction(connections[using]):
+        return
+    refuse_async(function, using)
+    if not (get_settings().require_transaction if required is None else required):
         return
     others = [other.alias for other in connections.all(initialized_only=True) if in_transaction(other)]
     elsewhere = f" A transaction is open on {others[0]!r}: did you mean using={others[0]!r}?" if others else ""
     raise TransactionRequired(
         f"{function}() needs an open transaction on the database {using!r}, so that the message and your data are "
-        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={using!r}):` (in "
-        f"async code, in a function that you call with `await sync_to_async(function)()`), or pass "
-        f"require_transaction=False to save the message on its own, for example in an on_commit hook."
+        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={using!r}):`, or "
+        f"pass require_transaction=False to save the message on its own, for example in an on_commit hook."
     )
 
 

@@ -66,6 +66,13 @@ def encode(event: object) -> Encoded:
     return encoder.encode(event)
 
 
+def merge_headers(defaults: dict[str, Any], headers: object) -> Any:
+    """Return an event's headers with those of the caller, which take precedence. Invalid ones are returned as is."""
+    if headers is None:
+        return defaults
+    return {**defaults, **headers} if isinstance(headers, dict) else headers
+
+
 def as_message(value: object, position: int) -> Any:
     """Return an event as an unsaved message; return another value unchanged.
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from django.db import router, transaction
 
+from django_outbox.db.transactions import refuse_async
 from django_outbox.enqueueing.enqueue import enqueue_many
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
 from django_outbox.exceptions import InvalidMessage
@@ -45,9 +46,11 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
 
     Raises:
         InvalidEvent: an event does not match its class. The block is rolled back.
+        SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
     """
     using = using or router.db_for_write(OutboxMessage)
     collector = EventCollector()
+    refuse_async("collect_events", using)
     with transaction.atomic(using=using):
         yield collector
         if collector.events:

@@ -1,12 +1,12 @@
 """The decorators `event` and `upgrade`."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.enqueueing.events import ATTRIBUTE
-from django_outbox.events.event_type import EventType
+from django_outbox.events.event_type import EventType, is_version
 from django_outbox.events.registry import event_type_of, registry
 
 __all__ = ["event", "upgrade"]
@@ -34,9 +34,9 @@ def event(
         ImproperlyConfigured: pydantic 2.7 or newer is not installed, or an argument is invalid.
         TypeError: the class is of another kind.
     """
-    if not isinstance(type, str) or not type:
+    if not _is_name(type):
         raise ImproperlyConfigured(f"@event needs the name of the event, such as 'order.created', not {type!r}.")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if not is_version(version):
         raise ImproperlyConfigured(f"@event({type!r}): version is {version!r}; it must be an integer of at least 1.")
 
     def register(cls: _Class) -> _Class:
@@ -48,7 +48,7 @@ def event(
                 "pip install 'django-transactional-outbox[events]'."
             ) from error
         codec = Codec(cls)
-        decorated = _as_dict_subclass(cls) if codec.is_typed_dict else cls
+        decorated: Any = _as_dict_subclass(cls) if codec.is_typed_dict else cls
         event_type = EventType(type, decorated, codec, version=version, key=key, topic=topic, publisher=publisher)
         setattr(decorated, ATTRIBUTE, event_type)
         # A base class may be another event.
@@ -56,7 +56,7 @@ def event(
         if "upgrade" not in codec.field_names and (inherited is None or _is_own(inherited)):
             decorated.upgrade = event_type.upgrade
         registry.add(event_type)
-        return decorated
+        return cast("_Class", decorated)
 
     return register
 
@@ -76,6 +76,10 @@ def upgrade(event_class: type, *, from_version: int) -> Callable[[_Upgrade], _Up
         ImproperlyConfigured: the version is not older than the class, or has an upgrade already.
     """
     return event_type_of(event_class).upgrade(from_version)  # type: ignore[return-value]
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_own(method: object) -> bool:

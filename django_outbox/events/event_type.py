@@ -93,7 +93,7 @@ class EventType:
         Raises:
             ImproperlyConfigured: the version is not older than the class, or has an upgrade already.
         """
-        if isinstance(from_version, bool) or not isinstance(from_version, int) or not 0 < from_version < self.version:
+        if not is_version(from_version) or from_version >= self.version:
             raise ImproperlyConfigured(
                 f"{self.path}: from_version is {from_version!r}, but the event has version {self.version}. "
                 "An upgrade starts from an older version, which is at least 1."
@@ -182,6 +182,11 @@ class EventType:
 
     def _invalid(self, problem: str) -> InvalidEvent:
         return InvalidEvent(f"{self.type} ({self.path}): {problem}.")
+
+
+def is_version(value: object) -> bool:
+    """Return whether a value is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _name(function: Upgrade) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models, router, transaction
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 __all__ = ["RecordsEvents"]
 
 
-class RecordsEvents(models.Model):
+class _Abstract:
+    abstract = True
+
+
+class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
     """A base class of models whose methods record events.
 
     `save()` and `delete()` enqueue what was recorded, in the same transaction and in the same database as the instance.
@@ -24,8 +28,8 @@ class RecordsEvents(models.Model):
     queryset, or by a cascade, because they call neither method.
     """
 
-    class Meta:
-        abstract = True
+    # Not a nested class: type checkers would compare the `Meta` of each model with it.
+    Meta: ClassVar[Any] = _Abstract
 
     _recorded: Recorded | None = None
 

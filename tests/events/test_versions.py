@@ -29,7 +29,7 @@ def order_created(fresh_registry: object) -> Any:
     """Version 3, with upgrades from 1 and 2."""
     cls: Any = event("order.created", version=3)(OrderCreated)
 
-    @cls.upgrade(from_version=1)
+    @cls.upgrade(from_version=1)  # type: ignore[untyped-decorator]
     def add_currency(payload: dict[str, Any]) -> dict[str, Any]:
         return {**payload, "currency": "EUR"}
 

@@ -189,7 +189,8 @@ def _values(schema: Schema) -> list[Any] | None:
     """Return the values that a schema allows, or None if it does not list them."""
     if "const" in schema:
         return [schema["const"]]
-    return schema.get("enum")
+    values: list[Any] | None = schema.get("enum")
+    return values
 
 
 def _describe(side: _Side) -> str:

@@ -28,9 +28,9 @@ class Command(OutboxCommand):
     )
     examples = """
   manage.py outbox_events                           list the events
-  manage.py outbox_events --asyncapi events.json    write an AsyncAPI document
-  manage.py outbox_events --json-schema schemas/    write a JSON Schema for each event
-  manage.py outbox_events --check events.json       compare with an earlier document
+  manage.py outbox_events --asyncapi events.json    write AsyncAPI
+  manage.py outbox_events --json-schema schemas/    write a file for each
+  manage.py outbox_events --check events.json       compare with a file
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
