@@ -63,9 +63,7 @@ class InvalidEvent(OutboxError, ValueError):
 class UnknownEvent(OutboxError, LookupError):
     """No class is registered for the type of a message, or none that can read its version.
 
-    Attributes:
-        type: the type of the message.
-        version: its version.
+    Its attributes `type` and `version` are those of the message.
     """
 
     def __init__(self, type: str, version: int, problem: str) -> None:

@@ -33,19 +33,26 @@ class Encoder(Protocol):
         """
 
 
-class _Dataclass(Protocol):
+class DataclassEvent(Protocol):
+    """An instance of a dataclass."""
+
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-class _Model(Protocol):
-    def model_dump_json(self) -> str: ...
+class ModelEvent(Protocol):
+    """An instance of a pydantic model."""
+
+    def model_dump_json(self) -> str:
+        """Only pydantic models have this method."""
 
 
-class _NamedTuple(Protocol):
+class NamedTupleEvent(Protocol):
+    """An instance of a NamedTuple."""
+
     def _asdict(self) -> dict[str, Any]: ...
 
 
-Event: TypeAlias = _Dataclass | _Model | _NamedTuple | Mapping[str, object]
+Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, object]
 """What an event may be for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
 
 
