@@ -1,7 +1,7 @@
 """The events that a model instance has recorded, and the warning if they are never saved."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
@@ -61,6 +61,4 @@ def resolve(entries: Sequence[Any], instance: object) -> list[Event]:
 
 
 def _kind(entry: object) -> str:
-    if isinstance(function := entry, Callable) and hasattr(function, "__qualname__"):  # type: ignore[arg-type]
-        return str(function.__qualname__)
-    return type(entry).__qualname__
+    return str(getattr(entry, "__qualname__", type(entry).__qualname__))
