@@ -6,13 +6,17 @@ from django.apps import AppConfig
 from django.apps import apps as all_apps
 from django.db import connections, router
 from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.tracing import Tracer, add_tracer_when_imported
 
 
 class DjangoOutboxConfig(AppConfig):
-    """Registers the system checks and a `post_migrate` handler. Starting the app queries no database."""
+    """Registers the system checks, a `post_migrate` handler, and the events in each app's `events.py`.
+
+    Starting the app queries no database.
+    """
 
     name = "django_outbox"
     verbose_name = _("Outbox")
@@ -21,6 +25,7 @@ class DjangoOutboxConfig(AppConfig):
     def ready(self) -> None:
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
+        autodiscover_modules("events")
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
 

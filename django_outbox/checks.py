@@ -1,7 +1,8 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
-`django_outbox.conf` finds E001 to E005, `django_outbox.publishers.registry` finds E006 to E008,
-`django_outbox.celery.configuration` finds E030 to W030, this module the others.
+`django_outbox.conf` finds E001 to E005 and E023, `django_outbox.publishers.registry` finds E006 to E008,
+`django_outbox.events.checks` finds those of events, `django_outbox.celery.configuration` finds E030 to W030, and this
+module finds the others.
 """
 
 import sys
@@ -17,8 +18,10 @@ from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import SettingsProblem, parse
+from django_outbox.conf.routes import find_unreachable
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
 from django_outbox.error_text import one_line
+from django_outbox.events.checks import find_mistakes
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.registry import build_publisher
 from django_outbox.stores import Store, find_store
@@ -55,6 +58,28 @@ def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
         )
         for problem in find_problems(settings)
     ]
+
+
+@register(TAG)
+def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that every pattern of `ROUTES` can apply."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    return [
+        Warning(
+            f"The pattern {pattern!r} in OUTBOX['ROUTES'] never applies, because {earlier!r} comes first and matches "
+            "the same types.",
+            hint="Write narrow patterns before wide ones, or remove it.",
+            id="django_outbox.W023",
+        )
+        for pattern, earlier in find_unreachable({} if settings is None else settings.routes)
+    ]
+
+
+@register(TAG)
+def check_events(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the classes of events: types, keys, upgrades, fields and publishers."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    return [] if settings is None else list(find_mistakes(settings.publishers))
 
 
 @register(TAG)

@@ -4,21 +4,26 @@
     ├── TransactionRequired   (also a RuntimeError)
     ├── TransactionForbidden  (also a RuntimeError)
     ├── InvalidMessage        (also a ValueError)
+    ├── InvalidEvent          (also a ValueError)
+    ├── UnknownEvent          (also a LookupError)
     ├── RelayUnavailable
     ├── NotMigrated
     └── ArchiveUnavailable
 
-An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
+`UnsavedEvents` is a warning, not an exception. An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
 """
 
 __all__ = [
     "ArchiveUnavailable",
+    "InvalidEvent",
     "InvalidMessage",
     "NotMigrated",
     "OutboxError",
     "RelayUnavailable",
     "TransactionForbidden",
     "TransactionRequired",
+    "UnknownEvent",
+    "UnsavedEvents",
 ]
 
 
@@ -49,6 +54,26 @@ class InvalidMessage(OutboxError, ValueError):
         self.field = field
         self.path = path
         self.problem = problem
+
+
+class InvalidEvent(OutboxError, ValueError):
+    """An event or a payload does not match the event's class. The text names the fields and does not quote values."""
+
+
+class UnknownEvent(OutboxError, LookupError):
+    """No class is registered for the type of a message, or none that can read its version.
+
+    Its attributes `type` and `version` are those of the message.
+    """
+
+    def __init__(self, type: str, version: int, problem: str) -> None:
+        super().__init__(problem)
+        self.type = type
+        self.version = version
+
+
+class UnsavedEvents(ResourceWarning):
+    """A model instance was garbage-collected with recorded events, and `save()` or `delete()` was never called."""
 
 
 class RelayUnavailable(OutboxError):

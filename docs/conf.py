@@ -39,8 +39,12 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 nitpicky = True
-# Names outside this documentation cannot be linked without network access. Stores, waits and outages are not public.
+# Names outside this documentation cannot be linked without network access. Stores, waits, outages and the
+# kinds of events are not public.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!django_outbox\.).*"),
-    ("py:class", r"django_outbox\.(stores|backoff|relay\.limits|relay\.outages)\..*"),
+    (
+        "py:class",
+        r"django_outbox\.(stores|backoff|relay\.limits|relay\.outages|enqueueing\.events|events\.decorators)\..*",
+    ),
 ]

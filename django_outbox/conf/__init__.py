@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -24,6 +24,7 @@ from django_outbox.conf.readers import (
     whole_number,
 )
 from django_outbox.conf.retry import RetryRules, choose_policy, read_rules
+from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_publishers, read_routes
 from django_outbox.retry import RetryFunction, RetryPolicy
 
 
@@ -41,6 +42,7 @@ class OutboxSettings:
     """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
 
     publishers: Mapping[str, PublisherConfig]
+    routes: Routes = field(default_factory=dict)
     batch_size: int = 2000
     batch_bytes: int = 8 * 1024 * 1024
     poll_interval: float = 1.0
@@ -56,10 +58,17 @@ class OutboxSettings:
     dead_letter_publisher: str | None = None
     tracing: bool = True
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
+    _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Cached because a batch looks it up for every refused message; bounded because the number of types is not.
         object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
+        choose = lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
+        object.__setattr__(self, "_publishers_of", choose)
+
+    def publishers_of(self, type: str) -> tuple[str, ...]:
+        """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
+        return self._publishers_of(type)
 
     def retry_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
         """Return the retry policy, or the custom function, for messages of a type that go to a publisher.
@@ -142,12 +151,16 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
             hint = hint_of_key(name, ["PUBLISHERS", *_READERS])
             problems.append(SettingsProblem("E002", f"OUTBOX has an unknown key {name!r}.", hint))
             continue
-        values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", "E003", problems)
+        values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", _CHECK_IDS.get(name, "E003"), problems)
     values["publishers"] = _read_publishers(raw.get("PUBLISHERS"), problems)
     publisher_alias = values.get("dead_letter_publisher")
     if publisher_alias is not None and publisher_alias not in values["publishers"]:
         hint = f"It must be one of {', '.join(sorted(values['publishers']))}, or None."
         problems.append(SettingsProblem("E003", f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {publisher_alias!r}.", hint))
+    problems += [
+        SettingsProblem("E023", f"OUTBOX['ROUTES']{mistake.message}", mistake.hint)
+        for mistake in find_unknown_publishers(values.get("routes") or {}, [*values["publishers"]])
+    ]
     return (None if problems else OutboxSettings(**values)), problems
 
 
@@ -184,7 +197,11 @@ def _read(reader: Reader, value: object, where: str, check_id: str, problems: li
     return found
 
 
+_CHECK_IDS = {"ROUTES": "E023"}
+"""The IDs of the system checks that report invalid values; E003 for the other keys."""
+
 _READERS: dict[str, Reader] = {
+    "ROUTES": read_routes,
     "BATCH_SIZE": whole_number,
     "BATCH_BYTES": whole_number,
     "POLL_INTERVAL": seconds,

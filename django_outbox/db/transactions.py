@@ -1,5 +1,9 @@
 """Checks for an open transaction: `enqueue` needs one, and the relay must not be inside one."""
 
+import asyncio
+import os
+
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.exceptions import TransactionForbidden
@@ -30,3 +34,22 @@ def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
         f"{function} was called inside an open transaction on the database {connection.alias!r}: a rollback would "
         f"lose the record of published messages, and they would be published again. {remedy}"
     )
+
+
+def refuse_async(function: str, using: str) -> None:
+    """Raise SynchronousOnlyOperation, with the remedy, if this code runs in an event loop and has no transaction.
+
+    Args:
+        function: the name of the function that was called.
+        using: the database alias, for the remedy.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+        raise SynchronousOnlyOperation(
+            f"{function}() was called in async code, where Django has no transactions. Write a function that changes "
+            f"your data and calls {function}() inside `with transaction.atomic(using={using!r}):`, and call that "
+            "function with `await sync_to_async(function)()`."
+        )

@@ -6,15 +6,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.db import connections, router, transaction
-from django.db.models.expressions import Combinable
 
 from django_outbox.conf import get_settings
-from django_outbox.db.transactions import in_transaction
+from django_outbox.db.transactions import in_transaction, refuse_async
+from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
 from django_outbox.enqueueing.notify import notify_after_commit
+from django_outbox.enqueueing.routing import route
 from django_outbox.enqueueing.validation import check_message, check_unsaved, read_available_at, read_message_id
+from django_outbox.enqueueing.writing import insert_new, write
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
-from django_outbox.stores import Store, get_store
+from django_outbox.models.message import BY_ROUTES
+from django_outbox.stores import get_store
 from django_outbox.tracing import traced
 
 CHUNK_SIZE = 1000
@@ -26,8 +29,8 @@ a statement of more than 16 MiB."""
 
 
 def enqueue(
-    type: str,
-    payload: Any,
+    type: str | Event,
+    payload: Any = ...,
     *,
     key: str | int | uuid.UUID = "",
     topic: str = "",
@@ -35,7 +38,7 @@ def enqueue(
     message_id: uuid.UUID | str | None = None,
     delay: datetime.timedelta | float | None = None,
     available_at: datetime.datetime | None = None,
-    publisher: str = "default",
+    publisher: str | None = None,
     using: str | None = None,
     require_transaction: bool | None = None,
     lock_key: bool | None = None,
@@ -46,19 +49,22 @@ def enqueue(
     existed.
 
     Args:
-        type: the name of the event, such as `order.created`; 1 to 255 bytes of UTF-8.
+        type: the name of the event, such as `order.created`; 1 to 255 bytes of UTF-8. Or an instance of a class that is
+            decorated with `django_outbox.events.event`: it has the type, the payload, and the defaults of `key`,
+            `topic`, `headers` and `publisher`.
         payload: the body, any value that Django's JSON encoder accepts; at most `OUTBOX["MAX_PAYLOAD_BYTES"]` bytes as
-            JSON (1 MiB by default).
+            JSON (1 MiB by default). Left out for an event.
         key: messages with the same key are delivered in order. Usually identifies the aggregate, such as `order-123`;
             at most 255 bytes. An integer or a UUID is stored as text.
         topic: the destination (in RabbitMQ the routing key) if it is not the type; at most 255 bytes.
         headers: JSON metadata, such as trace context or a correlation ID; at most 64 KiB as JSON.
         message_id: a UUID that identifies the message; a new UUIDv7 by default. If the table already has a message with
-            this ID for the same publisher, nothing is written and that message is returned.
+            this ID for the same publisher, nothing is written for that publisher, and that message is returned.
         delay: the minimum delay before publishing, in seconds or as a timedelta; 0 to 3,653 days.
         available_at: the earliest time at which the message may be published, an aware datetime in the years 1000 to
             9999. Cannot be combined with `delay`.
-        publisher: the alias of the publisher in `OUTBOX["PUBLISHERS"]`.
+        publisher: the alias of the publisher in `OUTBOX["PUBLISHERS"]`. By default `OUTBOX["ROUTES"]` chooses one or
+            several by the type: then the message has a row for each, and the first one is returned.
         using: the database alias. It must be the database of the caller's own data. By default the database that the
             router chooses for writing.
         require_transaction: if False, and no transaction is open, the message is saved in its own transaction. By
@@ -71,14 +77,26 @@ def enqueue(
         TransactionRequired: no transaction is open on that database.
         InvalidMessage: an argument is invalid. The error names the field, the path within it and the limit. Nothing was
             written, and the transaction can continue.
+        InvalidEvent: the event does not match its class. Nothing was written, either.
+        SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
     """
+    if not isinstance(type, str):
+        event = encode(type)
+        if payload is not ...:
+            raise InvalidMessage("payload", "cannot be combined with an event, which has its own.")
+        type, payload = event.type, event.payload
+        key, topic = key if key != "" else event.key, topic or event.topic
+        headers = merge_headers(event.headers, headers)
+        publisher = event.publisher if publisher is None else publisher
+    elif payload is ...:
+        raise InvalidMessage("payload", "is missing. For a message without data, pass None.")
     message = OutboxMessage(
         type=type,
         payload=payload,
         key=key,  # type: ignore[misc]
         topic=topic,
         headers={} if headers is None else headers,
-        publisher=publisher,
+        publisher=BY_ROUTES if publisher is None else publisher,
     )
     if message_id is not None:
         message.message_id = read_message_id(message_id)
@@ -88,28 +106,22 @@ def enqueue(
     _check_transaction(using, require_transaction, "enqueue")
     store = get_store(connections[using])
     check_message(message, store)
-    with traced([message]):
+    messages = route(message)
+    once = message_id is not None
+    with traced(messages):
         if not _locks_keys(lock_key):
-            message = _write(message, store, once=message_id is not None)
+            message = write(messages, store, once=once)
         else:
             with transaction.atomic(using=using, savepoint=False):
                 store.lock_keys({message.key})
-                message = _write(message, store, once=message_id is not None)
+                message = write(messages, store, once=once)
     if delay is None and available_at is None:
-        notify_after_commit(using, {publisher})
-    return message
-
-
-def _write(message: OutboxMessage, store: Store, *, once: bool) -> OutboxMessage:
-    if once:
-        return _write_once(message, store)
-    message.save(force_insert=True, using=store.connection.alias)
-    _forget_unread_defaults(message)
+        notify_after_commit(using, {each.publisher for each in messages})
     return message
 
 
 def enqueue_many(
-    messages: Iterable[OutboxMessage],
+    messages: Iterable[OutboxMessage | Event],
     *,
     using: str | None = None,
     require_transaction: bool | None = None,
@@ -118,36 +130,42 @@ def enqueue_many(
     """Write many messages in the current transaction, with one INSERT for every 1,000 messages.
 
     Args:
-        messages: unsaved `OutboxMessage` instances. A message is skipped if its `message_id` is already in the table
-            for the same publisher, or occurs earlier in the list.
+        messages: unsaved `OutboxMessage` instances, or events. A message is skipped if its `message_id` is already in
+            the table for the same publisher, or occurs earlier in the list. One without a publisher gets a row for each
+            publisher that `OUTBOX["ROUTES"]` chooses.
         using: the database alias, as in `enqueue`.
         require_transaction: as in `enqueue`.
         lock_key: as in `enqueue`, for the keys of all messages.
 
     Returns:
-        The same instances. Their `id` is not filled in, because a skipped message has no row.
+        The same instances, and new ones for events. Their `id` is not filled in, because a skipped message has no row.
 
     Raises:
         TransactionRequired: no transaction is open on that database.
         InvalidMessage: a message is invalid, for example `messages[3].payload["id"]`. Nothing was written, and the
             transaction can continue.
+        InvalidEvent: an event does not match its class. Nothing was written, either.
+        SynchronousOnlyOperation: it was called in async code.
     """
-    batch = list(messages)
+    batch = [as_message(each, position) for position, each in enumerate(messages)]
     using = using or router.db_for_write(OutboxMessage)
     _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
-    sizes = []
+    rows, sizes = [], []
     for position, message in enumerate(batch):
         try:
-            sizes.append(check_message(check_unsaved(message), store))
+            size = check_message(check_unsaved(message), store)
         except InvalidMessage as error:
             raise InvalidMessage(f"messages[{position}].{error.field}", error.problem, error.path) from error
-    with traced(batch, many=True), transaction.atomic(using=using, savepoint=False):
+        routed = route(message)
+        rows += routed
+        sizes += [size] * len(routed)
+    with traced(rows, many=True), transaction.atomic(using=using, savepoint=False):
         if _locks_keys(lock_key):
             store.lock_keys({message.key for message in batch})
-        for chunk in _chunks(batch, sizes):
-            _insert_new(chunk, store)
-        notify_after_commit(using, {message.publisher for message in batch})
+        for chunk in _chunks(rows, sizes):
+            insert_new(chunk, store)
+        notify_after_commit(using, {message.publisher for message in rows})
     return batch
 
 
@@ -165,49 +183,19 @@ def _chunks(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[Ou
 
 
 def _check_transaction(using: str, required: bool | None, function: str) -> None:
-    if not (get_settings().require_transaction if required is None else required):
-        return
     if in_transaction(connections[using]):
+        return
+    refuse_async(function, using)
+    if not (get_settings().require_transaction if required is None else required):
         return
     others = [other.alias for other in connections.all(initialized_only=True) if in_transaction(other)]
     elsewhere = f" A transaction is open on {others[0]!r}: did you mean using={others[0]!r}?" if others else ""
     raise TransactionRequired(
         f"{function}() needs an open transaction on the database {using!r}, so that the message and your data are "
-        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={using!r}):` (in "
-        f"async code, in a function that you call with `await sync_to_async(function)()`), or pass "
-        f"require_transaction=False to save the message on its own, for example in an on_commit hook."
+        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={using!r}):`, or "
+        f"pass require_transaction=False to save the message on its own, for example in an on_commit hook."
     )
 
 
 def _locks_keys(lock_key: bool | None) -> bool:
     return get_settings().lock_keys if lock_key is None else lock_key
-
-
-def _write_once(message: OutboxMessage, store: Store) -> OutboxMessage:
-    using = store.connection.alias
-    rows = OutboxMessage.objects.using(using).filter(message_id=message.message_id, publisher=message.publisher)
-    with transaction.atomic(using=using, savepoint=False):
-        found = rows.first() if store.looks_before_insert else None
-        while found is None:
-            store.insert_missing([message])
-            # Under REPEATABLE READ a plain read may not see the row that the INSERT conflicted with; a locking read
-            # does. There is no row at all if the first message was deleted between the two statements.
-            found = rows.first() or rows.select_for_update().first()
-    return found
-
-
-def _insert_new(messages: list[OutboxMessage], store: Store) -> None:
-    if store.looks_before_insert:
-        ids = [message.message_id for message in messages]
-        rows = OutboxMessage.objects.using(store.connection.alias).filter(message_id__in=ids)
-        known = set(rows.values_list("message_id", "publisher"))
-        messages = [message for message in messages if (message.message_id, message.publisher) not in known]
-    if messages:
-        store.insert_missing(messages)
-
-
-def _forget_unread_defaults(message: OutboxMessage) -> None:
-    # If INSERT returns nothing (MySQL), the times that the database chose are read when they are first accessed.
-    for name in ("occurred_at", "available_at"):
-        if isinstance(message.__dict__.get(name), Combinable):
-            del message.__dict__[name]

@@ -36,6 +36,16 @@ MAX_NAME_LENGTH = 255
 """Maximum bytes of a type, topic or key in UTF-8, which is the limit of AMQP's short strings."""
 
 
+class _ByRoutes(str):
+    """The publisher of a message that names none, which differs from an explicit `default` by its class alone."""
+
+    __slots__ = ()
+
+
+BY_ROUTES = _ByRoutes("default")
+"""The default of `publisher`: `enqueue_many` replaces it by the publishers that `OUTBOX["ROUTES"]` chooses."""
+
+
 class Status(models.TextChoices):
     """A message's state, derived from which of its three timestamps is set."""
 
@@ -173,7 +183,7 @@ class OutboxMessage(models.Model):
     payload = PayloadField(_("payload"), encoder=DjangoJSONEncoder)
     headers = models.JSONField(_("headers"), encoder=DjangoJSONEncoder, blank=True, default=dict)
     publisher = models.CharField(
-        _("publisher"), max_length=63, default="default", help_text=_("Alias in OUTBOX['PUBLISHERS'].")
+        _("publisher"), max_length=63, default=BY_ROUTES, help_text=_("Alias in OUTBOX['PUBLISHERS'].")
     )
     occurred_at = models.DateTimeField(_("occurred at"), db_default=DatabaseNow(), editable=False)
     available_at = models.DateTimeField(

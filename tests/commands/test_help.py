@@ -10,6 +10,7 @@ from django_outbox.management.base import OutboxCommand
 COMMANDS = [
     "run_outbox",
     "outbox_discard",
+    "outbox_events",
     "outbox_pause",
     "outbox_purge",
     "outbox_requeue",

@@ -5,7 +5,6 @@ import uuid
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection, connections, models, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, TestCase, override_settings
@@ -165,23 +164,6 @@ def test_atomic_requests_are_transactions(using: str):
     finally:
         connections.settings[using]["ATOMIC_REQUESTS"] = False
     assert count(using) == 1
-
-
-@committed
-def test_the_remedy_for_async_code_works(using: str):
-    def save(payload: int) -> None:
-        with transaction.atomic(using=using):
-            enqueue("order.created", payload, using=using)
-
-    async def view() -> None:
-        with pytest.raises(TransactionRequired, match=r"await sync_to_async\(function\)\(\)"):
-            enqueue("order.created", 1, using=using)
-        with pytest.raises(TransactionRequired, match="sync_to_async"):
-            await sync_to_async(enqueue)("order.created", 2, using=using)
-        await sync_to_async(save)(3)
-
-    async_to_sync(view)()
-    assert [message.payload for message in OutboxMessage.objects.using(using)] == [3]
 
 
 @committed

@@ -83,7 +83,7 @@ def test_a_type_topic_or_key_must_be_a_string_of_at_most_255_bytes(using: str, f
 @pytest.mark.parametrize("field", ["type", "topic"])
 def test_a_type_or_topic_that_is_a_number_is_refused(field: str):
     number: dict[str, Any] = {field: 3}
-    refused(field, "must be a string, not int", **number)
+    refused(field, "must be a string", "not int", **number)
 
 
 @pytest.mark.parametrize("key", [10**255, -(10**255), HUGE], ids=["long", "negative", "huge"])
@@ -95,7 +95,7 @@ def test_a_blank_type_is_refused():
     refused("type", "must not be blank", type="")
 
 
-@pytest.mark.parametrize("publisher", ["other", "", None, 3, [], HUGE, "x" * 10_000, "a\ud800"], ids=kind_of)
+@pytest.mark.parametrize("publisher", ["other", "", 3, [], HUGE, "x" * 10_000, "a\ud800"], ids=kind_of)
 def test_an_unknown_publisher_is_refused_and_the_error_lists_the_configured_publishers(publisher: Any):
     refused("publisher", "OUTBOX['PUBLISHERS']", "configured: default", publisher=publisher)
 

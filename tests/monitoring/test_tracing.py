@@ -156,13 +156,24 @@ def test_a_row_that_cannot_be_written_is_an_error_without_its_text(
     def fail(*_: Any, **__: Any) -> Any:
         raise DatabaseError("Failing row contains (secret)")
 
-    monkeypatch.setattr(enqueue_module, "_write", fail)
+    monkeypatch.setattr(enqueue_module, "write", fail)
     with tracer.start_as_current_span("request"), pytest.raises(DatabaseError, match="secret"):
         write()
     (created,) = named(spans, "create order.created")
     assert created.status.status_code is StatusCode.ERROR
     assert (created.attributes or {})["error.type"] == "django.db.utils.DatabaseError"
     assert "secret" not in created.to_json()
+
+
+def test_a_message_to_several_publishers_is_one_span(using: str, spans: InMemorySpanExporter):
+    outbox = {"PUBLISHERS": {"default": SCRIPTED, "audit": SCRIPTED}, "ROUTES": {"*": ["audit", "default"]}}
+    with override_settings(OUTBOX=outbox), tracer.start_as_current_span("request"):
+        message = write(using)
+    (created,) = named(spans, "create order.created")
+    assert (created.attributes or {})["messaging.message.id"] == str(message.message_id)
+    rows = OutboxMessage.objects.using(using).values_list("headers", flat=True)
+    assert len(rows) == 2
+    assert {context_of(headers).span_id for headers in rows} == {created.get_span_context().span_id}
 
 
 def test_tracing_can_be_switched_off(spans: InMemorySpanExporter):

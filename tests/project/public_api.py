@@ -13,6 +13,7 @@ MODULES = (
     "django_outbox",
     "django_outbox.models",
     "django_outbox.exceptions",
+    "django_outbox.events",
     "django_outbox.relay",
     "django_outbox.retention",
     "django_outbox.retention.purge",

@@ -61,6 +61,14 @@ class TestNotifying:
             transaction.set_rollback(True, using="postgresql")
         assert notifications() == []
 
+    def test_it_names_all_publishers_of_a_route(self, notifications: Callable[[], list[str]]):
+        with (
+            override_settings(OUTBOX={**OUTBOX, "ROUTES": {"order.*": ["other", "default"]}}),
+            transaction.atomic(using="postgresql"),
+        ):
+            enqueue("order.created", 1, using="postgresql")
+        assert notifications() == ["default", "other"]
+
     def test_it_names_each_publisher_once(self, notifications: Callable[[], list[str]]):
         messages = [OutboxMessage(type="t", payload=n, publisher=("default", "other")[n % 2]) for n in range(10)]
         with transaction.atomic(using="postgresql"):

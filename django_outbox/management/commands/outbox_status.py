@@ -14,6 +14,7 @@ from django.db import DatabaseError, connections
 from django_outbox.error_text import describe
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand
+from django_outbox.management.tables import align
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.verdicts import MAX_AGE, judge
 from django_outbox.stores.schema import missing_schema
@@ -87,10 +88,9 @@ class Command(OutboxCommand):
             return
         hidden = len(rows) - 1 - MAX_LINES
         rows = rows[: MAX_LINES + 1]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         self.stdout.write(f"\n{title}")
-        for row in rows:
-            self.stdout.write("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        for line in align(rows):
+            self.stdout.write(f"  {line}")
         if hidden > 0:
             self.stdout.write(f"  … and {hidden:,} more")
 

@@ -3,18 +3,22 @@
 import datetime
 import uuid
 from collections.abc import Sequence
-from typing import IO, Any
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import IO, Any, NamedTuple
 
 from celery import shared_task
-from django.db import transaction
+from django.db import models, transaction
 from django.db.models.query import QuerySet
-from typing_extensions import assert_type
+from pydantic import BaseModel
+from typing_extensions import TypedDict, assert_type
 
 from django_outbox import InvalidMessage, OutboxError, OutboxMessage, TransactionRequired, enqueue, enqueue_many
 from django_outbox.backoff import Kind
 from django_outbox.beat import beat_schedule
 from django_outbox.celery import OutboxTask
-from django_outbox.exceptions import NotMigrated, RelayUnavailable, TransactionForbidden
+from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
+from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.publishers.base import BatchRefused, Publisher
@@ -45,11 +49,75 @@ def place_order(id: int, message_id: uuid.UUID) -> None:
         assert_type(many, list[OutboxMessage])
 
 
+@event("order.created", version=2, key="order-{id}", topic="orders", publisher="default")
+@dataclass(frozen=True)
+class OrderCreated:
+    id: int
+    total: Decimal
+
+
+@upgrade(OrderCreated, from_version=1)
+def add_total(payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "total": "0"}
+
+
+@event("order.paid")
+class OrderPaid(TypedDict):
+    id: int
+
+
+@event("order.sent")
+class OrderSent(NamedTuple):
+    id: int
+
+
+@event("order.returned")
+class OrderReturned(BaseModel):
+    id: int
+
+
+class Order(RecordsEvents, models.Model):
+    """A model whose methods record events."""
+
+    total = models.DecimalField(max_digits=9, decimal_places=2)
+
+    class Meta:
+        app_label = "shop"
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+    def place(self) -> None:
+        self.record(lambda order: OrderCreated(order.pk, order.total))
+        self.record(OrderPaid(id=self.pk))
+
+
+def announce(order: Order) -> None:
+    assert_type(enqueue(OrderCreated(1, Decimal(1)), key="order-1", delay=3), OutboxMessage)
+    for each in (OrderPaid(id=1), OrderSent(1), OrderReturned(id=1)):
+        enqueue(each, publisher=None)
+    enqueue_many([OrderCreated(1, Decimal(1)), OutboxMessage(type="order.shipped", payload=1)])
+    enqueue_many([OrderSent(1), OrderReturned(id=1)], using="default")
+    order.place()
+    order.save(using="default", update_fields=["total"])
+    assert_type(order.delete(), tuple[int, dict[str, int]])
+    with collect_events(using="default") as events:
+        assert_type(events, EventCollector)
+        events.record(OrderSent(1))
+    message = OutboxMessage(type="order.created", payload={})
+    created: OrderCreated = decode_event(message.type, message.payload, message.headers)
+    assert_type(created.total, Decimal)
+
+
 def handle_errors() -> str:
     try:
         place_order(1, uuid.uuid4())
     except InvalidMessage as error:
         return error.field + error.path + error.problem
+    except UnknownEvent as error:
+        return f"{error.type} {error.version}"
+    except InvalidEvent as error:
+        return str(error)
     except (TransactionRequired, TransactionForbidden, NotMigrated, RelayUnavailable) as error:
         assert_type(str(error), str)
     except OutboxError:

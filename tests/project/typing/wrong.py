@@ -1,9 +1,11 @@
 """A user's mistakes: mypy and pyright must report each line with a `type: ignore`, and no other."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.beat import beat_schedule
+from django_outbox.events import RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.models import OutboxMessageQuerySet
@@ -15,7 +17,6 @@ from django_outbox.retry import RetryFunction, RetryPolicy
 
 def enqueue_wrongly() -> None:
     enqueue(7, {})  # type: ignore[arg-type]
-    enqueue("order.created")  # type: ignore[call-arg]
     enqueue("order.created", {}, "order-7")  # type: ignore[call-arg]
     enqueue("order.created", {}, key=1.5)  # type: ignore[arg-type]
     enqueue("order.created", {}, headers=[("trace", "1")])  # type: ignore[arg-type]
@@ -23,8 +24,32 @@ def enqueue_wrongly() -> None:
     enqueue("order.created", {}, delay="60")  # type: ignore[arg-type]
     enqueue("order.created", {}, available_at=60)  # type: ignore[arg-type]
     enqueue("order.created", {}, database="orders")  # type: ignore[call-arg]
-    enqueue_many([{"type": "order.created"}])  # type: ignore[list-item]
+    enqueue_many(["order.created"])  # type: ignore[list-item]
     assert enqueue("order.created", {}).state  # type: ignore[attr-defined]
+
+
+class NotAnEvent:
+    """No dataclass, pydantic model, TypedDict or NamedTuple."""
+
+
+def record_wrongly(order: RecordsEvents) -> None:
+    enqueue(NotAnEvent())  # type: ignore[arg-type]
+    enqueue_many([NotAnEvent()])  # type: ignore[list-item]
+    order.record("order.paid")  # type: ignore[arg-type]
+    order.record(3)  # type: ignore[arg-type]
+    with collect_events() as events:
+        events.record("order.paid")  # type: ignore[arg-type]
+    decode_event("order.paid", {})  # type: ignore[call-arg]
+
+
+@event("order.paid", version="1")  # type: ignore[arg-type]
+class OrderPaid(NamedTuple):
+    id: int
+
+
+@upgrade(OrderPaid, from_version=1)  # type: ignore[type-var]
+def not_a_dict(payload: str) -> str:
+    return payload
 
 
 def query_wrongly(messages: OutboxMessageQuerySet) -> None:

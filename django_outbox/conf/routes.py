@@ -1,0 +1,107 @@
+"""Read the `ROUTES` setting, and choose the publishers of a type."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from django_outbox.conf.readers import Mistake, Mistakes
+
+Routes: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Patterns of types, in the order written, and the aliases of the publishers that their messages go to."""
+
+EXAMPLE = 'a dict of patterns and lists of publishers, such as {"order.*": ["default", "audit"]}'
+
+
+def choose_publishers(type: str, routes: Routes) -> tuple[str, ...]:
+    """Return the aliases of the first pattern that matches a type, or `default` if none does."""
+    for pattern, publisher_aliases in routes.items():
+        if fnmatchcase(type, pattern):
+            return publisher_aliases
+    return ("default",)
+
+
+def read_routes(value: object) -> Routes:
+    """Read `ROUTES`. Whether the publishers are configured is not checked.
+
+    Raises:
+        ValueError: it is not a dict.
+        Mistakes: all mistakes within the dict.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(EXAMPLE)
+    mistakes: list[Mistake] = []
+    for pattern, aliases in value.items():
+        if not isinstance(pattern, str) or not pattern:
+            hint = 'It must be a non-blank string, such as "order.*".'
+            mistakes.append(Mistake(f"[{pattern!r}] is not a valid pattern.", hint))
+        if (
+            not isinstance(aliases, list | tuple)
+            or not aliases
+            or not all(isinstance(alias, str) for alias in aliases)
+            or len(set(aliases)) < len(aliases)
+        ):
+            hint = "It must be a list of at least one alias in OUTBOX['PUBLISHERS'], each of them once: [\"default\"]."
+            mistakes.append(Mistake(f"[{pattern!r}] is {aliases!r}.", hint))
+    if mistakes:
+        raise Mistakes(mistakes)
+    return {pattern: tuple(aliases) for pattern, aliases in value.items()}
+
+
+def find_unknown_publishers(routes: Routes, known: Sequence[str]) -> Iterator[Mistake]:
+    """Yield a mistake for each alias in the routes that is not configured."""
+    for pattern, aliases in routes.items():
+        for alias in aliases:
+            if alias not in known:
+                similar = "".join(f"Did you mean {name!r}? " for name in get_close_matches(alias, known, n=1))
+                hint = f"{similar}OUTBOX['PUBLISHERS'] has {', '.join(sorted(known))}."
+                yield Mistake(f"[{pattern!r}] names the publisher {alias!r}, which is not configured.", hint)
+
+
+def find_unreachable(routes: Routes) -> Iterator[tuple[str, str]]:
+    """Yield each pattern that never applies, with an earlier one that matches all of its types."""
+    earlier: list[str] = []
+    for pattern in routes:
+        for other in earlier:
+            if _covers(_tokens(other), _tokens(pattern)):
+                yield pattern, other
+                break
+        earlier.append(pattern)
+
+
+def _tokens(pattern: str) -> list[str]:
+    """Return the parts of a pattern: `*`, `?`, a set in brackets, or a character."""
+    found = []
+    position = 0
+    while position < len(pattern):
+        end = position + 1
+        if pattern[position] == "[":
+            # As `fnmatch` reads it: a bracket that comes first belongs to the set.
+            first = position + (2 if pattern[position + 1 : position + 2] == "!" else 1)
+            closing = pattern.find("]", first + 1)
+            end = closing + 1 if closing > 0 else end
+        found.append(pattern[position:end])
+        position = end
+    return found
+
+
+def _covers(wide: list[str], narrow: list[str]) -> bool:
+    """Return whether a pattern certainly matches everything that another one matches."""
+    # For each number of parts of `narrow`, whether the parts of `wide` so far can match that many of them.
+    reached = [True] + [False] * len(narrow)
+    for part in wide:
+        if part == "*":
+            for index in range(len(narrow)):
+                reached[index + 1] |= reached[index]
+        else:
+            steps = [reached[index] and _covers_one(part, other) for index, other in enumerate(narrow)]
+            reached = [False, *steps]
+    return reached[-1]
+
+
+def _covers_one(wide: str, narrow: str) -> bool:
+    if narrow == "*":
+        return False
+    if wide in ("?", narrow):
+        return True
+    return len(narrow) == 1 and narrow != "?" and len(wide) > 1 and fnmatchcase(narrow, wide)

@@ -1,0 +1,106 @@
+"""Events as `enqueue` sees them: objects whose class has an encoder. How events are made is not its business."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+from django_outbox.exceptions import InvalidEvent, InvalidMessage
+from django_outbox.models import OutboxMessage
+from django_outbox.models.message import BY_ROUTES
+
+ATTRIBUTE = "__outbox_event__"
+"""The attribute of an event's class that holds its encoder."""
+
+
+class Encoded(NamedTuple):
+    """An event as the fields of a message. `publisher` is None if the event leaves the choice to `OUTBOX["ROUTES"]`."""
+
+    type: str
+    payload: Any
+    headers: dict[str, Any]
+    key: str = ""
+    topic: str = ""
+    publisher: str | None = None
+
+
+class Encoder(Protocol):
+    """Encodes the instances of one class of events."""
+
+    def encode(self, event: Any) -> Encoded:
+        """Return the fields of the message.
+
+        Raises:
+            InvalidEvent: the event does not match its class.
+        """
+
+
+class DataclassEvent(Protocol):
+    """An instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class ModelEvent(Protocol):
+    """An instance of a pydantic model."""
+
+    def model_dump_json(self) -> str:
+        """Only pydantic models have this method."""
+
+
+class NamedTupleEvent(Protocol):
+    """An instance of a NamedTuple."""
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+
+Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, object]
+"""What an event may be for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
+
+
+def encode(event: object) -> Encoded:
+    """Return an event as the fields of a message.
+
+    Raises:
+        InvalidEvent: it does not match its class.
+        InvalidMessage: it is not an event.
+    """
+    encoder: Encoder | None = getattr(type(event), ATTRIBUTE, None)
+    if encoder is None:
+        raise InvalidMessage(
+            "type",
+            f"must be a string or an event, not {type(event).__qualname__}. "
+            "To use the class for events, decorate it with @event of django_outbox.events.",
+        )
+    return encoder.encode(event)
+
+
+def merge_headers(defaults: dict[str, Any], headers: object) -> Any:
+    """Return an event's headers with those of the caller, which take precedence. Invalid ones are returned as is."""
+    if headers is None:
+        return defaults
+    return {**defaults, **headers} if isinstance(headers, dict) else headers
+
+
+def as_message(value: object, position: int) -> Any:
+    """Return an event as an unsaved message; return another value unchanged.
+
+    Args:
+        value: an event or another value.
+        position: its position in the list of the caller, for the error.
+
+    Raises:
+        InvalidEvent: it does not match its class.
+    """
+    if not hasattr(type(value), ATTRIBUTE):
+        return value
+    try:
+        event = encode(value)
+    except InvalidEvent as error:
+        raise InvalidEvent(f"messages[{position}]: {error}") from None
+    return OutboxMessage(
+        type=event.type,
+        payload=event.payload,
+        key=event.key,
+        topic=event.topic,
+        headers=event.headers,
+        publisher=BY_ROUTES if event.publisher is None else event.publisher,
+    )

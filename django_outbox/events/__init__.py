@@ -1,0 +1,39 @@
+"""Typed events: classes whose instances `enqueue` takes, and that handlers get back.
+
+from django_outbox.events import event
+
+@event("order.created", version=1, key="order-{id}")
+@dataclass(frozen=True)
+class OrderCreated:
+    id: int
+    total: Decimal
+
+enqueue(OrderCreated(id=order.id, total=order.total))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_outbox.events.collecting import EventCollector, collect_events
+    from django_outbox.events.decoding import decode_event
+    from django_outbox.events.decorators import event, upgrade
+    from django_outbox.events.recording import RecordsEvents
+
+__all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]
+
+_MODULE_OF = {
+    "EventCollector": "collecting",
+    "RecordsEvents": "recording",
+    "collect_events": "collecting",
+    "decode_event": "decoding",
+    "event": "decorators",
+    "upgrade": "decorators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Some of them need models, which cannot be imported while apps are loaded. Others may be needed then.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,57 @@
+"""`collect_events`: a unit of work whose events are enqueued at its end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import router, transaction
+
+from django_outbox.db.transactions import refuse_async
+from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.enqueueing.events import ATTRIBUTE, Event
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import OutboxMessage
+
+__all__ = ["EventCollector", "collect_events"]
+
+
+class EventCollector:
+    """The events of a unit of work, in the order in which they were recorded.
+
+    Attributes:
+        events: what was recorded so far.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> None:
+        """Add an event.
+
+        Raises:
+            InvalidMessage: it is not an event.
+        """
+        if not hasattr(type(event), ATTRIBUTE):
+            raise InvalidMessage("event", f"must be an event, not {type(event).__qualname__}.")
+        self.events.append(event)
+
+
+@contextmanager
+def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
+    """Run a block in a transaction, and enqueue the events that it records at its end, in the same transaction.
+
+    If the block raises an exception, nothing is enqueued, and the database is as it was before the block.
+
+    Args:
+        using: the database alias, as in `enqueue`.
+
+    Raises:
+        InvalidEvent: an event does not match its class. The block is rolled back.
+        SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
+    """
+    using = using or router.db_for_write(OutboxMessage)
+    collector = EventCollector()
+    refuse_async("collect_events", using)
+    with transaction.atomic(using=using):
+        yield collector
+        if collector.events:
+            enqueue_many(collector.events, using=using)

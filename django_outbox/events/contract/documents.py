@@ -1,0 +1,161 @@
+"""The events as JSON Schemas and as an AsyncAPI document."""
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from django_outbox.events.event_type import VERSION_HEADER, EventType
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+"""The version of JSON Schema that pydantic writes."""
+
+METADATA = "x-event"
+"""The key of a schema or message with what is known of the event besides its fields."""
+
+
+def make_json_schema(event_type: EventType) -> dict[str, Any]:
+    """Return the JSON Schema of the payload of one event.
+
+    Raises:
+        InvalidEvent: a field has a type that JSON cannot represent.
+    """
+    return {"$schema": DIALECT, **_schema(event_type, "#"), METADATA: _metadata(event_type)}
+
+
+def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
+    """Return one document with the JSON Schema of each event, by type, in its `$defs`.
+
+    Raises:
+        InvalidEvent: as for `make_json_schema`.
+    """
+    schemas = {
+        each.type: {**_schema(each, f"#/$defs/{_pointer(each.type)}"), METADATA: _metadata(each)}
+        for each in event_types
+    }
+    return {"$schema": DIALECT, "title": "Events", "$defs": schemas}
+
+
+def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str) -> dict[str, Any]:
+    """Return an AsyncAPI 3.0 document of the events that this project sends.
+
+    Args:
+        event_types: the events.
+        title: the name of the application.
+        version: the version of the document, which the project chooses.
+
+    Raises:
+        InvalidEvent: as for `make_json_schema`.
+    """
+    names = _Names()
+    channels: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
+    for each in event_types:
+        name = names.name(each.type)
+        address = each.topic or each.type
+        channel = names.name(address)
+        schemas[name] = _schema(each, f"#/components/schemas/{name}")
+        messages[name] = _message(each, name)
+        entry = channels.setdefault(channel, {"address": address, "messages": {}})
+        entry["messages"][name] = {"$ref": f"#/components/messages/{name}"}
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": title, "version": version},
+        "defaultContentType": "application/json",
+        "channels": channels,
+        "operations": {
+            f"send-{channel}": {
+                "action": "send",
+                "channel": {"$ref": f"#/channels/{channel}"},
+                "messages": [{"$ref": f"#/channels/{channel}/messages/{name}"} for name in entry["messages"]],
+            }
+            for channel, entry in channels.items()
+        },
+        "components": {"messages": messages, "schemas": schemas},
+    }
+
+
+def _message(event_type: EventType, name: str) -> dict[str, Any]:
+    description = inspect.getdoc(event_type.cls) if _has_docstring(event_type.cls) else None
+    return {
+        "name": event_type.type,
+        "title": event_type.cls.__name__,
+        **({"description": description} if description else {}),
+        "contentType": "application/json",
+        "headers": {
+            "type": "object",
+            "properties": {VERSION_HEADER: {"type": "integer", "const": event_type.version}},
+            "required": [VERSION_HEADER],
+        },
+        "payload": {"$ref": f"#/components/schemas/{name}"},
+        METADATA: _metadata(event_type),
+    }
+
+
+def _metadata(event_type: EventType) -> dict[str, Any]:
+    return {
+        "type": event_type.type,
+        "version": event_type.version,
+        "destination": event_type.topic or event_type.type,
+        "key": event_type.key,
+    }
+
+
+def _schema(event_type: EventType, root: str) -> dict[str, Any]:
+    schema = event_type.codec.schema(f"{root}/$defs/{{model}}")
+    # A class that refers to itself is a definition of its own, which the schema is only a reference to.
+    reference = schema.get("$ref", "")
+    if reference.startswith(prefix := f"{root}/$defs/"):
+        schema = {**schema["$defs"][reference.removeprefix(prefix)], "$defs": schema["$defs"]}
+    if not _has_docstring(event_type.cls):
+        schema.pop("description", None)
+    return schema
+
+
+def _has_docstring(cls: type) -> bool:
+    """Return whether a class has a docstring that a person wrote; `dataclass` and NamedTuple make one."""
+    text = vars(cls).get("__doc__")
+    return bool(text) and not re.match(rf"{re.escape(cls.__name__)}\(.*\)( -> None)?$", str(text), re.DOTALL)
+
+
+def _pointer(name: str) -> str:
+    """Return a name as part of a JSON pointer in the fragment of a URI."""
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~.-_")
+
+
+class _Names:
+    """Names that all tools for AsyncAPI accept as keys: letters, digits, hyphens and underscores."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def name(self, text: str) -> str:
+        """Return the name of a text, which no other text has."""
+        if text not in self._found:
+            name = re.sub(r"[^A-Za-z0-9_-]", "-", text)
+            while name in self._found.values():
+                name += "-"
+            self._found[text] = name
+        return self._found[text]
+
+
+def read_document(document: Any) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return the metadata and the schema of each event in a document that this module made, by type.
+
+    Raises:
+        ValueError: it is another document.
+    """
+    if isinstance(document, Mapping) and "asyncapi" in document:
+        entries = document.get("components", {}).get("messages", {})
+        found = [(entry.get(METADATA), entry.get("payload")) for entry in entries.values()]
+    elif isinstance(document, Mapping) and METADATA in document:
+        found = [(document[METADATA], document)]
+    elif isinstance(document, Mapping) and isinstance(document.get("$defs"), Mapping):
+        found = [(schema.get(METADATA), schema) for schema in document["$defs"].values()]
+    else:
+        raise ValueError("it is neither a JSON Schema nor an AsyncAPI document")
+    if not all(isinstance(metadata, Mapping) and "type" in metadata for metadata, _ in found):
+        raise ValueError(f"an event in it has no {METADATA!r}, so this command did not write it")
+    return {metadata["type"]: (metadata, schema) for metadata, schema in found}

@@ -1,0 +1,193 @@
+"""What is known of one type of events: its class, its version, and how its instances become messages and come back."""
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from string import Formatter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.serializers.json import DjangoJSONEncoder
+
+from django_outbox.enqueueing.events import Encoded
+from django_outbox.error_text import describe, is_interrupt
+from django_outbox.exceptions import InvalidEvent, UnknownEvent
+
+if TYPE_CHECKING:
+    # It imports pydantic.
+    from django_outbox.events.codec import Codec
+
+VERSION_HEADER = "event-version"
+"""The header of a message with the version of its event. A message without it has version 1."""
+
+Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Turns a payload of one version into a payload of the next one."""
+
+
+class EventType:
+    """A type of events, and the class of its instances. The arguments are those of `event`."""
+
+    def __init__(
+        self, type: str, cls: type, codec: "Codec", *, version: int, key: str, topic: str, publisher: str | None
+    ):
+        self.type = type
+        self.cls = cls
+        self.version = version
+        self.key = key
+        self.topic = topic
+        self.publisher = publisher
+        self.codec = codec
+        self.upgrades: dict[int, Upgrade] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type} {self.version}: {self.path}>"
+
+    @property
+    def path(self) -> str:
+        """The import path of the class."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"
+
+    def encode(self, event: Any) -> Encoded:
+        """Return an instance as the fields of a message.
+
+        Raises:
+            InvalidEvent: it does not match the class, or a field of the key is empty.
+        """
+        if type(event) is not self.cls:
+            raise InvalidEvent(
+                f"{type(event).__qualname__} is a subclass of the event {self.cls.__qualname__} and no event itself. "
+                f"Decorate it with @event and a type of its own, or pass {self.cls.__qualname__}."
+            )
+        try:
+            payload = self.codec.dump(event)
+        except InvalidEvent as error:
+            raise self._invalid(str(error)) from None
+        return Encoded(
+            self.type, payload, {VERSION_HEADER: self.version}, self._make_key(event), self.topic, self.publisher
+        )
+
+    def decode(self, payload: Any, version: int) -> Any:
+        """Return the instance that a payload describes.
+
+        Args:
+            payload: JSON text as bytes, or a value that was decoded from JSON.
+            version: the version of the payload. One of an older version is upgraded.
+
+        Raises:
+            InvalidEvent: the payload does not match the class, or an upgrade failed.
+            UnknownEvent: the version is newer than the class, or there is no upgrade from it.
+        """
+        if version != self.version:
+            payload = self._upgrade(self._parse(payload) if isinstance(payload, bytes) else payload, version)
+        text = payload if isinstance(payload, bytes) else json.dumps(payload, cls=DjangoJSONEncoder)
+        try:
+            found = self.codec.load(text)
+        except InvalidEvent as error:
+            raise self._invalid(str(error)) from None
+        return self.cls(found) if self.codec.is_typed_dict else found
+
+    def upgrade(self, from_version: int) -> Callable[[Upgrade], Upgrade]:
+        """Return a decorator for the function that upgrades payloads of a version to the next one.
+
+        Raises:
+            ImproperlyConfigured: the version is not older than the class, or has an upgrade already.
+        """
+        if not is_version(from_version) or from_version >= self.version:
+            raise ImproperlyConfigured(
+                f"{self.path}: from_version is {from_version!r}, but the event has version {self.version}. "
+                "An upgrade starts from an older version, which is at least 1."
+            )
+
+        def add(function: Upgrade) -> Upgrade:
+            known = self.upgrades.get(from_version)
+            if known is not None and _name(known) != _name(function):
+                raise ImproperlyConfigured(
+                    f"{self.path}: there are two upgrades from version {from_version}, {_name(known)} and "
+                    f"{_name(function)}. Keep one of them."
+                )
+            self.upgrades[from_version] = function
+            return function
+
+        return add
+
+    @property
+    def missing_upgrades(self) -> list[int]:
+        """The older versions that the chain of upgrades skips, beginning with the oldest version that has one."""
+        oldest = min(self.upgrades, default=self.version)
+        return [version for version in range(oldest, self.version) if version not in self.upgrades]
+
+    @cached_property
+    def key_fields(self) -> list[str]:
+        """The names in the template of the key.
+
+        Raises:
+            ValueError: the template is invalid.
+        """
+        names = []
+        for _, name, format, conversion in Formatter().parse(self.key):
+            if name is not None:
+                if format or conversion:
+                    raise ValueError(f"{{{name}}} has a format or a conversion")
+                names.append(name)
+        return names
+
+    def _make_key(self, event: Any) -> str:
+        if not self.key:
+            return ""
+        values = {}
+        try:
+            names = self.key_fields
+        except ValueError as error:
+            raise self._invalid(f"the key {self.key!r} is not a template: {error}") from None
+        for name in names:
+            value = event.get(name) if isinstance(event, Mapping) else getattr(event, name, None)
+            if isinstance(value, enum.Enum):
+                value = value.value
+            if value is None or value == "":
+                raise self._invalid(f"the key {self.key!r} needs {name}, which is {value!r}")
+            values[name] = value
+        return Formatter().vformat(self.key, (), values)
+
+    def _upgrade(self, payload: Any, version: int) -> Any:
+        if version > self.version:
+            raise UnknownEvent(
+                self.type,
+                version,
+                f"The event {self.type} has version {version}, but {self.path} is version {self.version}. "
+                "Deploy the newer code to the relays and consumers before it enqueues events.",
+            )
+        for step in range(version, self.version):
+            function = self.upgrades.get(step)
+            if function is None:
+                raise UnknownEvent(
+                    self.type,
+                    version,
+                    f"The event {self.type} has version {version}, and {self.path} has no upgrade from version {step}. "
+                    f"Write one with @{self.cls.__name__}.upgrade(from_version={step}).",
+                )
+            try:
+                payload = function(payload)
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                raise self._invalid(f"the upgrade from version {step} failed with {describe(error)}") from error
+        return payload
+
+    def _parse(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise self._invalid(f"the payload is not JSON ({describe(error)})") from None
+
+    def _invalid(self, problem: str) -> InvalidEvent:
+        return InvalidEvent(f"{self.type} ({self.path}): {problem}.")
+
+
+def is_version(value: object) -> bool:
+    """Return whether a value is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _name(function: Upgrade) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"

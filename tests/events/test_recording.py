@@ -1,0 +1,273 @@
+"""`RecordsEvents`: events of a model are committed with its instance, or not at all."""
+
+import dataclasses
+import gc
+import warnings
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, IntegrityError, connections, models, transaction
+from django.db.models.signals import post_delete, post_save, pre_delete
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import InvalidMessage, OutboxMessage
+from django_outbox.events import EventCollector, collect_events, event
+from django_outbox.exceptions import InvalidEvent, UnsavedEvents
+from tests.conftest import ALIASES
+from tests.support.event_models import Purchase
+
+committed = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+
+@dataclasses.dataclass
+class PurchaseChanged:
+    id: int
+    number: str = ""
+
+
+@pytest.fixture(autouse=True)
+def _registered(fresh_registry: object) -> None:
+    event("purchase.changed", key="purchase-{id}")(PurchaseChanged)
+
+
+def changed(each: Purchase) -> PurchaseChanged:
+    return PurchaseChanged(each.pk, each.number)
+
+
+def payloads(using: str) -> list[Any]:
+    return [message.payload for message in OutboxMessage.objects.using(using).order_by("pk")]
+
+
+class Undo(Exception):
+    pass
+
+
+@committed
+class TestSaving:
+    def test_save_opens_a_transaction_and_enqueues_in_the_order_of_recording(self, purchase: Purchase, using: str):
+        purchase.record(changed)
+        purchase.record(PurchaseChanged(0, "second"))
+        purchase.save(using=using)
+        assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}, {"id": 0, "number": "second"}]
+        assert Purchase.objects.using(using).count() == 1
+
+    def test_a_second_save_enqueues_nothing(self, purchase: Purchase, using: str):
+        purchase.record(changed)
+        purchase.save(using=using)
+        purchase.save(using=using)
+        assert len(payloads(using)) == 1
+
+    def test_the_messages_go_to_the_database_of_the_instance(self, purchase: Purchase, using: str):
+        purchase.save(using=using)
+        purchase.record(changed)
+        # The router chooses the database that the instance came from.
+        purchase.save()
+        assert {alias: len(payloads(alias)) for alias in ALIASES} == {alias: int(alias == using) for alias in ALIASES}
+
+    def test_a_rollback_of_the_outer_transaction_removes_both(self, purchase: Purchase, using: str):
+        purchase.record(changed)
+        with pytest.raises(Undo), transaction.atomic(using=using):
+            purchase.save(using=using)
+            assert len(payloads(using)) == 1
+            raise Undo
+        assert payloads(using) == []
+        assert Purchase.objects.using(using).count() == 0
+
+    def test_events_are_kept_when_save_fails(self, purchase: Purchase, using: str):
+        Purchase(number="A-1").save(using=using)
+        purchase.record(changed)
+        with pytest.raises(IntegrityError):
+            purchase.save(using=using)
+        assert payloads(using) == []
+        purchase.number = "A-2"
+        purchase.save(using=using)
+        assert payloads(using) == [{"id": purchase.pk, "number": "A-2"}]
+
+    def test_an_invalid_event_rolls_the_instance_back_and_is_kept(self, purchase: Purchase, using: str):
+        number: Any = 3
+        purchase.record(lambda each: PurchaseChanged(each.pk, number))
+        with pytest.raises(InvalidEvent, match="number: must be of type str"):
+            purchase.save(using=using)
+        assert Purchase.objects.using(using).count() == 0
+        number = "fixed"
+        purchase.pk = None
+        purchase.save(using=using, force_insert=True)
+        assert payloads(using) == [{"id": purchase.pk, "number": "fixed"}]
+
+    def test_receivers_of_post_save_may_record(self, purchase: Purchase, using: str):
+        def receive(instance: Purchase, **_: Any) -> None:
+            instance.record(changed)
+
+        post_save.connect(receive, sender=Purchase)
+        try:
+            purchase.save(using=using)
+        finally:
+            post_save.disconnect(receive, sender=Purchase)
+        assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}]
+
+    def test_a_receiver_that_saves_again_enqueues_each_event_once(self, purchase: Purchase, using: str):
+        def receive(instance: Purchase, created: bool, **_: Any) -> None:
+            if created:
+                instance.save(using=using)
+
+        purchase.record(changed)
+        post_save.connect(receive, sender=Purchase)
+        try:
+            purchase.save(using=using)
+        finally:
+            post_save.disconnect(receive, sender=Purchase)
+        assert len(payloads(using)) == 1
+
+    def test_within_a_transaction_an_instance_without_events_costs_no_statement(self, purchase: Purchase, using: str):
+        purchase.save(using=using)
+        with transaction.atomic(using=using):
+            with CaptureQueriesContext(connections[using]) as queries:
+                purchase.save(using=using)
+            with CaptureQueriesContext(connections[using]) as plain:
+                models.Model.save(purchase, using=using)
+        assert len(queries) == len(plain)
+
+    def test_a_copy_saves_the_events_once(self, purchase: Purchase, using: str):
+        purchase.record(changed)
+        twin = Purchase.__new__(Purchase)
+        twin.__dict__.update(purchase.__dict__)
+        twin.number = "A-2"
+        twin.save(using=using)
+        purchase.save(using=using)
+        assert payloads(using) == [{"id": twin.pk, "number": "A-2"}]
+
+    def test_asave_enqueues(self, purchase: Purchase, using: str):
+        purchase.record(changed)
+        async_to_sync(purchase.asave)(using=using)
+        assert payloads(using) == [{"id": purchase.pk, "number": "A-1"}]
+
+    def test_a_commit_that_fails_keeps_the_events(
+        self, purchase: Purchase, using: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        def fail() -> None:
+            monkeypatch.undo()
+            raise DatabaseError("gone")
+
+        purchase.record(changed)
+        monkeypatch.setattr(connections[using], "_commit", fail)
+        with pytest.raises(DatabaseError, match="gone"):
+            purchase.save(using=using)
+        assert payloads(using) == []
+        purchase.pk = None
+        purchase.save(using=using, force_insert=True)
+        assert len(payloads(using)) == 1
+
+
+@committed
+class TestDeleting:
+    def test_delete_enqueues_with_the_primary_key(self, purchase: Purchase, using: str):
+        purchase.save(using=using)
+        id = purchase.pk
+        purchase.record(changed)
+        purchase.delete()
+        assert payloads(using) == [{"id": id, "number": "A-1"}]
+        assert Purchase.objects.using(using).count() == 0
+
+    def test_events_are_kept_when_delete_fails(self, purchase: Purchase, using: str):
+        def refuse(**_: Any) -> None:
+            raise Undo
+
+        purchase.save(using=using)
+        purchase.record(changed)
+        pre_delete.connect(refuse, sender=Purchase)
+        try:
+            with pytest.raises(Undo):
+                purchase.delete()
+        finally:
+            pre_delete.disconnect(refuse, sender=Purchase)
+        assert payloads(using) == []
+        purchase.delete()
+        assert len(payloads(using)) == 1
+
+    def test_receivers_of_post_delete_may_record_events(self, purchase: Purchase, using: str):
+        def receive(instance: Purchase, **_: Any) -> None:
+            instance.record(PurchaseChanged(instance.pk, "deleted"))
+
+        purchase.save(using=using)
+        id = purchase.pk
+        post_delete.connect(receive, sender=Purchase)
+        try:
+            purchase.delete()
+        finally:
+            post_delete.disconnect(receive, sender=Purchase)
+        assert payloads(using) == [{"id": id, "number": "deleted"}]
+
+
+@committed
+def test_querysets_enqueue_nothing(purchase: Purchase, using: str):
+    """As documented: they do not call save() and delete()."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsavedEvents)
+        purchase.record(changed)
+        Purchase.objects.using(using).bulk_create([purchase])
+        Purchase.objects.using(using).update(number="A-2")
+        Purchase.objects.using(using).all().delete()
+        assert payloads(using) == []
+        del purchase.__dict__["_recorded"]
+        gc.collect()
+
+
+class TestWarning:
+    def test_an_instance_that_is_never_saved_warns(self):
+        instance = Purchase(number="A-1")
+        instance.record(PurchaseChanged(1))
+        instances = [instance]
+        del instance
+        with pytest.warns(UnsavedEvents, match=r"Purchase has recorded PurchaseChanged, and neither save\(\) nor"):
+            instances.clear()
+
+    @pytest.mark.django_db(databases=ALIASES, transaction=True)
+    def test_an_instance_whose_save_failed_does_not_warn(self, purchases: type[Purchase]):
+        instance = purchases(number="A-1")
+        instance.record(lambda each: PurchaseChanged(each.pk, number=3))  # type: ignore[arg-type]
+        with pytest.raises(InvalidEvent):
+            instance.save()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del instance
+            gc.collect()
+
+    @pytest.mark.parametrize("value", ["purchase.changed", None, {}])
+    def test_what_is_no_event_cannot_be_recorded(self, value: Any):
+        with pytest.raises(InvalidMessage, match="event: must be an event, or a function that returns one"):
+            Purchase(number="A-1").record(value)
+        with pytest.raises(InvalidMessage, match="event: must be an event, not"):
+            EventCollector().record(value)
+
+
+@committed
+class TestCollecting:
+    def test_the_events_are_enqueued_at_the_end_of_the_block(self, using: str):
+        with collect_events(using=using) as events:
+            events.record(PurchaseChanged(1))
+            events.record(PurchaseChanged(2))
+            assert payloads(using) == []
+        assert [payload["id"] for payload in payloads(using)] == [1, 2]
+
+    def test_an_exception_rolls_the_work_back_and_enqueues_nothing(self, purchase: Purchase, using: str):
+        with pytest.raises(Undo), collect_events(using=using) as events:
+            purchase.save(using=using)
+            events.record(PurchaseChanged(1))
+            raise Undo
+        assert payloads(using) == []
+        assert Purchase.objects.using(using).count() == 0
+
+    def test_an_outer_transaction_decides(self, using: str):
+        with pytest.raises(Undo), transaction.atomic(using=using):
+            with collect_events(using=using) as events:
+                events.record(PurchaseChanged(1))
+            assert len(payloads(using)) == 1
+            raise Undo
+        assert payloads(using) == []
+
+    def test_an_invalid_event_rolls_the_work_back(self, purchase: Purchase, using: str):
+        with pytest.raises(InvalidEvent), collect_events(using=using) as events:
+            purchase.save(using=using)
+            events.record(PurchaseChanged("1"))  # type: ignore[arg-type]
+        assert Purchase.objects.using(using).count() == 0
