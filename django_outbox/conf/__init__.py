@@ -55,6 +55,7 @@ class OutboxSettings:
     notify: bool = False
     dead_letter_publisher: str | None = None
     tracing: bool = True
+    inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -199,4 +200,5 @@ _READERS: dict[str, Reader] = {
     "NOTIFY": flag,
     "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
     "TRACING": flag,
+    "INBOX_RETENTION": retention,
 }
