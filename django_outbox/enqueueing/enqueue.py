@@ -145,13 +145,14 @@ def enqueue_many(
     with traced(batch, many=True), transaction.atomic(using=using, savepoint=False):
         if _locks_keys(lock_key):
             store.lock_keys({message.key for message in batch})
-        for chunk in _chunks(batch, sizes):
-            _insert_new(chunk, store)
+        for chunk in chunked(batch, sizes):
+            insert_new(chunk, store)
         notify_after_commit(using, {message.publisher for message in batch})
     return batch
 
 
-def _chunks(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[OutboxMessage]]:
+def chunked(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[OutboxMessage]]:
+    """Yield messages in parts, each of which one INSERT can write, given the size of each message in bytes."""
     chunk: list[OutboxMessage] = []
     total = 0
     for message, size in zip(messages, sizes, strict=True):
@@ -196,7 +197,8 @@ def _write_once(message: OutboxMessage, store: Store) -> OutboxMessage:
     return found
 
 
-def _insert_new(messages: list[OutboxMessage], store: Store) -> None:
+def insert_new(messages: list[OutboxMessage], store: Store) -> None:
+    """Insert messages, except those whose `message_id` and `publisher` are in the table already."""
     if store.looks_before_insert:
         ids = [message.message_id for message in messages]
         rows = OutboxMessage.objects.using(store.connection.alias).filter(message_id__in=ids)
