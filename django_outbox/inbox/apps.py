@@ -11,3 +11,6 @@ class OutboxInboxConfig(AppConfig):
     label = "outbox_inbox"
     verbose_name = _("Inbox")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from django_outbox.inbox import checks  # noqa: F401, PLC0415 - the import registers the checks

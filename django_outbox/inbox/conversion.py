@@ -1,12 +1,17 @@
-"""Turn a broker's message into an `OutboxMessage`, or state why that is not possible."""
+"""Turn a broker's message into one of the outbox, or state why that is not possible."""
 
 import base64
+import datetime
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from django.core.serializers.json import DjangoJSONEncoder
 
 from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.error_text import describe, one_line
@@ -20,7 +25,75 @@ from django_outbox.stores import Store
 INVALID_TYPE = "inbox.invalid"
 """The type of a failed message that stands for one that could not be stored as it came, and its error class."""
 
+MAX_HEADERS_LENGTH = 10_000
+"""Maximum characters of the headers in such a message."""
+
 PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
+
+
+@dataclass(slots=True)
+class Content:
+    """The fields of a message to store. Unlike a model's instance, it costs next to nothing to make.
+
+    `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed.
+    """
+
+    message_id: uuid.UUID
+    type: str
+    publisher: str
+    payload: Any
+    topic: str = ""
+    key: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    occurred_at: datetime.datetime | None = None
+    error: str = ""
+
+    def check(self, store: Store) -> None:
+        """Check that the database can store it.
+
+        Raises:
+            InvalidMessage: it cannot.
+        """
+        check_message(cast(OutboxMessage, self), store)
+
+    def to_model(self) -> OutboxMessage:
+        """Return it as an unsaved message."""
+        message = OutboxMessage(
+            message_id=self.message_id,
+            type=self.type,
+            topic=self.topic,
+            key=self.key,
+            payload=self.payload,
+            headers=self.headers,
+            publisher=self.publisher,
+        )
+        if self.occurred_at is not None:
+            message.occurred_at = self.occurred_at
+        if self.error:
+            message.error = self.error
+            message.error_class = INVALID_TYPE
+            message.available_at = None
+            message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
+        return message
+
+    def to_row(self, store: Store) -> dict[str, Any]:
+        """Return it as `Store.insert_json` takes it."""
+        time = self.occurred_at
+        return {
+            "message_id": self.message_id.hex,
+            "type": self.type,
+            "topic": self.topic,
+            "key": self.key,
+            "partition": partition_of(self.key),
+            "payload": encode(self.payload),
+            "headers": encode(self.headers),
+            "occurred_at": time and str(store.connection.ops.adapt_datetimefield_value(time)),
+        }
+
+
+def encode(value: Any) -> str:
+    """Return a value as JSON, as Django's own field would store it."""
+    return json.dumps(value, cls=DjangoJSONEncoder)
 
 
 class Refused(ValueError):
@@ -44,35 +117,35 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
     return derive_uuid(_bytes(consumer.alias), b"body", *map(_bytes, parts), incoming.body)
 
 
-def to_message(incoming: Incoming, consumer: Consumer, store: Store) -> OutboxMessage:
-    """Return an unsaved message, which the database can store.
+def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a message, which the database can store.
 
     Raises:
         Refused: that is not possible.
     """
-    message = OutboxMessage(
+    content = Content(
         message_id=id_of_incoming(incoming, consumer),
         type=incoming.type,
         topic="" if incoming.topic == incoming.type else incoming.topic,
         key=incoming.key,
         payload=_read_payload(incoming),
-        headers=plain_headers(incoming.headers),
+        headers=plain_headers(incoming.headers) if incoming.headers else {},
         publisher=consumer.publisher,
     )
     if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
-        message.occurred_at = incoming.sent_at
+        content.occurred_at = incoming.sent_at
     try:
-        check_message(message, store)
+        content.check(store)
     except InvalidMessage as error:
         raise Refused(one_line(error)) from error
     except Exception as error:
         # No content of a message may stop the consumer.
         raise Refused(describe(error)) from error
-    return message
+    return content
 
 
-def to_failed_message(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> OutboxMessage:
-    """Return an unsaved message that has failed, whose payload describes a message that was refused.
+def describe_refused(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a failed message, whose payload describes a message that was refused.
 
     Raises:
         Refused: it is too large, too.
@@ -90,26 +163,21 @@ def to_failed_message(incoming: Incoming, reason: str, consumer: Consumer, store
         "type": incoming.type,
         "topic": incoming.topic,
         "key": incoming.key,
-        "headers": repr(dict(incoming.headers))[:10_000],
+        "headers": repr(dict(incoming.headers))[:MAX_HEADERS_LENGTH],
     }
-    # Text of every kind must fit into every database.
-    payload = {name: store.storable(text) for name, text in payload.items()}
-    message = OutboxMessage(
+    content = Content(
         message_id=id_of_incoming(incoming, consumer),
         type=INVALID_TYPE,
-        payload=payload,
-        headers={},
+        # Text of every kind must fit into every database.
+        payload={name: store.storable(text) for name, text in payload.items()},
         publisher=consumer.publisher,
         error=store.storable(reason)[:MAX_ERROR_LENGTH],
-        error_class=INVALID_TYPE,
     )
     try:
-        check_message(message, store)
+        content.check(store)
     except Exception as error:
         raise Refused(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
-    message.available_at = None
-    message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
-    return message
+    return content
 
 
 def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:

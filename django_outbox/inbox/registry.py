@@ -1,6 +1,6 @@
 """Construct consumers from the settings."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
@@ -29,11 +29,12 @@ def make_consumers(aliases: Sequence[str] | None = None) -> list[Consumer]:
             raise SettingsProblem(
                 "E035", f"OUTBOX has no consumer {alias!r}.", f"Configured consumers: {', '.join(sorted(configs))}."
             )
-    return [build_consumer(alias, configs[alias]) for alias in dict.fromkeys(aliases or configs)]
+    publishers = get_settings().publishers
+    return [build_consumer(alias, configs[alias], publishers) for alias in dict.fromkeys(aliases or configs)]
 
 
-def build_consumer(alias: str, config: ConsumerConfig) -> Consumer:
-    """Construct a consumer from its entry in the settings.
+def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[str]) -> Consumer:
+    """Construct a consumer from its entry in the settings, given the aliases of the configured publishers.
 
     Raises:
         SettingsProblem: its class cannot be imported (E036), is not a consumer (E037) or refuses its options (E038), or
@@ -62,7 +63,6 @@ def build_consumer(alias: str, config: ConsumerConfig) -> Consumer:
         raise SettingsProblem(
             "E038", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
         ) from error
-    publishers = get_settings().publishers
     if consumer.publisher not in publishers:
         raise SettingsProblem(
             "E039",

@@ -1,5 +1,6 @@
 """Store a batch of a broker's messages in one transaction."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,10 +10,9 @@ from django_outbox.enqueueing.enqueue import chunked, insert_new
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.error_text import describe, one_line
 from django_outbox.inbox.base import Consumer, Incoming
-from django_outbox.inbox.conversion import Refused, id_of_incoming, to_failed_message, to_message
+from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.logs import logger
-from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
@@ -61,7 +61,7 @@ class Storing:
         """
         store = get_store(connections[self._using])
         result = Stored()
-        messages: list[OutboxMessage] = []
+        messages: list[Content] = []
         origins: list[Incoming] = []
         for incoming in batch:
             message = self._read(incoming, store, result)
@@ -77,7 +77,7 @@ class Storing:
         result.messages += len(messages)
         return result
 
-    def _read(self, incoming: Incoming, store: Store, result: Stored) -> OutboxMessage | None:
+    def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
         """Return a message to store, or None after counting what happens to it instead."""
         consumer = self._consumer
         if consumer.unknown_types != "store" and not self._is_known_type(consumer.publisher, incoming.type):
@@ -88,15 +88,15 @@ class Storing:
                 self._log_rejected(incoming, f"publisher {consumer.publisher!r} does not know its type.")
             return None
         try:
-            return to_message(incoming, consumer, store)
+            return read_content(incoming, consumer, store)
         except Refused as error:
             return self._refuse(incoming, str(error), store, result)
 
-    def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> OutboxMessage | None:
+    def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> Content | None:
         result.invalid += 1
         if self._consumer.invalid == "store":
             try:
-                message = to_failed_message(incoming, reason, self._consumer, store)
+                message = describe_refused(incoming, reason, self._consumer, store)
             except Refused as error:
                 reason = str(error)
             else:
@@ -122,22 +122,25 @@ class Storing:
             reason,
         )
 
-    def _insert(self, messages: list[OutboxMessage], store: Store, sizes: list[int]) -> None:
+    def _insert(self, messages: list[Content], store: Store, sizes: list[int]) -> None:
         if not messages:
             return
         with transaction.atomic(using=self._using):
             if self._consumer.remember:
                 ids = [message.message_id for message in messages]
                 new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
-                kept = [
-                    (message, size) for message, size in zip(messages, sizes, strict=True) if message.message_id in new
-                ]
-                messages, sizes = [message for message, _ in kept], [size for _, size in kept]
-            for chunk in chunked(messages, sizes):
+                sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
+                messages = [message for message in messages if message.message_id in new]
+            if store.inserts_json:
+                pending = [message.to_row(store) for message in messages if not message.error]
+                store.insert_json(self._consumer.publisher, json.dumps(pending))
+                messages = [message for message in messages if message.error]
+                sizes = [len(message.payload["body"]) for message in messages]
+            for chunk in chunked([message.to_model() for message in messages], sizes):
                 insert_new(chunk, store)
             notify_after_commit(self._using, {self._consumer.publisher})
 
-    def _insert_alone(self, message: OutboxMessage, incoming: Incoming, store: Store, result: Stored) -> None:
+    def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
         try:
             self._insert([message], store, [len(incoming.body)])
         except ROW_ERRORS as error:

@@ -24,7 +24,7 @@ from tests.support.databases import Database
 from tests.support.shop import PATIENCE, ROOT, broker_channel, shop_environment
 from tests.support.waiting import eventually
 
-NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive")
+NAMES = ("ladder", "drain", "costs", "database", "latency", "enqueue", "scale", "growth", "archive", "inbox")
 
 
 class Benchmark:

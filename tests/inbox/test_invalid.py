@@ -47,8 +47,8 @@ def test_an_invalid_message_is_stored_as_failed_and_the_others_are_stored(source
     source.send(2)
     with caplog.at_level(logging.ERROR, "django_outbox"):
         tally = make_inbox().drain()
-    first, failed, last = stored("default")
-    assert (first.payload, last.payload) == (1, 2)
+    failed = OutboxMessage.objects.failed().get()
+    assert [message.payload for message in OutboxMessage.objects.pending().order_by("id")] == [1, 2]
     assert (str(failed.message_id), failed.type, failed.status) == (id, INVALID_TYPE, Status.FAILED)
     assert (tally.invalid, tally.rejected) == (1, 0)
     assert failed.error
@@ -102,18 +102,18 @@ def test_rejected_messages_of_a_batch_are_rejected_and_the_others_acknowledged(s
 
 
 def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source, make_inbox, monkeypatch):
-    insert = storing.insert_new
+    insert = storing.Storing._insert
 
-    def refuse(messages, store):
+    def refuse(self, messages, *others):
         if any(message.payload == 2 for message in messages):
             raise DataError("no twos")
-        insert(messages, store)
+        insert(self, messages, *others)
 
-    monkeypatch.setattr(storing, "insert_new", refuse)
+    monkeypatch.setattr(storing.Storing, "_insert", refuse)
     source.send(1, 2, 3)
     tally = make_inbox(using).drain()
-    first, failed, last = stored(using)
-    assert (first.payload, last.payload) == (1, 3)
+    failed = OutboxMessage.objects.using(using).failed().get()
+    assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
     assert (failed.status, failed.error) == (Status.FAILED, "DataError: no twos")
     assert (tally.stored, tally.invalid) == (3, 1)
 
