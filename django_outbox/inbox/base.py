@@ -2,6 +2,7 @@
 
 import abc
 import datetime
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -94,16 +95,11 @@ class Consumer(abc.ABC):
         self.max_backlog = max_backlog
         self.batch_size = batch_size
         self.batch_bytes = batch_bytes
-        if not isinstance(publisher, str):
-            raise ImproperlyConfigured(f"publisher is {publisher!r}; it must be the alias of a publisher.")
+        _require_text("publisher", publisher, ".+", "the alias of a publisher")
         _require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
         _require_choice("invalid", invalid, INVALID)
-        if id_source != "body" and not (
-            isinstance(id_source, str) and id_source.startswith("header:") and id_source[7:]
-        ):
-            raise ImproperlyConfigured(f"id_source is {id_source!r}; it must be 'body' or 'header:NAME'.")
-        if not isinstance(remember, bool):
-            raise ImproperlyConfigured(f"remember is {remember!r}; it must be True or False.")
+        _require_text("id_source", id_source, "body|header:.+", "'body' or 'header:NAME'")
+        _require_choice("remember", remember, (True, False))
         _require_number("max_backlog", max_backlog, 10**9)
         _require_number("batch_size", batch_size, MAX_BATCH_SIZE)
         _require_number("batch_bytes", batch_bytes, 2**30)
@@ -162,9 +158,14 @@ class Consumer(abc.ABC):
         """
 
 
-def _require_choice(option: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {', '.join(choices)}.")
+def _require_choice(option: str, value: object, choices: Sequence[object]) -> None:
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {', '.join(map(str, choices))}.")
+
+
+def _require_text(option: str, value: object, pattern: str, description: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be {description}.")
 
 
 def _require_number(option: str, value: object, highest: int) -> None:

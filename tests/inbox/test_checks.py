@@ -77,7 +77,7 @@ def test_e037_the_backend_is_not_a_consumer():
         ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of store, drop, reject"),
         ({"invalid": "drop"}, "invalid is 'drop'; it must be one of store, reject"),
         ({"id_source": "header:"}, "id_source is 'header:'; it must be 'body' or 'header:NAME'"),
-        ({"remember": 1}, "remember is 1; it must be True or False"),
+        ({"remember": 1}, "remember is 1; it must be one of True, False"),
         ({"max_backlog": 0}, "max_backlog is 0; it must be a whole number from 1"),
         ({"batch_size": True}, "batch_size is True"),
         ({"batch_bytes": 2**31}, "batch_bytes is 2147483648"),

@@ -108,7 +108,7 @@ def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypat
     sizes: list[int] = []
 
     def measure(self, batch):
-        intake = inbox.consumers[0]._session.intake  # type: ignore[attr-defined]
+        intake = inbox.consumers[0]._session.intake
         time.sleep(0.05)
         sizes.append(intake._size)
         return store(self, batch)
@@ -159,7 +159,12 @@ def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_
     monkeypatch.setattr(Storing, "store", fail)
     closed: list[str] = []
     close = reading.Reader._close
-    monkeypatch.setattr(reading.Reader, "_close", lambda self: (closed.append("closed"), close(self)))
+
+    def note_and_close(self):
+        closed.append("closed")
+        close(self)
+
+    monkeypatch.setattr(reading.Reader, "_close", note_and_close)
     inbox = make_inbox()
     inbox._shared.limits = replace(QUICK, hold_time=hold_time)
     source.send(1, 2, 3)

@@ -76,8 +76,9 @@ class RabbitMQConsumer(Consumer):
         return self._open_session().intake.take(self.batch_size, self.batch_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        if self._session is not None and batch:
-            self._session.settle(batch[-1].tag, rejected)
+        if self._session is not None:
+            accepted = max((message.tag for message in batch if message.tag not in rejected), default=0)
+            self._session.settle(accepted, rejected)
 
     def pause(self) -> None:
         self._open_session().pause()

@@ -51,7 +51,7 @@ class Session:
             options,
             nodes,
             self._loop,
-            SelectorIOServicesAdapter(self._loop),
+            SelectorIOServicesAdapter(self._loop),  # type: ignore[arg-type]
             on_open=self._on_open,
             on_failed=self._on_failed,
             on_lost=self._on_lost,
@@ -79,9 +79,9 @@ class Session:
         if self.intake.error is not None:
             raise Unavailable(self.intake.error)
 
-    def settle(self, last_tag: int, rejected: Collection[int]) -> None:
-        """Reject some messages, and acknowledge all others up to a tag."""
-        self._call(partial(self._settle, last_tag, sorted(rejected)))
+    def settle(self, accepted: int, rejected: Collection[int]) -> None:
+        """Reject messages with these tags, and acknowledge all others up to the tag `accepted`, unless that is 0."""
+        self._call(partial(self._settle, accepted, sorted(rejected)))
 
     def pause(self) -> None:
         """Let the broker deliver no more."""
@@ -174,24 +174,15 @@ class Session:
             self._loop.pause_reading()
             self._loop.call_later(READ_INTERVAL, self._loop.resume_reading)
 
-    def _settle(self, last_tag: int, rejected: list[int]) -> None:
+    def _settle(self, accepted: int, rejected: list[int]) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
             return
+        # First, because the acknowledgement covers all tags up to its own.
         for tag in rejected:
             channel.basic_reject(tag, requeue=False)
-        if last_tag not in rejected:
-            channel.basic_ack(last_tag, multiple=True)
-        elif earlier := self._settled_before(last_tag, rejected):
-            channel.basic_ack(earlier, multiple=True)
-        self._last_settled = last_tag
-
-    _last_settled = 0
-
-    def _settled_before(self, last_tag: int, rejected: list[int]) -> int:
-        """Return the last tag of the batch that was not rejected, or 0."""
-        refused = set(rejected)
-        return next((tag for tag in range(last_tag, self._last_settled, -1) if tag not in refused), 0)
+        if accepted:
+            channel.basic_ack(accepted, multiple=True)
 
     def _cancel(self) -> None:
         if self._channel is not None and self._channel.is_open and self._consumer_tag:
