@@ -19,7 +19,7 @@ MODULES = {
     if "migrations" not in path.parts
 }
 DRIVERS: dict[str, str | tuple[str, ...] | None] = {
-    "pika": "django_outbox.publishers.rabbitmq",
+    "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.inbox.rabbitmq"),
     "celery": "django_outbox.tasks",
     "rich": "django_outbox.management.rich_display",
     "prometheus_client": "django_outbox.monitoring.prometheus",
