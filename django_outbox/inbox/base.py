@@ -32,6 +32,7 @@ class Incoming(NamedTuple):
         headers: the headers, with values of any kind.
         encoding: the content encoding, such as `gzip`; blank if there is none.
         sent_at: when it was sent, if the sender states that.
+        problem: why the message cannot be read; blank if it can.
     """
 
     tag: int
@@ -43,6 +44,7 @@ class Incoming(NamedTuple):
     headers: Mapping[str, Any] = {}
     encoding: str = ""
     sent_at: datetime.datetime | None = None
+    problem: str = ""
 
 
 class Consumer(abc.ABC):

@@ -123,6 +123,8 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
     Raises:
         Refused: that is not possible.
     """
+    if incoming.problem:
+        raise Refused(incoming.problem)
     content = Content(
         message_id=id_of_incoming(incoming, consumer),
         type=incoming.type,

@@ -132,7 +132,7 @@ def test_two_inboxes_share_a_queue(using, source, make_inbox, kind):
 
 
 def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox, make_publisher):
-    headers = {"large": 2**40, "text": "é", "list": [1, {"a": None}], "correlation_id": "c-1"}
+    headers = {"float": 2.5, "large": 2**40, "text": "é", "list": [1, {"a": None}], "correlation_id": "c-1"}
     message = make_message(source.queue, b'{"total": "9.50"}', key="order-7", headers=headers)
     make_publisher(exchange="").publish([message])
     make_inbox().drain()

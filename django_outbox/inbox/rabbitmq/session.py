@@ -6,15 +6,14 @@ from functools import partial
 from typing import Any
 
 import pika
-from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 from pika.channel import Channel
-from pika.spec import Basic, BasicProperties
 
 from django_outbox.inbox.base import Unavailable
-from django_outbox.inbox.rabbitmq.decoding import read_message
+from django_outbox.inbox.rabbitmq.decoding import read_delivery
 from django_outbox.inbox.rabbitmq.intake import Intake
 from django_outbox.inbox.rabbitmq.loop import ThrottledLoop
 from django_outbox.inbox.rabbitmq.options import QueueOptions
+from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryServices
 from django_outbox.logs import logger
 from django_outbox.publishers.rabbitmq.connector import Connector
 from django_outbox.publishers.rabbitmq.errors import explain, explain_channel
@@ -51,7 +50,7 @@ class Session:
             options,
             nodes,
             self._loop,
-            SelectorIOServicesAdapter(self._loop),  # type: ignore[arg-type]
+            DeliveryServices(self._loop, self._on_delivery),
             on_open=self._on_open,
             on_failed=self._on_failed,
             on_lost=self._on_lost,
@@ -153,9 +152,8 @@ class Session:
 
     def _consume(self) -> None:
         if self._channel is not None and self._channel.is_open and not self._consumer_tag:
-            self._consumer_tag = self._channel.basic_consume(
-                self._queue.name, self._on_message, callback=self._on_consuming
-            )
+            # The wire takes the deliveries.
+            self._consumer_tag = self._channel.basic_consume(self._queue.name, _ignore, callback=self._on_consuming)
 
     def _on_consuming(self, _frame: object) -> None:
         if not self._is_ready.is_set():
@@ -167,10 +165,8 @@ class Session:
 
     # Reading
 
-    def _on_message(self, _channel: Channel, method: Basic.Deliver, properties: BasicProperties, body: bytes) -> None:
-        tag: int = method.delivery_tag
-        message = read_message(tag, method.routing_key, properties, body, key_header=self._queue.key_header)
-        if not self.intake.put(message):
+    def _on_delivery(self, delivery: Delivery) -> None:
+        if not self.intake.put(read_delivery(delivery, key_header=self._queue.key_header)):
             self._loop.pause_reading()
             self._loop.call_later(READ_INTERVAL, self._loop.resume_reading)
 
@@ -230,6 +226,10 @@ class Session:
             return
         self._loop.hang_up()
         self._loop.call_later(1.0, self._loop.stop)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
 
 
 def explain_queue(error: BaseException) -> str:
