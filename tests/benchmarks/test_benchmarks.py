@@ -177,6 +177,17 @@ def test_a_purge_with_an_archive_is_compared_with_one_without(alias: str, tmp_pa
 
 
 @pytest.mark.slow
+@BOTH
+def test_the_inbox_is_compared_with_a_bare_consumer(alias: str, tmp_path: Path):
+    sizes = ["--messages=300", "--batch-size=50", "--repeats=1", "--kinds", "classic"]
+    table, figures = measure(alias, "inbox", *sizes, folder=tmp_path)
+    assert [row[0] for row in table] == ["classic"] * 3
+    assert figures["classic_inbox_ratio"] == pytest.approx(
+        figures["classic_inbox_rate"] / figures["classic_bare_pika_rate"]
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("alias", "publisher"), [("postgresql", "rabbitmq"), ("mariadb", "accepting")])
 def test_several_relays_are_compared_with_one(alias: str, publisher: str, tmp_path: Path):
     sizes = ["--messages=300", "--keys", "7", "400", "--relays=2", "--batch-size=50", "--repeats=1"]

@@ -3,6 +3,7 @@
 import datetime
 import math
 import struct
+from typing import Any
 
 import pika
 import pytest
@@ -59,7 +60,7 @@ def test_no_header_raises(flags, kind, rest):
 
 def test_all_properties_are_decoded_as_pika_encodes_them():
     time = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
-    given_ = {
+    given_: dict[str, Any] = {
         "content_type": "application/json",
         "content_encoding": "gzip",
         "headers": {"time": time, "bytes": b"\xff\xfe", "list": [1, "a"]},
@@ -76,7 +77,7 @@ def test_all_properties_are_decoded_as_pika_encodes_them():
         "cluster_id": "cl",
     }
     encoded = b"".join(pika.BasicProperties(**given_).encode())
-    headers = {**given_["headers"], "bytes": "\\xff\\xfe"}  # type: ignore[dict-item]
+    headers = {**given_["headers"], "bytes": "\\xff\\xfe"}
     assert decode_properties(encoded) == {**given_, "headers": headers}
 
 

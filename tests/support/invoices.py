@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from django.conf import settings
 from django.db import connections, transaction
 
 from django_outbox.inbox import once
@@ -16,8 +15,12 @@ TABLE = "inbox_test_invoice"
 class InvoicePublisher(Publisher):
     """Writes each invoice in a transaction together with the record of `once`."""
 
+    def __init__(self, alias: str, *, using: str) -> None:
+        super().__init__(alias)
+        self._using = using
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        using = settings.INVOICES
+        using = self._using
         for message in messages:
             with transaction.atomic(using=using):
                 if once(message.message_id, "billing", using=using):
