@@ -124,7 +124,7 @@ class Reader:
                 connection = connections[self._shared.using]
                 if connection.in_atomic_block:
                     raise
-                require_schema(connection, error)
+                require_schema(connection, error, self._storing.models)
                 # The next query opens a new connection.
                 connection.close()
                 failures += 1

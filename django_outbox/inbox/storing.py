@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
+from django.db.models import Model
 
 from django_outbox.enqueueing.enqueue import chunked, insert_new
 from django_outbox.enqueueing.notify import notify_after_commit
@@ -12,7 +13,9 @@ from django_outbox.error_text import describe, one_line
 from django_outbox.inbox.base import Consumer, Incoming
 from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
@@ -52,6 +55,11 @@ class Storing:
         self._consumer = consumer
         self._using = using
         self._is_known_type = is_known_type
+
+    @property
+    def models(self) -> Sequence[type[Model]]:
+        """The tables that it writes to."""
+        return [OutboxMessage, HandledMessage] if self._consumer.remember else [OutboxMessage]
 
     def store(self, batch: Sequence[Incoming]) -> Stored:
         """Store a batch, and commit. Messages that are in the table already are skipped.

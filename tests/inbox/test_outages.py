@@ -13,6 +13,7 @@ from django.db import OperationalError, connections
 
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
@@ -192,16 +193,17 @@ def test_a_drain_gives_up_if_the_database_remains_unavailable(source, make_inbox
     eventually(lambda: source.unsettled() == 1)
 
 
-def test_a_missing_table_ends_the_inbox(source, make_inbox):
+@pytest.mark.parametrize("model", [OutboxMessage, HandledMessage], ids=["outbox", "inbox"])
+def test_a_missing_table_ends_the_inbox(source, make_inbox, model):
     source.send(1)
     with connections["postgresql"].cursor() as cursor:
-        cursor.execute(f"ALTER TABLE {OutboxMessage._meta.db_table} RENAME TO elsewhere")
+        cursor.execute(f"ALTER TABLE {model._meta.db_table} RENAME TO elsewhere")
     try:
         with pytest.raises(NotMigrated, match=r"manage\.py migrate"):
-            make_inbox("postgresql").run()
+            make_inbox("postgresql", remember=True).run()
     finally:
         with connections["postgresql"].cursor() as cursor:
-            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {OutboxMessage._meta.db_table}")
+            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {model._meta.db_table}")
     eventually(lambda: source.unsettled() == 1)
 
 
