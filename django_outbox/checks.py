@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -72,6 +72,21 @@ def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
             id="django_outbox.W023",
         )
         for pattern, earlier in find_unreachable({} if settings is None else settings.routes)
+    ]
+
+
+@register(TAG)
+def check_inbox(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the app is installed that has the command for the consumers."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    if settings is None or not settings.consumers or apps.is_installed("django_outbox.inbox"):
+        return []
+    return [
+        Warning(
+            "OUTBOX has CONSUMERS, but the app that runs them is not installed.",
+            hint="Add 'django_outbox.inbox' to INSTALLED_APPS, and run \"manage.py migrate\".",
+            id="django_outbox.W035",
+        )
     ]
 
 

@@ -32,7 +32,7 @@ class OutboxError(Exception):
 
 
 class TransactionRequired(OutboxError, RuntimeError):
-    """`enqueue` was called outside a transaction, so the message and the caller's data would be saved separately."""
+    """`enqueue` or `once` was called outside a transaction: its row and the caller's data would be saved separately."""
 
 
 class TransactionForbidden(OutboxError, RuntimeError):
@@ -77,7 +77,10 @@ class UnsavedEvents(ResourceWarning):
 
 
 class RelayUnavailable(OutboxError):
-    """A drain gave up because the broker or the database is unavailable. The remaining messages are still pending."""
+    """A drain gave up because the broker or the database is unavailable.
+
+    The remaining messages are still pending, or, if an inbox was drained, still in the queue.
+    """
 
 
 class NotMigrated(OutboxError):

@@ -13,6 +13,7 @@ from django.core.signals import setting_changed
 from django_outbox.conf.archive import ArchiveConfig, read_archive
 from django_outbox.conf.readers import (
     Mistake,
+    Mistakes,
     Reader,
     at_least_a_second,
     flag,
@@ -38,6 +39,14 @@ class PublisherConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerConfig:
+    """One entry of `OUTBOX["CONSUMERS"]`."""
+
+    backend: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class OutboxSettings:
     """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
 
@@ -57,6 +66,8 @@ class OutboxSettings:
     notify: bool = False
     dead_letter_publisher: str | None = None
     tracing: bool = True
+    consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
+    inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
     _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -190,6 +201,32 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     return publishers
 
 
+def read_consumers(value: object) -> dict[str, ConsumerConfig]:
+    """Read the entries of `OUTBOX["CONSUMERS"]`. Their classes and options are not checked.
+
+    Raises:
+        Mistakes: an entry is invalid.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("a dict of consumers by their aliases")
+    mistakes = [
+        Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
+        for alias, entry in value.items()
+        if not isinstance(alias, str)
+        or not 0 < len(alias) <= 50
+        or not isinstance(entry, Mapping)
+        or not isinstance(entry.get("BACKEND"), str)
+        or not isinstance(entry.get("OPTIONS", {}), Mapping)
+        or set(entry) - {"BACKEND", "OPTIONS"}
+    ]
+    if mistakes:
+        raise Mistakes(mistakes)
+    return {alias: ConsumerConfig(entry["BACKEND"], entry.get("OPTIONS", {})) for alias, entry in value.items()}
+
+
+CONSUMER_HINT = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to 50 characters.'
+
+
 def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:
     mistakes: list[Mistake] = []
     found = read_value(reader, value, where, mistakes)
@@ -197,7 +234,7 @@ def _read(reader: Reader, value: object, where: str, check_id: str, problems: li
     return found
 
 
-_CHECK_IDS = {"ROUTES": "E023"}
+_CHECK_IDS = {"ROUTES": "E023", "CONSUMERS": "E035"}
 """The IDs of the system checks that report invalid values; E003 for the other keys."""
 
 _READERS: dict[str, Reader] = {
@@ -216,4 +253,6 @@ _READERS: dict[str, Reader] = {
     "NOTIFY": flag,
     "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
     "TRACING": flag,
+    "CONSUMERS": read_consumers,
+    "INBOX_RETENTION": retention,
 }

@@ -1,4 +1,4 @@
-"""The fields that hold a message's payload, the partition of its key, and whether it blocks the key."""
+"""Fields: a payload, the partition of a key, whether a message blocks its key, and text that is compared exactly."""
 
 import zlib
 from typing import Any
@@ -37,6 +37,19 @@ class BlocksKeyField(models.BooleanField):  # type: ignore[type-arg]
             blocks = bool(model_instance.key) and (pending or getattr(model_instance, self.attname))  # type: ignore[attr-defined]
             setattr(model_instance, self.attname, blocks)
         return getattr(model_instance, self.attname)
+
+
+class ExactCharField(models.CharField):  # type: ignore[type-arg]
+    """Text that is compared character by character on every database, but for blanks at its end.
+
+    By default MySQL and MariaDB ignore case: messages handled by `Billing` would count as handled by `billing`.
+    """
+
+    def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
+        parameters: dict[str, Any] = super().db_parameters(connection)
+        if connection.vendor == "mysql":
+            parameters["collation"] = "utf8mb4_bin"
+        return parameters
 
 
 def partition_of(key: str) -> int:

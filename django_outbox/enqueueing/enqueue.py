@@ -163,13 +163,14 @@ def enqueue_many(
     with traced(rows, many=True), transaction.atomic(using=using, savepoint=False):
         if _locks_keys(lock_key):
             store.lock_keys({message.key for message in batch})
-        for chunk in _chunks(rows, sizes):
+        for chunk in chunked(rows, sizes):
             insert_new(chunk, store)
         notify_after_commit(using, {message.publisher for message in rows})
     return batch
 
 
-def _chunks(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[OutboxMessage]]:
+def chunked(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[OutboxMessage]]:
+    """Yield messages in parts, each of which one INSERT can write, given the size of each message in bytes."""
     chunk: list[OutboxMessage] = []
     total = 0
     for message, size in zip(messages, sizes, strict=True):

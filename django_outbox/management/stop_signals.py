@@ -9,10 +9,9 @@ import time
 from contextlib import suppress
 from select import select
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from django_outbox.logs import logger
-from django_outbox.relay import Relay
 from django_outbox.wording import counted
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -21,8 +20,22 @@ WIPED = "\r\x1b[2K\x1b[?25h"
 """Wipes the line of a terminal, and shows its cursor again."""
 
 
+UNFINISHED = "The current batches were not finished in time. Their messages are still pending."
+
+
+class Stoppable(Protocol):
+    """A relay or an inbox."""
+
+    @property
+    def open_batches(self) -> int:
+        """The number of batches in hand."""
+
+    def stop(self) -> None:
+        """Finish the current batches, and end."""
+
+
 class StopSignals:
-    """Stops the relay at the first signal, within a timeout, and ends the process at once at the second one.
+    """Stops a relay or an inbox at the first signal, within a timeout, and ends the process at once at the second one.
 
     Python calls a signal handler in the main thread between two bytecode instructions, not while that thread waits for
     a driver, a lock or a full pipe. The number of the signal, however, is written to a socket as soon as it arrives,
@@ -32,6 +45,7 @@ class StopSignals:
 
     Args:
         timeout: maximum seconds from the first signal to the end of the process.
+        unfinished: what the process reports if the time runs out.
         until_exit: whether to watch until the process ends, not only until the end of the context: for a process that
             runs nothing else.
 
@@ -39,11 +53,12 @@ class StopSignals:
         received: whether a signal has arrived.
     """
 
-    def __init__(self, timeout: float, *, until_exit: bool) -> None:
+    def __init__(self, timeout: float, *, until_exit: bool, unfinished: str = UNFINISHED) -> None:
         self.received = False
+        self._unfinished = unfinished
         self._timeout = timeout
         self._until_exit = until_exit
-        self._relay: Relay | None = None
+        self._relay: Stoppable | None = None
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -62,7 +77,7 @@ class StopSignals:
             self.forget()
             self._writer.close()
 
-    def stop(self, relay: Relay) -> None:
+    def stop(self, relay: Stoppable) -> None:
         """Stop this relay at the first signal, or at once if that has already arrived."""
         self._relay = relay
         if self.received:
@@ -103,7 +118,7 @@ class StopSignals:
                     threading.Thread(
                         target=_announce, args=(self._relay, number, self._timeout), name="outbox-stopping", daemon=True
                     ).start()
-        _print("The current batches were not finished in time. Their messages are still pending.\n")
+        _print(f"{self._unfinished}\n")
         os._exit(0)
 
 
@@ -111,7 +126,7 @@ def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Replace the default handlers of Python and the system, because a process with the number 1 has no default."""
 
 
-def _announce(relay: Relay, number: int, timeout: float) -> None:
+def _announce(relay: Stoppable, number: int, timeout: float) -> None:
     """Log that the relay is stopping, and how to stop it at once."""
     again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
     if count := relay.open_batches:

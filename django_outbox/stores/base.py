@@ -176,6 +176,19 @@ class Store(BatchReader):
         """Insert messages, except those whose `message_id` and `publisher` are in the table already."""
         OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
 
+    inserts_json: ClassVar[bool] = False
+    """Whether it has `insert_json`. With it, an INSERT costs Python a tenth of what Django's `bulk_create` does."""
+
+    def insert_json(self, publisher: str, rows: str) -> None:
+        """Insert new messages in their order, except those whose `message_id` is in the table for this publisher.
+
+        Args:
+            publisher: the alias of the publisher.
+            rows: a JSON array of objects with the columns `message_id`, `type`, `topic`, `key`, `partition`, `payload`
+                and `headers` (both as strings of JSON) and `occurred_at` (null for now).
+        """
+        raise NotImplementedError
+
     def wake(self, publishers: Collection[str]) -> None:
         """Notify the relays that listen that there is work for these publishers."""
 

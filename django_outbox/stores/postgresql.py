@@ -184,12 +184,28 @@ def array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
+INSERT_JSON = """
+INSERT INTO {table} (
+    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
+    attempts, error, error_class
+)
+SELECT message_id, type, topic, key, partition, partition > 0, payload::jsonb, headers::jsonb, %s,
+    COALESCE(occurred_at, statement_timestamp()), statement_timestamp(), 0, '', ''
+FROM json_to_recordset(%s::json) AS new(
+    message_id uuid, type text, topic text, key text, partition integer, payload text, headers text,
+    occurred_at timestamptz
+)
+ON CONFLICT DO NOTHING
+"""
+
+
 class PostgreSQLStore(LockingStore):
     """Claims with FOR UPDATE SKIP LOCKED over the partial indexes."""
 
     now = "statement_timestamp()"
 
     can_wake = True
+    inserts_json = True
 
     @property
     def stores_local_times(self) -> bool:
@@ -295,6 +311,9 @@ class PostgreSQLStore(LockingStore):
                 notifications = self.connection.connection.notifies(timeout=seconds, stop_after=1)
                 heard = {notification.payload for notification in notifications}
             yield heard
+
+    def insert_json(self, publisher: str, rows: str) -> None:
+        self.execute(INSERT_JSON, [publisher, rows])
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
         rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])

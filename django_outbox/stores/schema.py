@@ -1,38 +1,40 @@
 """Distinguishes a database without the outbox's tables from one that is unavailable."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 
 from django_outbox.exceptions import NotMigrated
 from django_outbox.models import KeyLock, OutboxMessage
 
-REQUIRED = (OutboxMessage, KeyLock)
+REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock)
 """The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
 
 
-def require_schema(connection: BaseDatabaseWrapper, error: Exception) -> None:
-    """Raise NotMigrated if an error of the database comes from a table or a column that is missing."""
+def require_schema(connection: BaseDatabaseWrapper, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> None:
+    """Raise NotMigrated if an error of the database comes from a table or a column of these models that is missing."""
     missing = ""
     with suppress(DatabaseError, InterfaceError):
         if connection.connection is not None and connection.is_usable():
-            missing = missing_schema(connection)
+            missing = missing_schema(connection, models)
     if missing:
         raise NotMigrated(
             f'The database {connection.alias!r} lacks {missing}. Run "manage.py migrate --database={connection.alias}".'
         ) from error
 
 
-def missing_schema(connection: BaseDatabaseWrapper) -> str:
-    """Return the first table or column of the outbox that this database lacks; blank if there is none.
+def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
+    """Return the first table or column of these models that this database lacks; blank if there is none.
 
     Raises:
         DatabaseError: the database is unavailable.
     """
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor, include_views=True))
-        for model in REQUIRED:
+        for model in models:
             table = model._meta.db_table
             if not router.allow_migrate_model(connection.alias, model):
                 continue

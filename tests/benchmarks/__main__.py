@@ -32,6 +32,7 @@ NAMES = (
     "archive",
     "monitoring",
     "celery",
+    "inbox",
 )
 """Each is a module with `add_arguments(parser)` and `run(options) -> Report`."""
 

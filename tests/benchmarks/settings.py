@@ -1,4 +1,4 @@
-"""Settings of the benchmarks: the servers of DATABASE_URL and AMQP_URL, and this app alone."""
+"""Settings of the benchmarks: the servers of DATABASE_URL and AMQP_URL, and this package alone."""
 
 import environ
 
@@ -7,7 +7,7 @@ env = environ.Env()
 SECRET_KEY = "only for benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["django_outbox"]
+INSTALLED_APPS = ["django_outbox", "django_outbox.inbox"]
 
 DATABASES = {"default": env.db_url("DATABASE_URL", default="sqlite://:memory:")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":

@@ -36,6 +36,7 @@ NAMES = (
     "archive",
     "monitoring",
     "celery",
+    "inbox",
 )
 
 
@@ -197,6 +198,17 @@ def test_a_relay_with_monitoring_is_compared_with_the_relay_alone(tmp_path: Path
     assert figures["reports_ratio"] == pytest.approx(figures["reports_rate"] / figures["nothing_rate"])
     # The allowance of spans is above the number of messages.
     assert figures["spans"] > 0
+
+
+@pytest.mark.slow
+@BOTH
+def test_the_inbox_is_compared_with_a_bare_consumer(alias: str, tmp_path: Path):
+    sizes = ["--messages=300", "--batch-size=50", "--repeats=1", "--kinds", "classic"]
+    table, figures = measure(alias, "inbox", *sizes, folder=tmp_path)
+    assert [row[0] for row in table] == ["classic"] * 3
+    assert figures["classic_inbox_ratio"] == pytest.approx(
+        figures["classic_inbox_rate"] / figures["classic_bare_pika_rate"]
+    )
 
 
 @pytest.mark.slow

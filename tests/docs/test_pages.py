@@ -16,6 +16,8 @@ from django.core.management import BaseCommand, load_command_class
 
 import django_outbox
 from django_outbox import conf
+from django_outbox.inbox.base import Consumer
+from django_outbox.inbox.rabbitmq import RabbitMQConsumer
 from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.publishers.console import ConsolePublisher
 from django_outbox.publishers.memory import MemoryPublisher
@@ -56,6 +58,7 @@ COMMANDS = [
     "outbox_status",
     "run_outbox",
 ]
+INBOX_COMMANDS = ["inbox_purge", "run_inbox"]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
@@ -104,7 +107,8 @@ def check_ids() -> set[str]:
 
 def flags(command: str) -> set[str]:
     """The flags of a command that not every command of Django has."""
-    parser = load_command_class("django_outbox", command).create_parser("manage.py", command)
+    app = "django_outbox.inbox" if command in INBOX_COMMANDS else "django_outbox"
+    parser = load_command_class(app, command).create_parser("manage.py", command)
     plain = BaseCommand().create_parser("manage.py", "plain")
     return set(parser._option_string_actions) - set(plain._option_string_actions)
 
@@ -113,7 +117,7 @@ def test_every_setting_is_in_the_reference_with_its_default():
     documented = documented_defaults()
     defaults = conf.OutboxSettings(publishers={})
     for name in inspect.signature(conf.OutboxSettings).parameters:
-        if name in ("publishers", "retry"):
+        if name in ("publishers", "retry", "consumers"):
             assert f"({target_of(name)})=\n## {name.upper()}\n" in reference("settings")
         else:
             assert target_of(name) in documented, f"OUTBOX[{name.upper()!r}] is not in docs/reference/settings.md"
@@ -152,6 +156,19 @@ def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publis
         assert default == "required" or eval(default) == parameters[name].default, name
 
 
+def test_every_option_of_a_consumer_is_in_the_reference_with_its_default():
+    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", reference("consumers"), re.MULTILINE))
+    parameters = {
+        name: parameter
+        for consumer in (RabbitMQConsumer, Consumer)
+        for name, parameter in inspect.signature(consumer).parameters.items()
+        if name not in ("alias", "options")
+    }
+    assert documented.keys() == parameters.keys()
+    for name, default in documented.items():
+        assert default == "required" or eval(default) == parameters[name].default, name
+
+
 def test_every_system_check_is_in_the_reference_and_no_other():
     entries = re.findall(r"^\(check-(\w+)\)=\n### django_outbox\.(\w+)\n", reference("checks"), re.MULTILINE)
     assert [target.upper() for target, _ in entries] == [name for _, name in entries]
@@ -175,7 +192,7 @@ def test_every_field_of_a_message_is_in_the_reference():
     assert terms("messages")[: len(names)] == names
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *INBOX_COMMANDS])
 def test_every_flag_of_a_command_is_in_the_reference_and_no_other(command: str):
     section = re.split(r"^## ", reference("commands"), flags=re.MULTILINE)
     (text,) = [text for text in section if text.startswith(f"{command}\n")]
@@ -184,14 +201,15 @@ def test_every_flag_of_a_command_is_in_the_reference_and_no_other(command: str):
 
 
 def test_every_command_is_in_the_reference():
-    files = (PACKAGE / "management" / "commands").glob("[!_]*.py")
-    assert sorted(file.stem for file in files) == sorted(COMMANDS)
+    for app, commands in ((PACKAGE, COMMANDS), (PACKAGE / "inbox", INBOX_COMMANDS)):
+        files = (app / "management" / "commands").glob("[!_]*.py")
+        assert sorted(file.stem for file in files) == sorted(commands)
 
 
 def shown_commands() -> Iterator[tuple[str, str, str]]:
     """Each line of a page that runs a command of this app: the page, the command, and what comes after it."""
     for page in PAGES:
-        for command, rest in re.findall(rf"\b({'|'.join(COMMANDS)})\b(.*)", page.read_text()):
+        for command, rest in re.findall(rf"\b({'|'.join([*COMMANDS, *INBOX_COMMANDS])})\b(.*)", page.read_text()):
             if re.search(r'^(["`]?,?) "?--', rest):
                 yield page.relative_to(ROOT).as_posix(), command, rest
 

@@ -173,7 +173,9 @@ def test_a_message_to_several_publishers_is_one_span(using: str, spans: InMemory
     assert (created.attributes or {})["messaging.message.id"] == str(message.message_id)
     rows = OutboxMessage.objects.using(using).values_list("headers", flat=True)
     assert len(rows) == 2
-    assert {context_of(headers).span_id for headers in rows} == {created.get_span_context().span_id}
+    context = created.get_span_context()
+    assert context is not None
+    assert {context_of(headers).span_id for headers in rows} == {context.span_id}
 
 
 def test_tracing_can_be_switched_off(spans: InMemorySpanExporter):

@@ -19,7 +19,7 @@ MODULES = {
     if "migrations" not in path.parts
 }
 DRIVERS: dict[str, str | tuple[str, ...] | None] = {
-    "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.publishers.celery"),
+    "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.publishers.celery", "django_outbox.inbox.rabbitmq"),
     "celery": ("django_outbox.tasks", "django_outbox.celery", "django_outbox.publishers.celery"),
     "kombu": ("django_outbox.celery", "django_outbox.publishers.celery"),
     "rich": "django_outbox.management.rich_display",

@@ -1,13 +1,12 @@
 """`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
 
 import argparse
-import os
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser, OutputWrapper
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_outbox.exceptions import OutboxError
@@ -15,6 +14,7 @@ from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.gc import frozen
 from django_outbox.management.log_output import shown_log
+from django_outbox.management.output import print_line
 from django_outbox.management.progress import ProgressLine
 from django_outbox.management.proof import check_deployment
 from django_outbox.management.stop_signals import StopSignals
@@ -104,7 +104,7 @@ class Command(OutboxCommand):
         try:
             super().check(*args, **kwargs)
         except DatabaseError as error:
-            _print(self.stderr, f"Skipping the system checks: the database cannot be reached: {error}")
+            print_line(self.stderr, f"Skipping the system checks: the database cannot be reached: {error}")
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         # As early as here, so that a signal is noticed during the system checks, too.
@@ -149,19 +149,19 @@ class Command(OutboxCommand):
             totals = f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
             if options["drain"] or options["once"]:
                 for alias in relay.paused:
-                    _print(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
-            _print(self.stdout, totals)
+                    print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
+            print_line(self.stdout, totals)
 
     def _check_deployment(self, relay: Relay, verbosity: int) -> None:
         problems = 0
         for finding in check_deployment(relay.using, relay.publishers):
             if not finding.problem:
                 if verbosity > 0:
-                    _print(self.stdout, f"OK       {finding.subject}")
+                    print_line(self.stdout, f"OK       {finding.subject}")
                 continue
             word = "WARNING " if finding.is_warning else "WRONG   "
             problems += not finding.is_warning
-            _print(self.stderr, f"{word} {finding.subject}: {finding.problem}")
+            print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
 
@@ -171,14 +171,3 @@ class Command(OutboxCommand):
         if options["once"]:
             return relay.deliver_once()
         return relay.run()
-
-
-def _print(stream: OutputWrapper, text: str) -> None:
-    """Write a line, unless the stream is closed or has lost its reader."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except (OSError, ValueError, AttributeError):
-        # Python would try again when it exits, and exit with 120.
-        with suppress(OSError, ValueError, AttributeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

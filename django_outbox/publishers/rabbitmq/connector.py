@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import pika
+from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
 from django_outbox.publishers.rabbitmq.errors import explain
 from django_outbox.publishers.rabbitmq.handover import Status
 from django_outbox.publishers.rabbitmq.loop import Loop
 from django_outbox.publishers.rabbitmq.nodes import Nodes
 from django_outbox.publishers.rabbitmq.options import ConnectionOptions
-from django_outbox.publishers.rabbitmq.wire import WireServices
 
 NO_RESPONSE = "no response in time"
 
@@ -40,7 +40,7 @@ class Connector:
         options: ConnectionOptions,
         nodes: Nodes,
         loop: Loop,
-        wire: WireServices,
+        wire: SelectorIOServicesAdapter,
         *,
         on_open: Callable[[pika.SelectConnection], None],
         on_failed: Callable[[str], None],

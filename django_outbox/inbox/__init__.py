@@ -1,0 +1,31 @@
+"""The inbox: an app that handles each message once, and brings a broker's messages into the outbox's own table.
+
+    broker -> run_inbox -> OutboxMessage row -> relay -> handler
+              |-- one transaction, then the acknowledgement
+
+`once` deduplicates messages in a consumer that you write; `manage.py run_inbox` is a consumer that is ready to run.
+
+    from django_outbox.inbox import once
+
+    with transaction.atomic():
+        if once(message_id, consumer="billing"):
+            write_invoice(payload)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_outbox.inbox.deduplication import once, once_many
+    from django_outbox.inbox.retention import purge
+
+__all__ = ["once", "once_many", "purge"]
+
+_MODULE_OF = {"once": "deduplication", "once_many": "deduplication", "purge": "retention"}
+
+
+def __getattr__(name: str) -> Any:
+    # Django imports this package before models can be imported, so the names are imported when they are first used.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,0 +1,224 @@
+"""Turn a broker's message into one of the outbox, or state why that is not possible."""
+
+import base64
+import datetime
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.enqueueing.validation import check_message
+from django_outbox.error_text import describe, one_line
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.inbox.base import Consumer, Incoming
+from django_outbox.inbox.ids import derive_uuid, read_uuid
+from django_outbox.messages import MAX_ERROR_LENGTH
+from django_outbox.models import EARLIEST, LATEST, OutboxMessage
+from django_outbox.stores import Store
+
+INVALID_TYPE = "inbox.invalid"
+"""The type of a failed message that stands for one that could not be stored as it came, and its error class."""
+
+MAX_HEADERS_LENGTH = 10_000
+"""Maximum characters of the headers in such a message."""
+
+PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
+
+
+@dataclass(slots=True)
+class Content:
+    """The fields of a message to store. Unlike a model's instance, it costs next to nothing to make.
+
+    `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed.
+    """
+
+    message_id: uuid.UUID
+    type: str
+    publisher: str
+    payload: Any
+    topic: str = ""
+    key: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    occurred_at: datetime.datetime | None = None
+    error: str = ""
+
+    def check(self, store: Store) -> None:
+        """Check that the database can store it.
+
+        Raises:
+            InvalidMessage: it cannot.
+        """
+        check_message(cast(OutboxMessage, self), store)
+
+    def to_model(self) -> OutboxMessage:
+        """Return it as an unsaved message."""
+        message = OutboxMessage(
+            message_id=self.message_id,
+            type=self.type,
+            topic=self.topic,
+            key=self.key,
+            payload=self.payload,
+            headers=self.headers,
+            publisher=self.publisher,
+        )
+        if self.occurred_at is not None:
+            message.occurred_at = self.occurred_at
+        if self.error:
+            message.error = self.error
+            message.error_class = INVALID_TYPE
+            message.available_at = None
+            message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
+        return message
+
+    def to_row(self, store: Store) -> dict[str, Any]:
+        """Return it as `Store.insert_json` takes it."""
+        time = self.occurred_at
+        return {
+            "message_id": self.message_id.hex,
+            "type": self.type,
+            "topic": self.topic,
+            "key": self.key,
+            "partition": partition_of(self.key),
+            "payload": encode(self.payload),
+            "headers": encode(self.headers),
+            "occurred_at": time and str(store.connection.ops.adapt_datetimefield_value(time)),
+        }
+
+
+def encode(value: Any) -> str:
+    """Return a value as JSON, as Django's own field would store it."""
+    return json.dumps(value, cls=DjangoJSONEncoder)
+
+
+class Refused(ValueError):
+    """A message cannot be stored; the text is the reason, without any of its content."""
+
+
+def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
+    """Return the ID of a message: the sender's if it is a UUID, otherwise one that is derived from what identifies it.
+
+    A message that comes again has the same ID.
+    """
+    if incoming.message_id:
+        found = read_uuid(incoming.message_id)
+        return found or derive_uuid(_bytes(consumer.alias), b"id", _bytes(incoming.message_id))
+    name = consumer.id_source.removeprefix("header:")
+    if consumer.id_source != "body" and (value := incoming.headers.get(name)) is not None:
+        text = _text(value)
+        return read_uuid(text) or derive_uuid(_bytes(consumer.alias), b"header", _bytes(text))
+    sent_at = "" if incoming.sent_at is None else incoming.sent_at.isoformat()
+    parts = (incoming.type, incoming.topic, incoming.key, sent_at)
+    return derive_uuid(_bytes(consumer.alias), b"body", *map(_bytes, parts), incoming.body)
+
+
+def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a message, which the database can store.
+
+    Raises:
+        Refused: that is not possible.
+    """
+    if incoming.problem:
+        raise Refused(incoming.problem)
+    content = Content(
+        message_id=id_of_incoming(incoming, consumer),
+        type=incoming.type,
+        topic="" if incoming.topic == incoming.type else incoming.topic,
+        key=incoming.key,
+        payload=_read_payload(incoming),
+        headers=plain_headers(incoming.headers) if incoming.headers else {},
+        publisher=consumer.publisher,
+    )
+    if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
+        content.occurred_at = incoming.sent_at
+    try:
+        content.check(store)
+    except InvalidMessage as error:
+        raise Refused(one_line(error)) from error
+    except Exception as error:
+        # No content of a message may stop the consumer.
+        raise Refused(describe(error)) from error
+    return content
+
+
+def describe_refused(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a failed message, whose payload describes a message that was refused.
+
+    Raises:
+        Refused: it is too large, too.
+    """
+    try:
+        body = incoming.body.decode()
+    except UnicodeDecodeError:
+        body = ""
+    is_text = store.storable(body) == body and bool(body)
+    payload = {
+        "body": body if is_text else base64.b64encode(incoming.body).decode(),
+        "body_encoding": "utf-8" if is_text else "base64",
+        "content_encoding": incoming.encoding,
+        "message_id": incoming.message_id,
+        "type": incoming.type,
+        "topic": incoming.topic,
+        "key": incoming.key,
+        "headers": repr(dict(incoming.headers))[:MAX_HEADERS_LENGTH],
+    }
+    content = Content(
+        message_id=id_of_incoming(incoming, consumer),
+        type=INVALID_TYPE,
+        # Text of every kind must fit into every database.
+        payload={name: store.storable(text) for name, text in payload.items()},
+        publisher=consumer.publisher,
+        error=store.storable(reason)[:MAX_ERROR_LENGTH],
+    )
+    try:
+        content.check(store)
+    except Exception as error:
+        raise Refused(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
+    return content
+
+
+def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return headers as JSON has them; bytes become text."""
+    return {_text(name): _plain(value) for name, value in headers.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, dict):
+        return plain_headers(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _read_payload(incoming: Incoming) -> Any:
+    if incoming.encoding.lower() not in PLAIN_ENCODINGS:
+        raise Refused(f"its content encoding is {one_line(incoming.encoding, 50)}; the body must be JSON in UTF-8.")
+    limit = get_settings().max_payload_bytes
+    if len(incoming.body) > limit:
+        raise Refused(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
+    try:
+        return json.loads(incoming.body)
+    except json.JSONDecodeError as error:
+        raise Refused(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
+    except UnicodeDecodeError:
+        raise Refused("its body is not JSON: it is not encoded in UTF-8.") from None
+    except RecursionError:
+        raise Refused("its body is JSON that is nested too deeply.") from None
+    except ValueError as error:
+        # Python reads no integer of more than 4,300 digits.
+        raise Refused(f"its body is not readable as JSON: {one_line(error, 200)}") from None
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

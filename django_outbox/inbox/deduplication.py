@@ -1,0 +1,164 @@
+"""`once` and `once_many`: find out, in the caller's transaction, which messages a consumer has not handled yet."""
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.constants import OnConflict
+
+from django_outbox.db.transactions import in_transaction
+from django_outbox.exceptions import InvalidMessage, TransactionRequired
+from django_outbox.inbox.ids import id_of
+from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
+
+MAX_ID_LENGTH = 255
+"""Maximum characters of a message ID that is not a UUID."""
+
+CHUNK_SIZE = 1000
+"""Maximum number of IDs that are written with one INSERT."""
+
+MessageID = uuid.UUID | str
+
+
+def once(message_id: MessageID, consumer: str, *, using: str | None = None) -> bool:
+    """Return whether this consumer handles this message for the first time, and record that it does.
+
+    The record belongs to the caller's transaction: if that rolls back, the message counts as not handled. If another
+    transaction is handling the same message, wait for its end; then return False if it committed, and True if it rolled
+    back. The caller's transaction is never broken by a message that is known.
+
+    Args:
+        message_id: a UUID, or another string of 1 to 255 characters.
+        consumer: what handles the message, such as `billing`; 1 to 63 characters. Each consumer handles each message
+            once.
+        using: the database alias. It must be the database of the caller's own data. By default the database that the
+            router chooses for writing.
+
+    Raises:
+        TransactionRequired: no transaction is open on that database.
+        InvalidMessage: the ID or the name of the consumer is invalid. Nothing was written, and the transaction can
+            continue.
+    """
+    return bool(_record([message_id], consumer, using, "once"))
+
+
+def once_many(message_ids: Iterable[MessageID], consumer: str, *, using: str | None = None) -> set[MessageID]:
+    """Return the IDs of those messages that this consumer handles for the first time, and record that it does.
+
+    It does for many messages what `once` does for one, with one INSERT for every 1,000. Rows are always written in the
+    order of the IDs, so that two callers with the same messages wait for each other and do not deadlock.
+
+    Args:
+        message_ids: IDs as in `once`. An ID that occurs twice counts once.
+        consumer: as in `once`.
+        using: as in `once`.
+
+    Raises:
+        TransactionRequired: no transaction is open on that database.
+        InvalidMessage: an ID or the name of the consumer is invalid. Nothing was written.
+    """
+    return _record([*message_ids], consumer, using, "once_many")
+
+
+def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:
+    using = using or router.db_for_write(HandledMessage)
+    connection = connections[using]
+    _check_transaction(connection, function)
+    _check_consumer(consumer)
+    ids: dict[str, MessageID] = {}
+    for message_id in message_ids:
+        ids.setdefault(_read_id(message_id), message_id)
+    ordered = sorted(ids)
+    new: set[MessageID] = set()
+    for start in range(0, len(ordered), CHUNK_SIZE):
+        new.update(ids[each] for each in _insert(ordered[start : start + CHUNK_SIZE], consumer, connection))
+    return new
+
+
+def _check_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
+    if in_transaction(connection):
+        return
+    using = connection.alias
+    raise TransactionRequired(
+        f"{function}() needs an open transaction on the database {using!r}, so that the record and the work are saved "
+        f"together or not at all. Put both inside `with transaction.atomic(using={using!r}):`; in async code, in a "
+        f"function that you call with `await sync_to_async(function)()`."
+    )
+
+
+def _check_consumer(consumer: object) -> None:
+    if (
+        not isinstance(consumer, str)
+        or not 0 < len(consumer) <= MAX_CONSUMER_LENGTH
+        or consumer != consumer.strip()
+        or not consumer.isprintable()
+    ):
+        raise InvalidMessage(
+            "consumer",
+            f"is {consumer!r:.100}; it must be a string of 1 to {MAX_CONSUMER_LENGTH} printable characters without "
+            "blanks around it, such as 'billing'.",
+        )
+
+
+def _read_id(message_id: object) -> str:
+    if isinstance(message_id, uuid.UUID):
+        return str(id_of(str(message_id)))
+    if not isinstance(message_id, str):
+        raise InvalidMessage(
+            "message_id",
+            f"must be a UUID or a string, not {type(message_id).__name__}. If the message has no ID, derive one from "
+            "its content.",
+        )
+    if not 0 < len(message_id) <= MAX_ID_LENGTH:
+        raise InvalidMessage(
+            "message_id", f"is a string of {len(message_id):,} characters; it must have 1 to {MAX_ID_LENGTH}."
+        )
+    return str(id_of(message_id))
+
+
+def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> list[str]:
+    """Insert rows for those IDs that have none, and return these IDs."""
+    if not ids:
+        return []
+    if len(ids) > 1 and not connection.features.can_return_rows_from_bulk_insert:
+        return _insert_by_halves(ids, consumer, connection)
+    returning = "" if len(ids) == 1 else " RETURNING {message_id}"
+    with connection.cursor() as cursor:
+        _execute_insert(cursor, ids, consumer, connection, returning)
+        if len(ids) == 1:
+            return ids if cursor.rowcount else []
+        return [id for (id,) in cursor.fetchall()]
+
+
+def _insert_by_halves(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> list[str]:
+    """Do the same on MySQL, whose INSERT returns only how many rows are new.
+
+    Usually all of them are, or none. Otherwise the statement is undone, which keeps its locks, and repeated by halves.
+    """
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        _execute_insert(cursor, ids, consumer, connection)
+        if (count := cursor.rowcount) in (0, len(ids)):
+            return ids if count else []
+        transaction.set_rollback(True, using=connection.alias)
+    middle = len(ids) // 2
+    return [new for half in (ids[:middle], ids[middle:]) for new in _insert_by_halves(half, consumer, connection)]
+
+
+def _execute_insert(
+    cursor: Any, ids: Sequence[str], consumer: str, connection: BaseDatabaseWrapper, suffix: str = ""
+) -> None:
+    options: Any = HandledMessage._meta
+    operations: Any = connection.ops
+    quote = operations.quote_name
+    now = options.get_field("handled_at").db_default
+    now_sql, _ = HandledMessage.objects.using(connection.alias).query.get_compiler(connection.alias).compile(now)
+    statement = (
+        f"{operations.insert_statement(OnConflict.IGNORE)} {quote(options.db_table)} "
+        f"({quote('consumer')}, {quote('message_id')}, {quote('handled_at')}) "
+        f"VALUES {', '.join([f'(%s, %s, {now_sql})'] * len(ids))} "
+        f"{operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])}"
+        f"{suffix.format(message_id=quote('message_id'))}"
+    )
+    cursor.execute(statement, [value for id in ids for value in (consumer, id)])

@@ -1,0 +1,40 @@
+"""The event loop of a connection that can stop reading from its socket for a while."""
+
+from collections.abc import Callable
+
+from django_outbox.publishers.rabbitmq.loop import Loop
+
+
+class ThrottledLoop(Loop):
+    """Leaves data in the socket while it is paused, so that TCP slows the broker down.
+
+    RabbitMQ bounds what it delivers ahead in messages only, and a thousand of them may be many gigabytes.
+    """
+
+    _is_paused = False
+    _wanted = 0
+
+    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
+        super().add_handler(fd, handler, events)
+        self._wanted = events
+
+    def update_handler(self, fd: int, events: int) -> None:
+        if fd == self._fd:
+            self._wanted = events
+            if self._is_paused:
+                events &= ~self.READ
+        super().update_handler(fd, events)
+
+    def pause_reading(self) -> None:
+        """Read nothing from the socket until `resume_reading`."""
+        self._set_paused(True)
+
+    def resume_reading(self) -> None:
+        """Read from the socket again."""
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused != self._is_paused:
+            self._is_paused = paused
+            if self._fd is not None:
+                self.update_handler(self._fd, self._wanted)

@@ -1,0 +1,247 @@
+"""The life of one consuming connection to RabbitMQ, on the thread of its I/O loop."""
+
+import threading
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import pika
+from pika.channel import Channel
+
+from django_outbox.inbox.base import Unavailable
+from django_outbox.inbox.rabbitmq.decoding import read_delivery
+from django_outbox.inbox.rabbitmq.intake import Intake
+from django_outbox.inbox.rabbitmq.loop import ThrottledLoop
+from django_outbox.inbox.rabbitmq.options import QueueOptions
+from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryServices
+from django_outbox.logs import logger
+from django_outbox.publishers.rabbitmq.connector import Connector
+from django_outbox.publishers.rabbitmq.errors import explain, explain_channel
+from django_outbox.publishers.rabbitmq.nodes import Nodes
+from django_outbox.publishers.rabbitmq.options import ConnectionOptions
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the broker has to close the connection cleanly, before it is cut."""
+
+READ_INTERVAL = 1.0
+"""Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
+connection dead if it receives nothing for a while, heartbeats included."""
+
+
+class Session:
+    """Connects, consumes a queue and ends; a new connection needs a new session.
+
+    The public methods may be called by any thread; methods with an underscore run on the connection's own thread, so
+    that heartbeats are sent however long the reader takes.
+
+    Args:
+        options: how to connect.
+        queue: what to read, and how.
+        nodes: the order in which to try the nodes; failed ones are reported to it.
+    """
+
+    def __init__(self, options: ConnectionOptions, queue: QueueOptions, nodes: Nodes) -> None:
+        self._options = options
+        self._queue = queue
+        self._nodes = nodes
+        self._loop = ThrottledLoop()
+        self.intake = Intake(queue.max_buffer_bytes, partial(self._call, self._loop.resume_reading))
+        self._connector = Connector(
+            options,
+            nodes,
+            self._loop,
+            DeliveryServices(self._loop, self._on_delivery),
+            on_open=self._on_open,
+            on_failed=self._on_failed,
+            on_lost=self._on_lost,
+        )
+        self._channel: Channel | None = None
+        self._consumer_tag = ""
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"outbox-rabbitmq-{options.publisher_alias}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Host and port of the node."""
+        return self._connector.status.address
+
+    def wait_until_ready(self) -> None:
+        """Wait until the queue is consumed.
+
+        Raises:
+            Unavailable: that is not possible.
+        """
+        self._is_ready.wait()
+        if self.intake.error is not None:
+            raise Unavailable(self.intake.error)
+
+    def settle(self, accepted: int, rejected: Collection[int]) -> None:
+        """Reject messages with these tags, and acknowledge all others up to the tag `accepted`, unless that is 0."""
+        self._call(partial(self._settle, accepted, sorted(rejected)))
+
+    def pause(self) -> None:
+        """Let the broker deliver no more."""
+        self._call(self._cancel)
+
+    def resume(self) -> None:
+        """Let the broker deliver again."""
+        self._call(self._consume)
+
+    def count_ready(self) -> int:
+        """Return the number of messages in the queue that were not delivered.
+
+        Raises:
+            Unavailable: the connection has ended, or the broker does not respond.
+        """
+        found: list[int] = []
+        answered = threading.Event()
+
+        def ask() -> None:
+            if self._channel is not None and self._channel.is_open:
+                self._channel.queue_declare(self._queue.name, passive=True, callback=note)
+
+        def note(frame: Any) -> None:
+            found.append(frame.method.message_count)
+            answered.set()
+
+        self._call(ask)
+        while not answered.wait(0.05):
+            if self.intake.error is not None:
+                raise Unavailable(self.intake.error)
+            if not self._thread.is_alive():
+                raise Unavailable("the connection to RabbitMQ ended")
+        return found[0]
+
+    def close(self) -> None:
+        """Close the connection after everything that was settled was sent, and wait for its end."""
+        self._call(self._close)
+        self._thread.join(2 * CLOSE_TIMEOUT)
+
+    def _call(self, work: Any) -> None:
+        self._loop.add_callback_threadsafe(work)
+
+    def _run(self) -> None:
+        try:
+            self._connector.start()
+            self._loop.start()
+        except Exception as error:
+            logger.exception("Consumer %r: the connection to RabbitMQ failed", self._options.publisher_alias)
+            self._end(f"the connection to RabbitMQ failed: {error!r}")
+        finally:
+            self._end("the connection to RabbitMQ ended")
+            self._loop.hang_up()
+            self._loop.close()
+
+    # Connecting
+
+    def _on_open(self, connection: pika.SelectConnection) -> None:
+        connection.channel(on_open_callback=self._on_channel_open)
+
+    def _on_failed(self, reasons: str) -> None:
+        self._end(reasons)
+        self._cut()
+
+    def _on_channel_open(self, channel: Channel) -> None:
+        self._channel = channel
+        channel.add_on_close_callback(self._on_channel_closed)
+        channel.add_on_cancel_callback(self._on_cancelled)
+        channel.basic_qos(prefetch_count=self._queue.prefetch, callback=lambda _frame: self._consume())
+
+    def _consume(self) -> None:
+        if self._channel is not None and self._channel.is_open and not self._consumer_tag:
+            # The wire takes the deliveries.
+            self._consumer_tag = self._channel.basic_consume(self._queue.name, _ignore, callback=self._on_consuming)
+
+    def _on_consuming(self, _frame: object) -> None:
+        if not self._is_ready.is_set():
+            self._connector.finish()
+            logger.info(
+                "Consumer %r: reads queue %r at %s", self._options.publisher_alias, self._queue.name, self.address
+            )
+            self._is_ready.set()
+
+    # Reading
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        if not self.intake.put(read_delivery(delivery, key_header=self._queue.key_header)):
+            self._loop.pause_reading()
+            self._loop.call_later(READ_INTERVAL, self._loop.resume_reading)
+
+    def _settle(self, accepted: int, rejected: list[int]) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            return
+        # First, because the acknowledgement covers all tags up to its own.
+        for tag in rejected:
+            channel.basic_reject(tag, requeue=False)
+        if accepted:
+            channel.basic_ack(accepted, multiple=True)
+
+    def _cancel(self) -> None:
+        if self._channel is not None and self._channel.is_open and self._consumer_tag:
+            tag, self._consumer_tag = self._consumer_tag, ""
+            self._channel.basic_cancel(tag)
+
+    # Ending
+
+    def _on_cancelled(self, _frame: object) -> None:
+        self._end(f"RabbitMQ ended the consumer: queue {self._queue.name!r} was deleted, or its node went down")
+        self._close()
+
+    def _on_channel_closed(self, _channel: Channel, error: Exception) -> None:
+        # When the connection ends, pika closes its channels too.
+        if self._connector.connection.is_open:
+            self._end(f"RabbitMQ closed the channel: {explain_queue(error)}")
+            self._close()
+
+    def _on_lost(self, error: BaseException) -> None:
+        if self.intake.error is None:
+            self._nodes.note_failure(self._connector.status.host)
+        self._end(f"the connection to RabbitMQ at {self.address} was lost: {explain(error)}")
+        self._loop.stop()
+
+    def _end(self, error: str) -> None:
+        self._connector.finish()
+        self.intake.end(error)
+        self._is_ready.set()
+
+    def _close(self) -> None:
+        self._end("the consumer was closed")
+        # The broker's response must be read.
+        self._loop.resume_reading()
+        connection = self._connector.connection
+        if connection.is_open:
+            connection.close()
+        elif not connection.is_closing:
+            self._loop.stop()
+        self._loop.call_later(CLOSE_TIMEOUT, self._cut)
+
+    def _cut(self) -> None:
+        connection = self._connector.connection
+        if connection.is_closed:
+            self._loop.stop()
+            return
+        self._loop.hang_up()
+        self._loop.call_later(1.0, self._loop.stop)
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing."""
+
+
+def explain_queue(error: BaseException) -> str:
+    """Return on one line why the broker closed the channel, and the remedy."""
+    text = explain_channel(error)
+    code = getattr(error, "reply_code", 0)
+    if code == 404:
+        return f"{text}: declare the queue, or correct the option queue"
+    if code == 403 and "exclusive" in text:
+        return f"{text}: another consumer has it for itself"
+    if code == 403:
+        return f"{text}: give the user of the url permission to read the queue"
+    if code == 406 and "timeout" in text.lower():
+        return f"{text}: the database took longer than the broker's consumer_timeout"
+    return text

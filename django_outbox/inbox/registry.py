@@ -1,0 +1,72 @@
+"""Construct consumers from the settings."""
+
+from collections.abc import Collection, Sequence
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_outbox.conf import ConsumerConfig, SettingsProblem, get_settings
+from django_outbox.inbox.base import Consumer
+
+EXAMPLE = (
+    'For example: "CONSUMERS": {"billing": {"BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer", '
+    '"OPTIONS": {"url": "amqp://user:password@host:5672/vhost", "queue": "billing"}}}.'
+)
+
+
+def make_consumers(aliases: Sequence[str] | None = None) -> list[Consumer]:
+    """Construct the consumers with these aliases from the settings, or all of them; they do not connect yet.
+
+    Raises:
+        ImproperlyConfigured: there is no consumer or no such alias, its class cannot be imported, it refuses its
+            options, or its publisher is not configured.
+    """
+    configs = get_settings().consumers
+    if not configs:
+        raise SettingsProblem("E035", "OUTBOX has no CONSUMERS.", EXAMPLE)
+    for alias in aliases or ():
+        if alias not in configs:
+            raise SettingsProblem(
+                "E035", f"OUTBOX has no consumer {alias!r}.", f"Configured consumers: {', '.join(sorted(configs))}."
+            )
+    publishers = get_settings().publishers
+    return [build_consumer(alias, configs[alias], publishers) for alias in dict.fromkeys(aliases or configs)]
+
+
+def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[str]) -> Consumer:
+    """Construct a consumer from its entry in the settings, given the aliases of the configured publishers.
+
+    Raises:
+        SettingsProblem: its class cannot be imported (E036), is not a consumer (E037) or refuses its options (E038), or
+            its publisher is not configured (E039).
+    """
+    where = f"OUTBOX['CONSUMERS'][{alias!r}]"
+    try:
+        backend = import_string(config.backend)
+    except ImportError as error:
+        raise SettingsProblem(
+            "E036",
+            f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
+            "Correct the dotted path, or install the driver. For RabbitMQ: "
+            'pip install "django-transactional-outbox[rabbitmq]".',
+        ) from error
+    if not (isinstance(backend, type) and issubclass(backend, Consumer)):
+        raise SettingsProblem(
+            "E037",
+            f"{where}: BACKEND {config.backend!r} is not a consumer.",
+            "It must be the dotted path of a subclass of django_outbox.inbox.base.Consumer.",
+        )
+    try:
+        consumer = backend(alias, **config.options)
+    except (TypeError, ImproperlyConfigured) as error:
+        reason = str(error).replace(f"{backend.__name__}.__init__() ", "").rstrip(".")
+        raise SettingsProblem(
+            "E038", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
+        ) from error
+    if consumer.publisher not in publishers:
+        raise SettingsProblem(
+            "E039",
+            f"{where} stores messages for the publisher {consumer.publisher!r}, which is not in OUTBOX['PUBLISHERS'].",
+            f"Add it, or set the option publisher to one of {', '.join(sorted(publishers))}.",
+        )
+    return consumer

@@ -1,0 +1,161 @@
+"""What the readers of an inbox share, and its waits and limits."""
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from django_outbox.backoff import Backoff
+from django_outbox.inbox.known_types import is_known_type
+from django_outbox.inbox.storing import Stored, TypeFilter
+from django_outbox.relay.outages import Outages
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Waits in seconds, and how often an inbox tries. Tests pass shorter ones.
+
+    Args:
+        broker_wait: waits before a consumer connects again.
+        database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.
+        restart_wait: waits before a reader that crashed starts again.
+        hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
+            one for 30 minutes, and a quorum queue counts each return of a message against its delivery limit.
+        receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
+        backlog_interval: minimum time between two counts of the backlog.
+        drain_patience: number of failed attempts in a row after which a drain gives up.
+        announce_interval: time between two log lines of an inbox about its work.
+        purge_interval: time between two purges of the records of `once`.
+        stop_delay: how long a waiting reader may take to notice that the inbox is stopping.
+    """
+
+    broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
+    database_wait: Backoff = field(default=Backoff(delay=0.1, max_delay=3.0, jitter=1.0))
+    restart_wait: Backoff = field(default=Backoff(delay=1.0, max_delay=60.0, jitter=1.0))
+    hold_time: float = 60.0
+    receive_time: float = 0.2
+    backlog_interval: float = 1.0
+    drain_patience: int = 4
+    announce_interval: float = 60.0
+    purge_interval: float = 60.0
+    stop_delay: float = 0.1
+
+
+LIMITS = Limits()
+"""The default limits of an inbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The counts of messages so far.
+
+    Args:
+        received: messages that were received and settled.
+        stored: those of them that are in the table.
+        invalid: those that could not be stored as they came.
+        dropped: those that were dropped because their type is unknown.
+        rejected: those that went to the broker's dead letters.
+    """
+
+    received: int = 0
+    stored: int = 0
+    invalid: int = 0
+    dropped: int = 0
+    rejected: int = 0
+
+    def __sub__(self, other: "Tally") -> "Tally":
+        return Tally(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{getattr(self, name):,} {name}" for name in self.__dataclass_fields__)
+
+
+class Shared:
+    """The part of an inbox that its readers share. Thread-safe.
+
+    Args:
+        using: the database alias.
+        aliases: the aliases of the consumers.
+        limits: the waits and limits.
+        max_messages: stop when this many messages were received; None for no limit.
+        is_known_type: decides which types a publisher knows.
+
+    Attributes:
+        stopping: whether the inbox is stopping. It is a plain attribute because a signal handler may set it.
+        outages: the brokers and databases that are unavailable.
+        open_batches: the number of batches that are being stored.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        aliases: Iterable[str],
+        limits: Limits,
+        *,
+        max_messages: int | None = None,
+        is_known_type: TypeFilter = is_known_type,
+    ) -> None:
+        self.using = using
+        self.limits = limits
+        self.is_known_type = is_known_type
+        self.stopping = False
+        self.outages = Outages()
+        self.open_batches = 0
+        self._max_messages = max_messages
+        self._tallies = {alias: Tally() for alias in aliases}
+        self._paused: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def tally(self) -> Tally:
+        """The counts of all consumers together."""
+        with self._lock:
+            tallies = [*self._tallies.values()]
+        return Tally(*(sum(getattr(each, name) for each in tallies) for name in Tally.__dataclass_fields__))
+
+    @property
+    def paused(self) -> list[str]:
+        """The aliases of the consumers that pause because of their backlog."""
+        return sorted(self._paused)
+
+    def tally_of(self, alias: str) -> Tally:
+        """Return the counts of one consumer."""
+        return self._tallies[alias]
+
+    def is_done(self) -> bool:
+        """Return whether no further batch may begin."""
+        limit = self._max_messages
+        return self.stopping or (limit is not None and self.tally.received >= limit)
+
+    def begin(self) -> None:
+        """Note that a reader has a batch in hand."""
+        with self._lock:
+            self.open_batches += 1
+
+    def end(self) -> None:
+        """Note that a reader has a batch in hand no more."""
+        with self._lock:
+            self.open_batches -= 1
+
+    def count(self, alias: str, received: int, stored: Stored) -> None:
+        """Count a batch that was stored and settled."""
+        with self._lock:
+            before = self._tallies[alias]
+            self._tallies[alias] = replace(
+                before,
+                received=before.received + received,
+                stored=before.stored + stored.messages,
+                invalid=before.invalid + stored.invalid,
+                dropped=before.dropped + stored.dropped,
+                rejected=before.rejected + len(stored.rejected),
+            )
+
+    def set_paused(self, alias: str, paused: bool) -> None:
+        """Note whether a consumer pauses because of its backlog."""
+        (self._paused.add if paused else self._paused.discard)(alias)
+
+    def pause(self, seconds: float) -> None:
+        """Wait; return early if the inbox is stopping."""
+        end = time.monotonic() + seconds
+        while not self.stopping and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, self.limits.stop_delay))

@@ -1,0 +1,165 @@
+"""Store a batch of a broker's messages in one transaction."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
+from django.db.models import Model
+
+from django_outbox.enqueueing.enqueue import chunked
+from django_outbox.enqueueing.notify import notify_after_commit
+from django_outbox.enqueueing.writing import insert_new
+from django_outbox.error_text import describe, one_line
+from django_outbox.inbox.base import Consumer, Incoming
+from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
+from django_outbox.inbox.deduplication import once_many
+from django_outbox.inbox.models import HandledMessage
+from django_outbox.logs import logger
+from django_outbox.models import OutboxMessage
+from django_outbox.stores import Store, get_store
+
+ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
+"""The errors of a database that are about a row. Any other means that the database is unavailable."""
+
+TypeFilter = Callable[[str, str], bool]
+"""Takes a publisher's alias and a type, and returns whether the publisher knows the type."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """The result of a batch.
+
+    Args:
+        messages: number of messages that are in the table now, including those that were there before.
+        invalid: number of messages that could not be stored as they came.
+        dropped: number of messages that were dropped, because their type is unknown.
+        rejected: the tags of the messages that go to the broker's dead letters.
+    """
+
+    messages: int = 0
+    invalid: int = 0
+    dropped: int = 0
+    rejected: set[int] = field(default_factory=set)
+
+
+class Storing:
+    """Stores the messages of one consumer.
+
+    Args:
+        consumer: the consumer, with its options.
+        using: the database alias.
+        is_known_type: decides which types the publisher knows.
+    """
+
+    def __init__(self, consumer: Consumer, using: str, is_known_type: TypeFilter) -> None:
+        self._consumer = consumer
+        self._using = using
+        self._is_known_type = is_known_type
+
+    @property
+    def models(self) -> Sequence[type[Model]]:
+        """The tables that it writes to."""
+        return [OutboxMessage, HandledMessage] if self._consumer.remember else [OutboxMessage]
+
+    def store(self, batch: Sequence[Incoming]) -> Stored:
+        """Store a batch, and commit. Messages that are in the table already are skipped.
+
+        Raises:
+            DatabaseError: the database is unavailable; nothing was stored.
+        """
+        store = get_store(connections[self._using])
+        result = Stored()
+        messages: list[Content] = []
+        origins: list[Incoming] = []
+        for incoming in batch:
+            message = self._read(incoming, store, result)
+            if message is not None:
+                messages.append(message)
+                origins.append(incoming)
+        try:
+            self._insert(messages, store, [len(incoming.body) for incoming in origins])
+        except ROW_ERRORS:
+            # One of them is to blame, although it passed all checks.
+            for message, incoming in zip(messages, origins, strict=True):
+                self._insert_alone(message, incoming, store, result)
+        result.messages += len(messages)
+        return result
+
+    def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
+        """Return a message to store, or None after counting what happens to it instead."""
+        consumer = self._consumer
+        if consumer.unknown_types != "store" and not self._is_known_type(consumer.publisher, incoming.type):
+            if consumer.unknown_types == "drop":
+                result.dropped += 1
+            else:
+                result.rejected.add(incoming.tag)
+                self._log_rejected(incoming, f"publisher {consumer.publisher!r} does not know its type.")
+            return None
+        try:
+            return read_content(incoming, consumer, store)
+        except Refused as error:
+            return self._refuse(incoming, str(error), store, result)
+
+    def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> Content | None:
+        result.invalid += 1
+        if self._consumer.invalid == "store":
+            try:
+                message = describe_refused(incoming, reason, self._consumer, store)
+            except Refused as error:
+                reason = str(error)
+            else:
+                logger.error(
+                    "Consumer %r: message %s of type %s was stored as failed: %s",
+                    self._consumer.alias,
+                    message.message_id,
+                    one_line(incoming.type, 100),
+                    reason,
+                )
+                return message
+        result.rejected.add(incoming.tag)
+        self._log_rejected(incoming, reason)
+        return None
+
+    def _log_rejected(self, incoming: Incoming, reason: str) -> None:
+        logger.error(
+            "Consumer %r: message %s of type %s was rejected; it is lost unless %s has a dead-letter exchange: %s",
+            self._consumer.alias,
+            id_of_incoming(incoming, self._consumer),
+            one_line(incoming.type, 100),
+            self._consumer.source,
+            reason,
+        )
+
+    def _insert(self, messages: list[Content], store: Store, sizes: list[int]) -> None:
+        if not messages:
+            return
+        with transaction.atomic(using=self._using):
+            if self._consumer.remember:
+                ids = [message.message_id for message in messages]
+                new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
+                sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
+                messages = [message for message in messages if message.message_id in new]
+            if store.inserts_json:
+                pending = [message.to_row(store) for message in messages if not message.error]
+                store.insert_json(self._consumer.publisher, json.dumps(pending))
+                messages = [message for message in messages if message.error]
+                sizes = [len(message.payload["body"]) for message in messages]
+            for chunk in chunked([message.to_model() for message in messages], sizes):
+                insert_new(chunk, store)
+            notify_after_commit(self._using, {self._consumer.publisher})
+
+    def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
+        try:
+            self._insert([message], store, [len(incoming.body)])
+        except ROW_ERRORS as error:
+            refused = self._refuse(incoming, describe(error), store, result)
+            if refused is None:
+                result.messages -= 1
+            else:
+                self._insert([refused], store, [len(incoming.body)])
+
+
+def remembered_as(consumer_alias: str) -> str:
+    """Return the name under which the records of `once` keep the IDs of messages that `run_inbox` has stored."""
+    return f"run_inbox {consumer_alias}"

@@ -1,0 +1,121 @@
+"""The commands and the admin of the inbox."""
+
+import datetime
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import Client, override_settings
+from django.urls import reverse
+from django.utils import timezone
+
+from django_outbox.inbox import once
+from django_outbox.inbox.models import HandledMessage
+from tests.conftest import ALIASES
+from tests.inbox.conftest import outbox_of, payloads
+from tests.support.rabbitmq_tools import free_port
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+
+def run(*arguments: str, **options: Any) -> tuple[str, str]:
+    out, errors = StringIO(), StringIO()
+    call_command(*arguments, stdout=out, stderr=errors, **options)
+    return out.getvalue(), errors.getvalue()
+
+
+def test_a_drain_prints_its_totals(using, source):
+    source.send(1, 2)
+    with override_settings(OUTBOX=outbox_of(source)):
+        out, _ = run("run_inbox", "--drain", "--database", using)
+    assert out == "2 received, 2 stored, 0 invalid, 0 dropped, 0 rejected.\n"
+    assert payloads(using) == [1, 2]
+
+
+def test_once_and_max_messages_end_it(source):
+    source.send(*range(6))
+    with override_settings(OUTBOX=outbox_of(source, batch_size=2)):
+        assert run("run_inbox", "--once")[0].startswith("2 received")
+        assert run("run_inbox", "--max-messages", "2")[0].startswith("2 received")
+        assert run("run_inbox", "--drain", "--consumer", "billing", verbosity=0)[0] == ""
+    assert payloads("default") == [*range(6)]
+
+
+def test_a_wrong_alias_is_an_error_with_the_known_ones(source):
+    with override_settings(OUTBOX=outbox_of(source)):
+        with pytest.raises(CommandError, match="no consumer 'shipping'"):
+            run("run_inbox", "--consumer", "shipping")
+        with pytest.raises(CommandError, match="no database 'nowhere'"):
+            run("run_inbox", "--database", "nowhere")
+
+
+def test_an_outage_ends_a_drain_with_an_error(source):
+    outbox = outbox_of(source, url=f"amqp://guest:guest@127.0.0.1:{free_port()}")
+    with override_settings(OUTBOX=outbox), pytest.raises(CommandError, match="connection refused"):
+        run("run_inbox", "--once")
+
+
+def test_check_proves_that_the_queue_can_be_read(using, source):
+    source.send(1)
+    with override_settings(OUTBOX=outbox_of(source)):
+        out, errors = run("run_inbox", "--check", "--database", using)
+    assert f"OK       consumer 'billing' (queue {source.queue!r} at 127.0.0.1:5672)" in out
+    assert out.count("OK ") == 3
+    assert errors == ""
+    assert payloads(using) == []
+
+
+def test_check_names_what_is_wrong(source):
+    errors = StringIO()
+    with (
+        override_settings(OUTBOX=outbox_of(source, queue="missing")),
+        pytest.raises(CommandError, match="1 problem found"),
+    ):
+        call_command("run_inbox", "--check", stdout=StringIO(), stderr=errors)
+    assert "WRONG    consumer 'billing'" in errors.getvalue()
+    assert "declare the queue" in errors.getvalue()
+
+
+def handle(using: str, *ids: str, days: int = 0) -> None:
+    with transaction.atomic(using=using):
+        for id in ids:
+            once(id, "billing", using=using)
+    HandledMessage.objects.using(using).filter(handled_at__gte=timezone.now() - datetime.timedelta(hours=1)).update(
+        handled_at=timezone.now() - datetime.timedelta(days=days)
+    )
+
+
+def test_inbox_purge_deletes_old_records(using):
+    handle(using, "a", "b", days=40)
+    handle(using, "c", days=20)
+    handle(using, "d")
+    assert run("inbox_purge", "--database", using)[0] == "2 records deleted.\n"
+    assert run("inbox_purge", "--database", using, "--older-than", "10")[0] == "1 record deleted.\n"
+    assert HandledMessage.objects.using(using).count() == 1
+
+
+@pytest.mark.parametrize("days", ["-1", "40000", "nan"])
+def test_inbox_purge_refuses_a_wrong_age(days):
+    with pytest.raises(CommandError, match="from 0 to 36,500"):
+        run("inbox_purge", f"--older-than={days}")
+
+
+def test_inbox_purge_needs_an_age():
+    publishers = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+    outbox = {"PUBLISHERS": publishers, "INBOX_RETENTION": None}
+    with override_settings(OUTBOX=outbox), pytest.raises(CommandError, match="--older-than"):
+        run("inbox_purge")
+
+
+def test_the_admin_lists_and_finds_handled_messages():
+    handle("default", "order-7", "order-8")
+    client = Client()
+    client.force_login(User.objects.create_superuser("admin"))
+    url = reverse("admin:outbox_inbox_handledmessage_changelist")
+    assert "2 handled messages" in client.get(url).content.decode()
+    assert "1 result" in client.get(url, {"q": "order-7"}).content.decode()
+    assert "0 results" in client.get(url, {"q": "order-9"}).content.decode()
+    assert client.get(reverse("admin:outbox_inbox_handledmessage_add")).status_code == 403

@@ -1,0 +1,190 @@
+"""Messages that cannot be stored as they came: none is lost without a trace, and none stops the others."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from django.db import DataError
+from django.test import override_settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_outbox.inbox import storing
+from django_outbox.inbox.base import Incoming
+from django_outbox.inbox.conversion import INVALID_TYPE
+from django_outbox.inbox.rabbitmq import RabbitMQConsumer
+from django_outbox.inbox.storing import Storing
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.inbox.conftest import payloads, stored
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+INVALID: dict[str, dict[str, Any]] = {
+    "not JSON": {"raw": b"{"},
+    "not UTF-8": {"raw": b'"\xff"'},
+    "empty": {"raw": b""},
+    "compressed": {"raw": b"1", "content_encoding": "gzip"},
+    "NaN": {"raw": b"[NaN]"},
+    "infinity": {"raw": b"1e999"},
+    "NUL": {"raw": b'"\\u0000"'},
+    "surrogate": {"raw": b'"\\ud800"'},
+    "deep": {"raw": b"[" * 3000 + b"]" * 3000},
+    "deeper": {"raw": b"[" * 200_000},
+    "long integer": {"raw": b"9" * 5000},
+    "long key": {"raw": b"1", "headers": {"outbox-key": "x" * 256}},
+    "large headers": {"raw": b"1", "headers": {"a": "x" * 70_000}},
+    "NUL in the key": {"raw": b"1", "headers": {"outbox-key": "a\x00"}},
+}
+
+
+@pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_message_is_stored_as_failed_and_the_others_are_stored(source, make_inbox, sent, caplog):
+    source.send(1)
+    (id,) = source.send(**sent)
+    source.send(2)
+    with caplog.at_level(logging.ERROR, "django_outbox"):
+        tally = make_inbox().drain()
+    failed = OutboxMessage.objects.failed().get()
+    assert [message.payload for message in OutboxMessage.objects.pending().order_by("id")] == [1, 2]
+    assert (str(failed.message_id), failed.type, failed.status) == (id, INVALID_TYPE, Status.FAILED)
+    assert (tally.invalid, tally.rejected) == (1, 0)
+    assert failed.error
+    assert failed.error in caplog.text
+    assert source.unsettled() == 0
+
+
+@pytest.mark.parametrize("raw", [b"{", b'"\xff\x00"'], ids=["text", "bytes"])
+def test_the_payload_of_the_failed_message_has_the_body(using, source, make_inbox, raw):
+    source.send(raw=raw)
+    make_inbox(using).drain()
+    (failed,) = stored(using)
+    payload = failed.payload
+    assert (payload["body"], payload["body_encoding"]) in [("{", "utf-8"), ("Iv8AIg==", "base64")]
+    assert payload["type"] == "order.created"
+    assert "is not JSON" in failed.error
+
+
+@pytest.mark.parametrize("sent", INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_message_is_rejected_to_the_dead_letters_by_option(source, make_inbox, sent, caplog):
+    source.send(1)
+    (id,) = source.send(**sent)
+    source.send(2)
+    with caplog.at_level(logging.ERROR, "django_outbox"):
+        tally = make_inbox(invalid="reject").drain()
+    assert payloads("default") == [1, 2]
+    assert (tally.received, tally.stored, tally.invalid, tally.rejected) == (3, 2, 1, 1)
+    (dead,) = eventually(lambda: [*source.broker.take(source.dead_letters)])
+    assert (dead.properties.message_id, dead.body) == (id, sent["raw"])
+    assert f"message {id} of type order.created was rejected; it is lost unless queue '{source.queue}'" in caplog.text
+
+
+def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected(source, make_inbox):
+    source.send("x" * (1024 * 1024))
+    source.send(1)
+    make_inbox().drain()
+    assert payloads("default") == [1]
+    (dead,) = eventually(lambda: [*source.broker.take(source.dead_letters)])
+    assert len(dead.body) > 1024 * 1024
+
+
+@pytest.mark.parametrize("bad", [{0}, {4}, {0, 1, 2, 3, 4}, {1, 3, 4}], ids=str)
+def test_rejected_messages_of_a_batch_are_rejected_and_the_others_acknowledged(source, make_inbox, bad):
+    for n in range(5):
+        source.send(raw=b"{" if n in bad else str(n).encode())
+    eventually(lambda: source.unsettled() == 5)
+    make_inbox(invalid="reject", batch_size=5).drain()
+    assert payloads("default") == [n for n in range(5) if n not in bad]
+    eventually(lambda: source.broker.depth(source.dead_letters) == len(bad))
+    assert source.unsettled() == 0
+
+
+def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source, make_inbox, monkeypatch):
+    insert = storing.Storing._insert
+
+    def refuse(self, messages, *others):
+        if any(message.payload == 2 for message in messages):
+            raise DataError("no twos")
+        insert(self, messages, *others)
+
+    monkeypatch.setattr(storing.Storing, "_insert", refuse)
+    source.send(1, 2, 3)
+    tally = make_inbox(using).drain()
+    failed = OutboxMessage.objects.using(using).failed().get()
+    assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
+    assert (failed.status, failed.error) == (Status.FAILED, "DataError: no twos")
+    assert (tally.stored, tally.invalid) == (3, 1)
+
+
+def only_paid(_publisher: str, type: str) -> bool:
+    return type == "order.paid"
+
+
+@pytest.mark.parametrize(
+    ("option", "found", "dead"),
+    [("store", [1, 2], 0), ("drop", [2], 0), ("reject", [2], 1)],
+    ids=["store", "drop", "reject"],
+)
+def test_unknown_types_are_stored_dropped_or_rejected(source, make_inbox, option, found, dead):
+    source.send(1)
+    source.send(2, type="order.paid")
+    tally = make_inbox(unknown_types=option, arguments={"is_known_type": only_paid}).drain()
+    assert payloads("default") == found
+    assert (tally.dropped, tally.rejected) == (1 if option == "drop" else 0, dead)
+    eventually(lambda: source.broker.depth(source.dead_letters) == dead)
+    assert source.unsettled() == 0
+
+
+TEXT = st.text(max_size=300)
+HEADERS = st.dictionaries(
+    TEXT,
+    st.recursive(
+        TEXT
+        | st.integers()
+        | st.floats()
+        | st.none()
+        | st.booleans()
+        | st.binary(max_size=20)
+        | st.datetimes()
+        | st.decimals(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=4,
+)
+BODIES = st.binary(max_size=200) | st.recursive(
+    TEXT | st.integers() | st.floats() | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=10,
+).map(lambda value: json.dumps(value).encode())
+INCOMING = st.builds(
+    Incoming,
+    tag=st.just(0),
+    body=BODIES,
+    message_id=TEXT | st.uuids(version=4).map(str),
+    type=TEXT,
+    topic=TEXT,
+    key=TEXT,
+    headers=HEADERS,
+    encoding=st.sampled_from(["", "utf-8", "gzip"]) | TEXT,
+    sent_at=st.none() | st.datetimes(timezones=st.timezones()),
+)
+
+
+@given(incoming=st.lists(INCOMING, max_size=5))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_of_any_messages_each_is_in_the_table_or_rejected(using, incoming):
+    OutboxMessage.objects.using(using).all().delete()
+    batch = [message._replace(tag=tag) for tag, message in enumerate(incoming, 1)]
+    outbox: Any = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+    with override_settings(OUTBOX=outbox):
+        consumer = RabbitMQConsumer("billing", url="amqp://h", queue="q", publisher="default")
+        storing = Storing(consumer, using, lambda *_: True)
+        result = storing.store(batch)
+        assert result.messages + len(result.rejected) == len(batch)
+        count = OutboxMessage.objects.using(using).count()
+        storing.store(batch)
+        assert OutboxMessage.objects.using(using).count() == count <= result.messages
+        assert not OutboxMessage.objects.using(using).exclude(type=INVALID_TYPE).failed()

@@ -1,0 +1,256 @@
+"""`once` and `once_many`: each consumer handles each message once, whatever overlaps or rolls back."""
+
+import datetime
+import threading
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.test import override_settings
+from django.utils import timezone
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_outbox.exceptions import InvalidMessage, TransactionRequired
+from django_outbox.inbox import once, once_many, purge
+from django_outbox.inbox.ids import derive_uuid
+from django_outbox.inbox.models import HandledMessage
+from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+
+def handle(message_id: Any, consumer: str = "billing", *, using: str) -> bool:
+    with transaction.atomic(using=using):
+        return once(message_id, consumer, using=using)
+
+
+def count(using: str) -> int:
+    return HandledMessage.objects.using(using).count()
+
+
+class Caller(threading.Thread):
+    """Runs a function in a transaction of its own in another thread, and keeps its result."""
+
+    def __init__(self, work: Callable[[], Any], using: str) -> None:
+        super().__init__(daemon=True)
+        self._work = work
+        self._using = using
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with transaction.atomic(using=self._using):
+                self.result = self._work()
+        except Exception as error:
+            self.result = error
+        finally:
+            connections.close_all()
+
+    def wait(self) -> Any:
+        self.join(60)
+        assert not self.is_alive(), "it still waits"
+        return self.result
+
+
+def test_a_message_is_new_once_for_each_consumer(using):
+    id = uuid.uuid4()
+    assert handle(id, using=using)
+    assert not handle(id, using=using)
+    assert not handle(str(id).upper(), using=using)
+    assert handle(id, "Billing", using=using)
+    assert handle(id, "shipping", using=using)
+    assert count(using) == 3
+
+
+def test_a_message_whose_transaction_rolled_back_is_new_again(using):
+    id = uuid.uuid4()
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=using):
+        assert once(id, "billing", using=using)
+        _ = 1 / 0
+    assert handle(id, using=using)
+
+
+def test_a_savepoint_that_rolls_back_takes_the_record_with_it(using):
+    id = uuid.uuid4()
+    with transaction.atomic(using=using):
+        with pytest.raises(ZeroDivisionError), transaction.atomic(using=using):
+            assert once(id, "billing", using=using)
+            _ = 1 / 0
+        assert once(id, "billing", using=using)
+    assert count(using) == 1
+
+
+def test_a_known_message_does_not_break_the_transaction(using):
+    id = uuid.uuid4()
+    handle(id, using=using)
+    with transaction.atomic(using=using):
+        assert not once(id, "billing", using=using)
+        assert once("another one", "billing", using=using)
+    assert count(using) == 2
+
+
+@pytest.mark.parametrize("rolls_back", [False, True], ids=["commit", "rollback"])
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_second_transaction_waits_for_the_first(using, rolls_back):
+    id = uuid.uuid4()
+    with transaction.atomic(using=using):
+        assert once(id, "billing", using=using)
+        second = Caller(partial(once, id, "billing", using=using), using)
+        eventually(lambda: waiters(using) == 1, "the second transaction waits")
+        transaction.set_rollback(rolls_back, using=using)
+    assert second.wait() is rolls_back
+    assert count(using) == 1
+
+
+def waiters(using: str) -> int:
+    """Return how many transactions wait for a lock of another one, seen by another session."""
+    sql = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        if using == "postgresql"
+        else "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE() AND info LIKE 'INSERT IGNORE%'"
+    )
+    connection = connections[using].copy()
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return int(cursor.fetchone()[0])
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("rolls_back", [False, True], ids=["commit", "rollback"])
+def test_a_second_writer_on_sqlite_waits_for_the_first(rolls_back):
+    id = uuid.uuid4()
+    with transaction.atomic():
+        assert once(id, "billing")
+        second = Caller(partial(once, id, "billing"), "default")
+        transaction.set_rollback(rolls_back)
+    assert second.wait() is rolls_back
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_overlapping_batches_in_any_order_do_not_deadlock(using):
+    ids = [uuid.uuid4() for _ in range(200)]
+    barrier = threading.Barrier(4)
+
+    def handle_all(order: list[uuid.UUID]) -> set[Any]:
+        barrier.wait(30)
+        return once_many(order, "billing", using=using)
+
+    callers = [Caller(partial(handle_all, order), using) for order in (ids, ids[::-1], ids[50:] + ids[:50], ids[::2])]
+    results = [caller.wait() for caller in callers]
+    assert sorted(id for result in results for id in result) == sorted(ids)
+
+
+def test_of_a_batch_the_new_ids_are_returned_as_they_were_given(using):
+    known, new = str(uuid.uuid4()).upper(), uuid.uuid4()
+    handle(known, using=using)
+    with transaction.atomic(using=using):
+        found = once_many([known, new, "order-7", str(new), "order-7"], "billing", using=using)
+    assert found == {new, "order-7"}
+    with transaction.atomic(using=using):
+        assert once_many([new, "order-7"], "billing", using=using) == set()
+        assert once_many([], "billing", using=using) == set()
+
+
+def test_a_large_batch_is_written_with_few_statements(using, django_assert_num_queries):
+    with transaction.atomic(using=using), django_assert_num_queries(3, connection=connections[using]):
+        assert len(once_many([str(n) for n in range(2500)], "billing", using=using)) == 2500
+    assert count(using) == 2500
+
+
+@pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+@given(st.data())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_halving_a_batch_finds_the_new_ids(using, monkeypatch, data):
+    monkeypatch.setattr(type(connections[using].features), "can_return_rows_from_bulk_insert", False)
+    ids = [str(n) for n in range(data.draw(st.integers(1, 20)))]
+    known = data.draw(st.sets(st.sampled_from(ids)))
+    with transaction.atomic(using=using):
+        HandledMessage.objects.using(using).all().delete()
+        assert once_many(known, "billing", using=using) == known
+        assert once_many(ids, "billing", using=using) == set(ids) - known
+    assert count(using) == len(ids)
+
+
+@given(ids=st.lists(st.text(min_size=1, max_size=30) | st.uuids(), max_size=20))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_string_is_an_id(using, ids):
+    with transaction.atomic(using=using):
+        HandledMessage.objects.using(using).all().delete()
+        first = [once(id, "billing", using=using) for id in ids]
+        assert not any(once(id, "billing", using=using) for id in ids)
+    assert sum(first) == count(using)
+
+
+def test_ids_that_differ_only_in_case_or_blanks_are_different(using):
+    ids = ["a", "A", "a ", "ä", "a\x00"]
+    with transaction.atomic(using=using):
+        assert once_many(ids, "billing", using=using) == set(ids)
+
+
+@pytest.mark.parametrize("function", [once, lambda id, *args, **kwargs: once_many([id], *args, **kwargs)])
+def test_outside_a_transaction_nothing_is_written(using, function):
+    with pytest.raises(TransactionRequired, match=rf"with transaction.atomic\(using='{using}'\)"):
+        function("7", "billing", using=using)
+    assert count(using) == 0
+
+
+@pytest.mark.parametrize("id", ["", "x" * 256, None, 7, b"7"])
+def test_an_invalid_id_is_refused_and_the_transaction_goes_on(using, id):
+    with transaction.atomic(using=using):
+        with pytest.raises(InvalidMessage, match="message_id"):
+            once(id, "billing", using=using)
+        assert once("7", "billing", using=using)
+
+
+@pytest.mark.parametrize("consumer", ["", "x" * 64, None, 7, "billing ", "bill\ning"])
+def test_an_invalid_consumer_is_refused(consumer):
+    with transaction.atomic(), pytest.raises(InvalidMessage, match="consumer"):
+        once("7", consumer)
+
+
+@given(bits=st.integers(0, 2**128 - 1))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_uuid_of_any_version_is_an_id(using, bits):
+    with transaction.atomic(using=using):
+        HandledMessage.objects.using(using).all().delete()
+        for id in (uuid.UUID(int=bits), uuid.UUID(int=(bits | 0xFF << 56) & ~(0x7F << 56) | 0xF << 76)):
+            once(id, "billing", using=using)
+            assert not once(str(id), "billing", using=using)
+
+
+def test_the_unique_row_is_the_protection(using):
+    handle("7", using=using)
+    with pytest.raises(IntegrityError):
+        HandledMessage.objects.using(using).create(consumer="billing", message_id=str(derive_uuid(b"7")))
+
+
+def test_a_purge_deletes_old_records_only(using, monkeypatch):
+    monkeypatch.setattr("django_outbox.inbox.retention.BATCH_SIZE", 2)
+    with transaction.atomic(using=using):
+        once_many([str(n) for n in range(7)], "billing", using=using)
+    records = HandledMessage.objects.using(using)
+    old = timezone.now() - datetime.timedelta(days=31)
+    records.filter(pk__in=list(records.values_list("pk", flat=True)[:5])).update(handled_at=old)
+    assert purge(using=using) == 5
+    assert count(using) == 2
+    with override_settings(OUTBOX={"PUBLISHERS": MEMORY, "INBOX_RETENTION": None}):
+        assert purge(using=using) == 0
+    assert purge(using=using, older_than=datetime.timedelta(0), is_stopping=lambda: True) == 0
+    assert purge(using=using, older_than=datetime.timedelta(0)) == 2
+
+
+MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+
+
+def test_the_derived_id_depends_on_the_parts_and_their_lengths():
+    assert derive_uuid(b"ab", b"c") != derive_uuid(b"a", b"bc")
+    assert derive_uuid(b"ab", b"c") == derive_uuid(b"ab", b"c")
+    assert derive_uuid(b"").version == 5

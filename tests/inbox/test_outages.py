@@ -1,0 +1,345 @@
+"""Outages and crashes: of the broker, of the database and of the inbox itself. Each message is stored, once."""
+
+import json
+import logging
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections
+
+from django_outbox.exceptions import NotMigrated, RelayUnavailable
+from django_outbox.inbox import reading
+from django_outbox.inbox.models import HandledMessage
+from django_outbox.inbox.storing import Storing
+from django_outbox.models import OutboxMessage
+from tests.conftest import ALIASES, LOCKING
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running
+from tests.support.rabbitmq_tools import broker_url, free_port
+from tests.support.scripts import StartProcess
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+
+# The broker.
+
+
+def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, proxy, caplog):
+    caplog.set_level(logging.INFO, "django_outbox")
+    with running(make_inbox(url=broker_url(port=proxy.port), batch_size=5)):
+        for round in range(3):
+            source.send(*range(round * 100, round * 100 + 100))
+            eventually(lambda: len(payloads("default")) > 20)
+            proxy.end_connections()
+        eventually(lambda: len(payloads("default")) == 300)
+        eventually(lambda: source.unsettled() == 0)
+    assert sorted(payloads("default")) == [*range(300)]
+    began = [text for text in caplog.messages if text.startswith("Consumer 'billing' is unavailable: the connection")]
+    ended = [text for text in caplog.messages if text.startswith("Consumer 'billing' is available again after")]
+    assert len(began) == len(ended) > 0
+
+
+def test_an_outage_of_the_broker_is_logged_once_and_the_inbox_can_be_stopped(make_inbox, caplog):
+    url = f"amqp://guest:guest@127.0.0.1:{free_port()}"
+    with running(make_inbox(url=url)) as inbox:
+        eventually(lambda: inbox.outages)
+        time.sleep(0.3)
+    lines = [text for text in caplog.messages if "is unavailable" in text]
+    assert len(lines) == 1
+    assert "connection refused; start the broker" in lines[0]
+
+
+def test_a_drain_gives_up_if_the_broker_remains_unavailable(make_inbox):
+    url = f"amqp://guest:guest@127.0.0.1:{free_port()}"
+    with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
+        make_inbox(url=url).drain()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"queue": "missing"}, "declare the queue, or correct the option queue"),
+        ({"url": "amqp://nobody:wrong@127.0.0.1:5672/%2F"}, "check user and password in url"),
+        ({"url": "amqp://guest:guest@127.0.0.1:5672/missing"}, "vhost"),
+    ],
+    ids=["queue", "password", "vhost"],
+)
+def test_what_the_broker_refuses_has_a_remedy(make_inbox, options, text):
+    with pytest.raises(RelayUnavailable) as raised:
+        make_inbox(**options).read_once()
+    assert text in str(raised.value)
+    assert "wrong" not in str(raised.value)
+
+
+def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_inbox):
+    with running(make_inbox()) as inbox:
+        source.send(1)
+        eventually(lambda: payloads("default") == [1])
+        source.broker.channel.queue_delete(source.queue)
+        eventually(lambda: inbox.outages)
+        assert "was deleted" in inbox.outages[0].reason or "declare the queue" in inbox.outages[0].reason
+        source.broker.channel.queue_declare(source.queue, durable=True)
+        source.send(2)
+        eventually(lambda: payloads("default") == [1, 2])
+
+
+def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monkeypatch):
+    store = Storing.store
+
+    def slowly(self, batch):
+        time.sleep(5)
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", slowly)
+    source.send(1)
+    inbox = make_inbox(heartbeat=1)
+    inbox.drain()
+    assert source.unsettled() == 0
+    assert inbox.tally.received == 1
+
+
+def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
+    """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
+    store = Storing.store
+    sizes: list[int] = []
+
+    def measure(self, batch):
+        intake = inbox.consumers[0]._session.intake
+        time.sleep(0.05)
+        sizes.append(intake._size)
+        return store(self, batch)
+
+    inbox = make_inbox(batch_bytes=500_000)
+    monkeypatch.setattr(Storing, "store", measure)
+    source.send(*["x" * 100_000] * 100)
+    eventually(lambda: source.unsettled() == 100)
+    inbox.drain()
+    assert len(payloads("default")) == 100
+    assert source.unsettled() == 0
+    # One read of the socket has at most 100 KiB, and a message may end in it.
+    assert max(sizes) <= 2 * 500_000 + 300_000
+
+
+# The database.
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_while_the_database_is_unavailable_the_messages_stay_in_the_queue(using, source, make_inbox):
+    server = connections.databases[using]
+    port = server["PORT"]
+    inbox = make_inbox(using)
+    source.send(1, 2, 3)
+    server["PORT"] = str(free_port())
+    try:
+        with running(inbox):
+            eventually(lambda: inbox.outages)
+            assert inbox.outages[0].subject == f"Database {using!r}"
+            assert source.unsettled() == 3
+            server["PORT"] = port
+            eventually(lambda: payloads(using) == [1, 2, 3])
+            eventually(lambda: source.unsettled() == 0)
+    finally:
+        server["PORT"] = port
+
+
+@pytest.mark.parametrize("hold_time", [60.0, 0.05], ids=["held", "given back"])
+def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_inbox, monkeypatch, hold_time, kind):
+    store = Storing.store
+    down = True
+
+    def fail(self, batch):
+        if down:
+            raise OperationalError("the server has gone away")
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", fail)
+    closed: list[str] = []
+    close = reading.Reader._close
+
+    def note_and_close(self):
+        closed.append("closed")
+        close(self)
+
+    monkeypatch.setattr(reading.Reader, "_close", note_and_close)
+    inbox = make_inbox()
+    inbox._shared.limits = replace(QUICK, hold_time=hold_time)
+    source.send(1, 2, 3)
+    with running(inbox):
+        eventually(lambda: inbox.outages)
+        if hold_time < 1:
+            eventually(lambda: len(closed) > 1)
+        else:
+            time.sleep(0.5)
+            assert not closed
+            assert source.unsettled() == 0
+        down = False
+        eventually(lambda: payloads("default") == [1, 2, 3])
+    assert source.unsettled() == 0
+
+
+def test_a_drain_gives_up_if_the_database_remains_unavailable(source, make_inbox, monkeypatch):
+    def fail(self, batch):
+        raise OperationalError("the server has gone away")
+
+    monkeypatch.setattr(Storing, "store", fail)
+    source.send(1)
+    with pytest.raises(RelayUnavailable, match="the server has gone away"):
+        make_inbox().drain()
+    eventually(lambda: source.unsettled() == 1)
+
+
+@pytest.mark.parametrize("model", [OutboxMessage, HandledMessage], ids=["outbox", "inbox"])
+def test_a_missing_table_ends_the_inbox(source, make_inbox, model):
+    source.send(1)
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {model._meta.db_table} RENAME TO elsewhere")
+    try:
+        with pytest.raises(NotMigrated, match=r"manage\.py migrate"):
+            make_inbox("postgresql", remember=True).run()
+    finally:
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {model._meta.db_table}")
+    eventually(lambda: source.unsettled() == 1)
+
+
+def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch, caplog):
+    store = Storing.store
+    crashes = iter([True, True])
+
+    def crash(self, batch):
+        if next(crashes, False):
+            raise SystemExit("crash")
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", crash)
+    source.send(1, 2)
+    with running(make_inbox()):
+        eventually(lambda: payloads("default") == [1, 2])
+    assert caplog.text.count("its reader crashed and restarts") == 2
+
+
+# The backlog.
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
+def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbox, keys, caplog):
+    source.send(*range(400), headers={"outbox-key": "order-1"} if keys else {})
+    eventually(lambda: source.unsettled() == 400)
+    with running(make_inbox(using, max_backlog=10, batch_size=1)) as inbox:
+        eventually(lambda: inbox.paused)
+        eventually(lambda: len(payloads(using)) + source.unsettled() == 400)
+        count = len(payloads(using))
+        assert 10 < count < 400
+        time.sleep(0.3)
+        assert len(payloads(using)) == count
+        OutboxMessage.objects.using(using).pending().update(**PROCESSED)
+        eventually(lambda: len(payloads(using)) > count)
+    assert payloads(using) == [*range(len(payloads(using)))]
+    assert "pauses: publisher 'default' has more than 10 due messages" in caplog.text
+    assert "resumes" in caplog.text
+
+
+PROCESSED = {"available_at": None, "processed_at": "2026-01-01T00:00Z", "blocks_key": False}
+
+
+# The process.
+
+RUN_INBOX = """
+import json, os, sys, threading
+from tests import settings
+alias, name, outbox, point, *flags = sys.argv[1:]
+settings.DATABASES[alias]["NAME"] = name
+settings.OUTBOX = json.loads(outbox)
+
+import django
+django.setup()
+from django_outbox.inbox.rabbitmq import RabbitMQConsumer
+from django_outbox.inbox.storing import Storing
+
+def hang():
+    print("here", flush=True)
+    threading.Event().wait()
+
+insert, store, settle = Storing._insert, Storing.store, RabbitMQConsumer.settle
+batches = 0
+
+def insert_and_hang(self, *arguments):
+    from django.db import transaction
+    global batches
+    batches += 1
+    if batches < 3 or point not in ("before", "inside"):
+        return insert(self, *arguments)
+    if point == "before":
+        hang()
+    with transaction.atomic(using=alias):
+        insert(self, *arguments)
+        hang()
+
+def settle_and_hang(self, *arguments):
+    if batches >= 3 and point == "committed":
+        hang()
+    settle(self, *arguments)
+    if batches >= 3 and point == "settled":
+        hang()
+
+Storing._insert, RabbitMQConsumer.settle = insert_and_hang, settle_and_hang
+
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "run_inbox", "--database", alias, *flags])
+"""
+
+
+@pytest.fixture
+def run_inbox(start: StartProcess, source) -> StartProcess:
+    """Start `run_inbox` on the test's database, to hang at a point of the third batch."""
+
+    def run(alias: str, point: str, *flags: str, **options: Any) -> Any:
+        name = str(connections[alias].settings_dict["NAME"])
+        return start(RUN_INBOX, alias, name, json.dumps(outbox_of(source, **options)), point, *flags)
+
+    return run
+
+
+@pytest.mark.parametrize("point", ["before", "inside", "committed", "settled"])
+@pytest.mark.usefixtures("kind")
+def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(using, source, run_inbox, make_inbox, point):
+    source.send(*range(50))
+    eventually(lambda: source.unsettled() == 50)
+    process = run_inbox(using, point, batch_size=5)
+    assert process.stdout.readline() == b"here\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    eventually(lambda: source.unsettled() >= 30)
+    make_inbox(using, batch_size=7).drain()
+    assert payloads(using) == [*range(50)]
+    assert source.unsettled() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_time_with_exit_code_0(source, run_inbox, number):
+    source.send(1, 2)
+    process = run_inbox("postgresql", "nowhere")
+    eventually(lambda: payloads("postgresql") == [1, 2])
+    process.send_signal(number)
+    assert process.wait(20) == 0
+    out, log = process.stdout.read().decode(), process.stderr.read().decode()
+    assert out == "2 received, 2 stored, 0 invalid, 0 dropped, 0 rejected.\n"
+    assert "started on" in log
+    assert f"consumer 'billing' (queue {source.queue!r} at 127.0.0.1:5672) for publisher 'default'." in log
+    assert "Inbox ended after" in log
+    assert "guest:guest" not in log
+
+
+def test_an_inbox_that_hangs_ends_within_the_stop_timeout(source, run_inbox):
+    source.send(*range(20))
+    process = run_inbox("postgresql", "inside", "--stop-timeout", "1", batch_size=2)
+    assert process.stdout.readline() == b"here\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert b"not finished in time. Their messages are still in the queue" in process.stderr.read()
+    eventually(lambda: source.unsettled() == 16)

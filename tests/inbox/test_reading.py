@@ -1,0 +1,143 @@
+"""Messages of a RabbitMQ queue reach the table: in order, once, and acknowledged after the commit."""
+
+import datetime
+import uuid
+
+import pytest
+
+from django_outbox.models import Status
+from tests.conftest import ALIASES
+from tests.inbox.conftest import payloads, running, stored
+from tests.support.rabbitmq_tools import make_message
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+
+def test_messages_are_stored_in_the_order_of_their_delivery(using, source, make_inbox, kind):
+    ids = source.send(*range(50))
+    make_inbox(using, batch_size=7).drain()
+    assert payloads(using) == [*range(50)]
+    assert [str(message.message_id) for message in stored(using)] == ids
+    assert source.unsettled() == 0
+
+
+def test_a_message_of_an_outbox_keeps_its_fields(using, source, make_inbox):
+    source.send(
+        {"id": 7, "total": "9.50"},
+        headers={"outbox-key": "order-7", "trace": "a", "nested": {"a": [1, "b", None, True]}},
+        correlation_id="c-1",
+        timestamp=1_700_000_000,
+        content_encoding="utf-8",
+    )
+    make_inbox(using).drain()
+    (message,) = stored(using)
+    assert (message.type, message.topic, message.key) == ("order.created", source.queue, "order-7")
+    assert message.payload == {"id": 7, "total": "9.50"}
+    assert message.headers == {"trace": "a", "nested": {"a": [1, "b", None, True]}, "correlation_id": "c-1"}
+    assert message.occurred_at == datetime.datetime.fromtimestamp(1_700_000_000, datetime.timezone.utc)
+    assert message.publisher == "default"
+    assert message.status is Status.PENDING
+
+
+def test_a_message_that_comes_again_is_stored_once(using, source, make_inbox):
+    source.send(1, 2, message_id="not a UUID")
+    (id,) = source.send(3)
+    make_inbox(using).drain()
+    source.send(4, message_id=id)
+    source.send(5, message_id="not a UUID")
+    tally = make_inbox(using).drain()
+    assert payloads(using) == [1, 3]
+    assert tally.received == 2
+
+
+def test_a_running_inbox_stores_what_arrives_later(using, source, make_inbox):
+    with running(make_inbox(using)):
+        source.send(1)
+        eventually(lambda: payloads(using) == [1])
+        source.send(2, 3)
+        eventually(lambda: payloads(using) == [1, 2, 3])
+    assert source.unsettled() == 0
+
+
+def test_once_stores_one_batch(source, make_inbox):
+    source.send(*range(10))
+    eventually(lambda: source.unsettled() == 10)
+    assert make_inbox(batch_size=1).read_once().received == 1
+    eventually(lambda: source.unsettled() == 9)
+
+
+def test_an_inbox_ends_after_max_messages(source, make_inbox):
+    source.send(*range(10))
+    assert make_inbox(batch_size=2, arguments={"max_messages": 4}).run().received == 4
+    eventually(lambda: source.unsettled() == 6)
+
+
+def test_messages_in_hand_go_back_to_the_queue_when_the_inbox_stops(source, make_inbox, monkeypatch):
+    inbox = make_inbox(batch_size=1)
+    monkeypatch.setattr(type(inbox._shared), "count", lambda self, *_: self.__dict__.update(stopping=True))
+    source.send(*range(10))
+    inbox.run()
+    eventually(lambda: source.unsettled() == 9)
+    assert payloads("default") == [0]
+
+
+def test_a_message_without_a_type_has_the_routing_key_as_its_type(source, make_inbox):
+    source.send(1, type=None)
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert (message.type, message.topic) == (source.queue, "")
+
+
+def test_a_message_without_an_id_is_known_by_its_body(source, make_inbox):
+    source.send({"a": 1}, {"a": 1}, {"a": 2}, message_id=None)
+    source.send({"a": 1}, message_id=None, type="order.paid")
+    make_inbox().drain()
+    assert [(message.type, message.payload["a"]) for message in stored("default")] == [
+        ("order.created", 1),
+        ("order.created", 2),
+        ("order.paid", 1),
+    ]
+
+
+def test_a_message_without_an_id_is_known_by_a_header(source, make_inbox):
+    id = uuid.uuid4()
+    for n, header in enumerate([str(id), str(id), "other", "other", 7]):
+        source.send(n, message_id=None, headers={"event-id": header})
+    make_inbox(id_source="header:event-id").drain()
+    assert payloads("default") == [0, 2, 4]
+    assert stored("default")[0].message_id == id
+
+
+def test_an_inbox_remembers_messages_whose_rows_were_deleted(using, source, make_inbox):
+    (id,) = source.send(1)
+    make_inbox(using, remember=True).drain()
+    for message in stored(using):
+        message.delete()
+    source.send(1, message_id=id)
+    source.send(2)
+    make_inbox(using, remember=True).drain()
+    assert payloads(using) == [2]
+    source.send(1, message_id=id)
+    make_inbox(using).drain()
+    assert payloads(using) == [2, 1]
+
+
+def test_two_inboxes_share_a_queue(using, source, make_inbox, kind):
+    source.send(*range(300))
+    with running(make_inbox(using, batch_size=5)), running(make_inbox(using, batch_size=7)):
+        eventually(lambda: len(payloads(using)) == 300)
+    assert sorted(payloads(using)) == [*range(300)]
+    assert source.unsettled() == 0
+
+
+def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox, make_publisher):
+    headers = {"float": 2.5, "large": 2**40, "text": "é", "list": [1, {"a": None}], "correlation_id": "c-1"}
+    message = make_message(source.queue, b'{"total": "9.50"}', key="order-7", headers=headers)
+    make_publisher(exchange="").publish([message])
+    make_inbox().drain()
+    (found,) = stored("default")
+    assert str(found.message_id) == message.message_id
+    assert (found.type, found.topic, found.key) == ("order.created", source.queue, "order-7")
+    assert (found.payload, found.headers) == ({"total": "9.50"}, headers)
+    assert found.occurred_at == message.occurred_at
