@@ -6,6 +6,7 @@ from django.apps import AppConfig
 from django.apps import apps as all_apps
 from django.db import connections, router
 from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.tracing import Tracer, add_tracer_when_imported
@@ -21,6 +22,8 @@ class DjangoOutboxConfig(AppConfig):
     def ready(self) -> None:
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
+        # Each app's handlers.py.
+        autodiscover_modules("handlers")
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
 
