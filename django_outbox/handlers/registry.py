@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import update_wrapper
-from inspect import unwrap
 from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -34,6 +33,7 @@ class Handler(Generic[P, R]):
         self.name = name or f"{function.__module__}.{function.__qualname__}"
         self.time_limit = time_limit
         self.fallback_function: Callable[..., Any] | None = None
+        self.__name__ = ""
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,19 +129,18 @@ def handler(
         TypeError: a type is neither a string nor an event class.
         ValueError: there are no types, or an argument is out of range.
     """
-    if not types or (callable(types[0]) and not isinstance(types[0], type)):
+    if not types:
         raise TypeError('@handler needs the type of its messages: @handler("order.created").')
-    names = tuple(dict.fromkeys(_type_of(each) for each in types))
+    names = tuple(dict.fromkeys(type_of(each) for each in types))
     if time_limit is not None and not (isinstance(time_limit, int | float) and 0 < time_limit <= MAX_TIME_LIMIT):
         raise ValueError(
             f"time_limit is {time_limit!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
         )
 
     def register(function: Callable[P, R]) -> Handler[P, R]:
-        plain: Any = function.function if isinstance(function, Handler) else function
-        if not hasattr(unwrap(plain), "__qualname__") and not name:
+        if not hasattr(function, "__qualname__") and not name:
             raise ValueError("@handler: a callable without a __qualname__ needs a name=.")
-        made = Handler(plain, names, name, time_limit)
+        made = Handler(function, names, name, time_limit)
         if len(made.name.encode()) > MAX_NAME_LENGTH:
             raise ValueError(
                 f"The handler's name {made.name!r} is longer than {MAX_NAME_LENGTH} bytes. Give it a shorter one: "
@@ -157,7 +156,7 @@ MAX_TIME_LIMIT = 86_400
 """Maximum time limit in seconds."""
 
 
-def _type_of(given: object) -> str:
+def type_of(given: object) -> str:
     """Return the type that a string or an event class stands for."""
     event = getattr(given, "__outbox_event__", None)
     found = given if event is None else event.type

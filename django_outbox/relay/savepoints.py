@@ -27,7 +27,8 @@ class Savepoint:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
-        self._id = connection.savepoint()
+        # It is None only outside of transactions.
+        self._id = connection.savepoint() or ""
         connection.savepoint_ids.append(self._id)
         self._ids = list(connection.savepoint_ids)
         self._blocks = list(connection.atomic_blocks)

@@ -235,7 +235,7 @@ def committing(claiming: AbstractContextManager[Claim], connection: BaseDatabase
     with claiming as claim:
         yield claim
         if not nested:
-            hooks = [function for _, function, _ in connection.run_on_commit]
+            hooks = [entry[1] for entry in connection.run_on_commit]
             connection.run_on_commit = []
     for hook in hooks:
         try:

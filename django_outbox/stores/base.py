@@ -282,7 +282,7 @@ class LockingStore(Store):
             yield
 
     @abc.abstractmethod
-    def begin(self, max_seconds: float, *, transactional: bool) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         """Make the transaction READ COMMITTED, whatever the project's default, and bound its time.
 
         Unless other data is written in it (`transactional`), its commit need not wait for the disk.

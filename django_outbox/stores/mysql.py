@@ -274,7 +274,7 @@ class MySQLStore(LockingStore):
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(_for_ids(sql, ids))
 
-    def begin(self, max_seconds: float, *, transactional: bool) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 

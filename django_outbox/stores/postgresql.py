@@ -252,7 +252,7 @@ class PostgreSQLStore(LockingStore):
         WHERE message.id = settled.id AND message.available_at IS NOT NULL
     """
 
-    def begin(self, max_seconds: float, *, transactional: bool) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
         # the disk. The timeout ends the transaction of a relay that hangs.
         milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)

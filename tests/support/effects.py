@@ -40,9 +40,9 @@ def deliver_once(using: str) -> None:
 def drain_all(using: str) -> None:
     """Deliver until no message is pending."""
     for _ in range(100):
-        OutboxMessage.objects.using(using).retry_now()  # type: ignore[attr-defined]
+        OutboxMessage.objects.using(using).retry_now()
         drain(using)
-        if not OutboxMessage.objects.using(using).pending().exists():  # type: ignore[attr-defined]
+        if not OutboxMessage.objects.using(using).pending().exists():
             return
     raise AssertionError("messages are still pending")
 

@@ -172,7 +172,7 @@ class Run:
         def work() -> None:
             deadline = time.monotonic() + PATIENCE
             with Relay(poll_interval=0.02) as relay:
-                while time.monotonic() < deadline and OutboxMessage.objects.pending().exists():  # type: ignore[attr-defined]
+                while time.monotonic() < deadline and OutboxMessage.objects.pending().exists():
                     relay.drain(max_seconds=PATIENCE)
 
         os.waitpid(self._fork(work), 0)
