@@ -6,13 +6,15 @@
     ├── InvalidMessage        (also a ValueError)
     ├── RelayUnavailable
     ├── NotMigrated
-    └── ArchiveUnavailable
+    ├── ArchiveUnavailable
+    └── HandlerTimeout        (also a TimeoutError)
 
 An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
 """
 
 __all__ = [
     "ArchiveUnavailable",
+    "HandlerTimeout",
     "InvalidMessage",
     "NotMigrated",
     "OutboxError",
@@ -61,3 +63,7 @@ class NotMigrated(OutboxError):
 
 class ArchiveUnavailable(OutboxError):
     """Messages could not be written to the archive, or read from it. None was deleted; they are still in the table."""
+
+
+class HandlerTimeout(OutboxError, TimeoutError):
+    """A handler took longer than its time limit. What it wrote is rolled back, and its message is retried."""

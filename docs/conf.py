@@ -43,4 +43,6 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!django_outbox\.).*"),
     ("py:class", r"django_outbox\.(stores|backoff|relay\.limits|relay\.outages)\..*"),
+    # Type variables.
+    ("py:class", r"django_outbox\.handlers\.registry\.[PR]"),
 ]

@@ -10,7 +10,7 @@ What a handler writes to the database of the outbox is committed together with t
 its effect happens exactly once. Handlers are discovered in the module `handlers` of each installed app.
 """
 
+from django_outbox.exceptions import HandlerTimeout
 from django_outbox.handlers.registry import Handler, handler
-from django_outbox.handlers.time_limits import HandlerTimeout
 
 __all__ = ["Handler", "HandlerTimeout", "handler"]

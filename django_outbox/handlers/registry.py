@@ -126,16 +126,14 @@ def handler(
         time_limit: maximum number of seconds of a call, greater than 0.
 
     Raises:
-        TypeError: a type is neither a string nor an event class.
-        ValueError: there are no types, or an argument is out of range.
+        TypeError: there is no type, or one is neither a string nor an event class.
+        ValueError: the name or the time limit is out of range.
     """
     if not types:
         raise TypeError('@handler needs the type of its messages: @handler("order.created").')
     names = tuple(dict.fromkeys(type_of(each) for each in types))
-    if time_limit is not None and not (isinstance(time_limit, int | float) and 0 < time_limit <= MAX_TIME_LIMIT):
-        raise ValueError(
-            f"time_limit is {time_limit!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
-        )
+    if time_limit is not None:
+        _check_time_limit(time_limit)
 
     def register(function: Callable[P, R]) -> Handler[P, R]:
         if not hasattr(function, "__qualname__") and not name:
@@ -154,6 +152,13 @@ def handler(
 
 MAX_TIME_LIMIT = 86_400
 """Maximum time limit in seconds."""
+
+
+def _check_time_limit(seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_LIMIT:
+        raise ValueError(
+            f"time_limit is {seconds!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
+        )
 
 
 def type_of(given: object) -> str:

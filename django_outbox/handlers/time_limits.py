@@ -6,11 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["HandlerTimeout"]
-
-
-class HandlerTimeout(Exception):
-    """A handler took longer than its time limit."""
+from django_outbox.exceptions import HandlerTimeout
 
 
 class _Interrupted(BaseException):

@@ -123,8 +123,11 @@ class OutboxTests(OutboxTestMixin, TestCase):
             self.outbox.drain()
 
     def test_messages_that_are_enqueued_in_on_commit_are_found(self) -> None:
+        def hook() -> None:
+            enqueue("order.created", {}, require_transaction=False)
+
         with self.captureOnCommitCallbacks(execute=True):
-            transaction.on_commit(lambda: enqueue("order.created", {}, require_transaction=False) and None)
+            transaction.on_commit(hook)
         self.outbox.assert_enqueued("order.created")
 
 
