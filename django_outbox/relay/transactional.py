@@ -31,10 +31,10 @@ from django_outbox.relay.tally import Tally
 from django_outbox.stores import Claim, Settlement
 
 FIRST_DELAY = 1.0
-"""Seconds until a message is tried again after the first transaction that was lost with it."""
+"""Seconds until a message is tried again after a lost transaction that was not counted."""
 
 LOST = "outbox.transaction_lost"
-"""The `error_class` of a message after the first transaction that was lost with it."""
+"""The `error_class` of a message that was in hand when its transaction was lost."""
 
 Deliver = Callable[[AbstractContextManager[Claim], Callable[[Sequence[Message]], Decided]], Tally]
 """Claims, publishes and settles one batch, given the claim and the function that publishes."""
@@ -187,7 +187,7 @@ class TransactionalBatches:
         return outcome
 
     def _blame(self, lost: TransactionLost) -> Tally:
-        """Settle the message whose transaction was lost; the first time, no attempt is counted.
+        """Settle the message whose transaction was lost; the first time in a row, no attempt is counted.
 
         The server or its connection may be to blame, and an outage must not use up attempts.
         """
@@ -210,13 +210,13 @@ class TransactionalBatches:
 
     def _judge(self, message: Message, lost: TransactionLost) -> Decided:
         reason = describe(lost.error, MAX_ERROR_LENGTH)
+        if message.error_class != LOST:
+            outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
+            return self._decide(message, read_outcome(outcome))
         if lost.attempted is not None:
             error = f"{lost.attempted.error}; then: {reason}"
             return self._decide(message, read_outcome(rejected(error, error_class=lost.attempted.error_class)))
-        if not message.attempts and not message.error_class:
-            outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
-            return self._decide(message, read_outcome(outcome))
-        return self._conclude(message, read_outcome(retry_later(reason, cause=lost.error)))
+        return self._conclude(message, read_outcome(retry_later(reason, error_class=LOST, cause=lost.error)))
 
     def _forget_connection(self) -> None:
         """Close the connection, because what was done to it is unknown; the next query opens a new one."""

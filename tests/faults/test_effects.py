@@ -20,7 +20,7 @@ def run(*arguments: object) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("database", DATABASES)
 def test_each_effect_exists_once_although_relays_are_killed_at_each_point_of_a_batch(database: str):
-    output = run("--database", database, "--messages", 500, "--kills", 40)
+    output = run("--database", database, "--messages", 300, "--kills", 30)
     for point in POINTS:
         assert f" {point}" in output
     assert "0 effects missing, 0 twice, 0 of no message, 0 out of order, 0 messages not processed" in output

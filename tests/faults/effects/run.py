@@ -8,10 +8,11 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.relay import Relay
@@ -19,10 +20,23 @@ from tests.faults.effects.deaths import arm, die_at
 from tests.faults.effects.handlers import HANDLERS
 from tests.faults.effects.models import Effect, Written
 from tests.faults.effects.points import POINTS
+from tests.support.relay_threads import QUICK
 
 KEYS = 10
 ROLLBACKS = 0.2
 """Share of the writer's transactions that roll back."""
+
+SESSIONS = {
+    "postgresql": (
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        "SELECT pg_terminate_backend({})",
+    ),
+    "mysql": (
+        "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()",
+        "KILL {}",
+    ),
+}
+"""How to list the other sessions of the database, and to end one of them, by vendor."""
 
 PATIENCE = 60.0
 """Seconds for the last drain."""
@@ -36,6 +50,7 @@ class Figures:
     effects: int
     kills: int
     points: Counter[str]
+    sessions: int
     missing: int
     twice: int
     phantoms: int
@@ -52,6 +67,7 @@ class Figures:
         points = ", ".join(f"{count} {point}" for point, count in sorted(self.points.items()))
         return (
             f"{self.messages:,} messages, {self.effects:,} effects expected, {self.kills:,} kills ({points}), "
+            f"{self.sessions:,} database sessions ended, "
             f"{self.missing} effects missing, {self.twice} twice, {self.phantoms} of no message, "
             f"{self.disordered} out of order, {self.unsettled} messages not processed, {self.seconds:.1f} s"
         )
@@ -74,6 +90,7 @@ class Run:
     relays: int
     seed: int
     point: str | None = None
+    sessions: int = 0
     _running: dict[int, str] = field(default_factory=dict)
     _points: Counter[str] = field(default_factory=Counter)
 
@@ -96,6 +113,8 @@ class Run:
             victims = [pid for pid, point in self._running.items() if not point]
             if victims and self._rand.random() < 0.2:
                 self._kill(self._rand.choice(victims))
+            if self._rand.random() < 0.1:
+                self._end_session()
             if self._is_over():
                 break
         os.waitpid(writer, 0)
@@ -132,7 +151,7 @@ class Run:
             random.seed(after)
             if point:
                 die_at(point, after)
-            Relay(workers=1 + after % 2, poll_interval=0.02).run()
+            Relay(workers=1 + after % 2, poll_interval=0.02, limits=QUICK).run()
 
         self._running[self._fork(work)] = point
 
@@ -141,6 +160,20 @@ class Run:
         os.waitpid(pid, 0)
         del self._running[pid]
         self._points["at any time"] += 1
+
+    def _end_session(self) -> None:
+        """End a session of the database, as an administrator or a fail-over does; SQLite has none."""
+        statements = SESSIONS.get(connections["default"].vendor)
+        if statements is None:
+            return
+        with connections["default"].cursor() as cursor:
+            cursor.execute(statements[0])
+            if sessions := sorted(cursor.fetchall()):
+                # It may have ended meanwhile.
+                with suppress(DatabaseError):
+                    cursor.execute(statements[1].format(*self._rand.choice(sessions)))
+                    self.sessions += 1
+        connections.close_all()
 
     def _reap(self) -> None:
         for pid, point in [*self._running.items()]:
@@ -159,21 +192,33 @@ class Run:
             type = rand.choice([*HANDLERS])
             key = rand.choice(["", *(f"k{n}" for n in range(KEYS))])
             for rolls_back in [True] * (rand.random() < ROLLBACKS) + [False]:
-                with transaction.atomic():
-                    Written.objects.create(number=-number if rolls_back else number, type=type, key=key)
-                    enqueue(type, -number if rolls_back else number, key=key)
-                    if rolls_back:
-                        transaction.set_rollback(True)
+                while not self._write_one(-number if rolls_back else number, type, key, rolls_back=rolls_back):
+                    connections.close_all()
             # The relays keep up, so that they meet messages at all times.
             pause = (pause + 0.001) % 0.02
             time.sleep(pause if number % 20 == 0 else 0)
 
+    def _write_one(self, number: int, type: str, key: str, *, rolls_back: bool) -> bool:
+        """Write a message; return False if its session was ended, so that it is not known whether it is there."""
+        try:
+            with transaction.atomic():
+                if Written.objects.filter(number=number).exists():
+                    return True
+                Written.objects.create(number=number, type=type, key=key)
+                enqueue(type, number, key=key)
+                if rolls_back:
+                    transaction.set_rollback(True)
+        except (DatabaseError, InterfaceError):
+            return False
+        return True
+
     def _drain(self) -> None:
         def work() -> None:
             deadline = time.monotonic() + PATIENCE
-            with Relay(poll_interval=0.02) as relay:
+            with Relay(poll_interval=0.02, limits=QUICK) as relay:
                 while time.monotonic() < deadline and OutboxMessage.objects.pending().exists():
                     relay.drain(max_seconds=PATIENCE)
+                    time.sleep(0.05)
 
         os.waitpid(self._fork(work), 0)
 
@@ -210,6 +255,7 @@ class Run:
             effects=len(expected),
             kills=sum(self._points.values()),
             points=self._points,
+            sessions=self.sessions,
             missing=len(expected - counts.keys()),
             twice=sum(1 for count in counts.values() if count > 1),
             phantoms=len(counts.keys() - expected),
