@@ -25,7 +25,8 @@ class DjangoOutboxConfig(AppConfig):
     def ready(self) -> None:
         from django_outbox import checks  # noqa: F401, PLC0415 - the import registers the checks
 
-        autodiscover_modules("events")
+        # Each app's events.py and handlers.py.
+        autodiscover_modules("events", "handlers")
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
 

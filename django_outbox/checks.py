@@ -16,15 +16,21 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from django_outbox.conf import SettingsProblem, parse
 from django_outbox.conf.routes import find_unreachable
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
 from django_outbox.error_text import one_line
-from django_outbox.events.checks import find_mistakes
+from django_outbox.events.checks import find_mistakes as find_event_mistakes
+from django_outbox.handlers.checks import find_mistakes as find_handler_mistakes
+from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
+from django_outbox.publishers.base import TransactionalPublisher
+from django_outbox.publishers.handlers import HandlersPublisher
 from django_outbox.publishers.registry import build_publisher
 from django_outbox.stores import Store, find_store
+from django_outbox.wording import counted
 
 TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""
@@ -94,7 +100,7 @@ def check_inbox(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 def check_events(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the classes of events: types, keys, upgrades, fields and publishers."""
     settings, _ = parse(getattr(django_settings, "OUTBOX", None))
-    return [] if settings is None else list(find_mistakes(settings.publishers))
+    return [] if settings is None else list(find_event_mistakes(settings.publishers))
 
 
 @register(TAG)
@@ -142,6 +148,45 @@ STORAGE = (
     '"ALIAS": {"BACKEND": "django.core.files.storage.FileSystemStorage", '
     '"OPTIONS": {"location": "/var/lib/shop/outbox"}}'
 )
+
+
+@register(TAG)
+def check_handlers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the local handlers, and the publishers that write in the transaction of the claim."""
+    problems = [*find_handler_mistakes(registry)]
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    if settings is None:
+        return problems
+    backends = {alias: _import_backend(config.backend) for alias, config in settings.publishers.items()}
+    if [*registry] and not any(issubclass(backend, HandlersPublisher) for backend in backends.values()):
+        problems.append(
+            Warning(
+                f"{counted(len([*registry]), 'local handler')} registered, but OUTBOX['PUBLISHERS'] has no "
+                "HandlersPublisher, so none is called.",
+                hint='Add "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}.',
+                id="django_outbox.W025",
+            )
+        )
+    alias = settings.dead_letter_publisher
+    if alias is not None and issubclass(backends[alias], TransactionalPublisher):
+        problems.append(
+            Error(
+                f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {alias!r}, which takes no copies of failed messages: it delivers "
+                "messages of the outbox only.",
+                hint="Name the publisher of a broker, or use the signal messages_failed.",
+                id="django_outbox.E027",
+            )
+        )
+    return problems
+
+
+def _import_backend(path: str) -> type:
+    try:
+        backend = import_string(path)
+    except ImportError:
+        # Reported by the check of the settings.
+        return object
+    return backend if isinstance(backend, type) else object
 
 
 @register(TAG)

@@ -8,13 +8,15 @@
     ├── UnknownEvent          (also a LookupError)
     ├── RelayUnavailable
     ├── NotMigrated
-    └── ArchiveUnavailable
+    ├── ArchiveUnavailable
+    └── HandlerTimeout        (also a TimeoutError)
 
 `UnsavedEvents` is a warning, not an exception. An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.
 """
 
 __all__ = [
     "ArchiveUnavailable",
+    "HandlerTimeout",
     "InvalidEvent",
     "InvalidMessage",
     "NotMigrated",
@@ -89,3 +91,7 @@ class NotMigrated(OutboxError):
 
 class ArchiveUnavailable(OutboxError):
     """Messages could not be written to the archive, or read from it. None was deleted; they are still in the table."""
+
+
+class HandlerTimeout(OutboxError, TimeoutError):
+    """A handler took longer than its time limit. What it wrote is rolled back, and its message is retried."""

@@ -77,6 +77,11 @@ def add_tracer(tracer: Tracer) -> None:
     _tracers.append(tracer)
 
 
+def remove_tracer(tracer: Tracer) -> None:
+    """Call a tracer no longer."""
+    _tracers.remove(tracer)
+
+
 def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
     """Add a tracer as soon as something else has imported a module of its library.
 

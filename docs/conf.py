@@ -47,4 +47,6 @@ nitpick_ignore_regex = [
         "py:class",
         r"django_outbox\.(stores|backoff|relay\.limits|relay\.outages|enqueueing\.events|events\.decorators)\..*",
     ),
+    # Type variables.
+    ("py:class", r"django_outbox\.handlers\.registry\.[PR]"),
 ]

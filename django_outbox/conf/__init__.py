@@ -36,6 +36,7 @@ class PublisherConfig:
     backend: str
     options: Mapping[str, Any]
     retry: RetryRules = field(default_factory=RetryRules)
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,8 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     for publisher_alias, entry in raw.items():
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
         hint = (
-            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}}, and its alias must be a string '
-            "of 1 to 63 characters."
+            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500}, and its alias '
+            "must be a string of 1 to 63 characters."
         )
         if (
             not isinstance(publisher_alias, str)
@@ -192,12 +193,15 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
             or not isinstance(entry, Mapping)
             or not isinstance(entry.get("BACKEND"), str)
             or not isinstance(entry.get("OPTIONS", {}), Mapping)
-            or set(entry) - {"BACKEND", "OPTIONS", "RETRY"}
+            or set(entry) - {"BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE"}
         ):
             problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", hint))
             continue
         retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
-        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry)
+        size = entry.get("BATCH_SIZE")
+        if size is not None:
+            size = _read(whole_number, size, f"{where}['BATCH_SIZE']", "E005", problems)
+        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry, size)
     return publishers
 
 

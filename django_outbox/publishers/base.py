@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django_outbox.messages import Message, Outcome
 
-__all__ = ["BatchRefused", "Publisher"]
+__all__ = ["BatchRefused", "Publisher", "TransactionalPublisher"]
 
 
 class BatchRefused(Exception):
@@ -55,6 +55,9 @@ class Publisher(abc.ABC):
     """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""
     broker_name: ClassVar[str] = ""
     """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
+    batch_size: ClassVar[int | None] = None
+    """Maximum number of messages in one claim, if the entry in the settings has no `BATCH_SIZE`; None for
+    `OUTBOX["BATCH_SIZE"]`."""
 
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias
@@ -100,3 +103,48 @@ class Publisher(abc.ABC):
 
     def close(self) -> None:
         """Release connections and threads. The publisher can be used again afterwards, and then reconnects."""
+
+
+class TransactionalPublisher(Publisher):
+    """Delivers messages by writing to the database that they come from, in the transaction of the claim.
+
+    What it writes is committed together with the new state of the messages, or not at all. The relay calls `handle` for
+    one message at a time, in the order of the claim, each in a savepoint. It is called in the relay's thread, where
+    Django's connection for `using` has the transaction open.
+
+    Attributes:
+        batch_seconds: seconds after which no further message of a batch is begun; the others go back unchanged. All
+            locks that the batch has taken are held for that long.
+    """
+
+    keeps_order = True
+    batch_size = 20
+    batch_seconds: float = 1.0
+
+    @abc.abstractmethod
+    def handle(self, message: Message, using: str) -> Outcome:
+        """Deliver one message and return its outcome.
+
+        Unless the outcome is `ACCEPTED`, everything that was written for the message is rolled back. An exception is
+        a deferred message.
+
+        Args:
+            message: the message.
+            using: the database alias.
+        """
+
+    def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
+        """Return `ACCEPTED` if a message that would fail now was dealt with in another way, or the final outcome.
+
+        It is called in a savepoint like that of `handle`.
+
+        Args:
+            message: the message.
+            outcome: the outcome of its last attempt.
+            using: the database alias.
+        """
+        return outcome
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        """Raise TypeError: messages are delivered in a relay's transaction only."""
+        raise TypeError(f"the publisher {self.alias!r} delivers messages only in the transaction of a relay")

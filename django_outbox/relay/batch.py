@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Unreadable, Verdict
-from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.base import Publisher, TransactionalPublisher
 from django_outbox.relay.dead_letters import copy_failed, signal_settled
 from django_outbox.relay.isolation import publish_isolated
-from django_outbox.relay.settlement import decide
+from django_outbox.relay.settlement import Decided, decide
 from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
+from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.relay.waves import publish_in_waves
 from django_outbox.signals import phase_finished, send
-from django_outbox.stores import Failed, Held, Settlement
+from django_outbox.stores import Claim, Failed, Held, Settlement
 from django_outbox.tracing import PublishedBatch, trace_published
 from django_outbox.wording import counted, some_ids
 
@@ -48,52 +50,82 @@ def deliver_batch(
     Raises:
         DatabaseError: the database was unavailable or refused. The batch went back, or will when the claim times out.
     """
-    phases = _Phases(source.using, publisher.alias)
-    with source.claim(limit) as claim:
-        count = len(claim.messages)
-        if not count:
-            return Tally()
-        phases.finish("claim", count)
-        messages, unreadable = _sort(claim.messages, settings)
-        held: list[Held] = []
-        if paused_types:
-            messages, unreadable, held = _hold(publisher.alias, messages, unreadable, paused_types)
-        if held:
-            # Nothing is published in the same transaction, so that nothing is sent twice if holding fails.
-            source.settle(claim, Settlement(held=held))
-            source.rewind()
-            return Tally(claimed=count)
-        began_at = time.time_ns()
-        outcomes = _publish(publisher, messages, settings, is_stopping) if messages else []
-        ended_at = time.time_ns()
-        phases.finish("publish", len(messages))
-        settlement, failed = decide(publisher.alias, messages, outcomes, settings)
-        copied = copy_failed(dead_letters, failed, publisher.alias)
-        settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
-        settlement.failed += [_fail(row, settings) for row in unreadable]
-        source.settle(claim, settlement)
-    phases.finish("settle", count)
-    batch = [*messages, *(row.message for row in unreadable)]
-    signal_settled(publisher.alias, source.using, batch, settlement)
-    trace_published(
-        lambda: PublishedBatch(
-            publisher.alias,
-            publisher.messaging_system,
-            publisher.name_destination,
-            messages,
-            outcomes,
-            frozenset(row.id for row in settlement.failed),
-            began_at,
-            ended_at,
+    batch = _Batch(publisher, source, settings, dead_letters, paused_types)
+    if isinstance(publisher, TransactionalPublisher):
+        return TransactionalBatches(publisher, source, settings, is_stopping, batch.deliver).run(limit)
+
+    def publish(messages: Sequence[Message]) -> Decided:
+        outcomes = _publish(publisher, messages, settings, is_stopping)
+        return decide(publisher.alias, messages, outcomes, settings)
+
+    return batch.deliver(source.claim(limit), publish)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The way of one batch. The arguments are those of `deliver_batch`."""
+
+    publisher: Publisher
+    source: Source
+    settings: OutboxSettings
+    dead_letters: Publisher | None
+    paused_types: Collection[str]
+
+    def deliver(
+        self, claiming: AbstractContextManager[Claim], publish: Callable[[Sequence[Message]], Decided]
+    ) -> Tally:
+        """Claim, publish and settle.
+
+        Args:
+            claiming: the claim, not yet open.
+            publish: publishes at least one message.
+        """
+        publisher, source, settings = self.publisher, self.source, self.settings
+        phases = _Phases(source.using, publisher.alias)
+        with claiming as claim:
+            count = len(claim.messages)
+            if not count:
+                return Tally()
+            phases.finish("claim", count)
+            messages, unreadable = _sort(claim.messages, settings)
+            held: list[Held] = []
+            if self.paused_types:
+                messages, unreadable, held = _hold(publisher.alias, messages, unreadable, self.paused_types)
+            if held:
+                # Nothing is published in the same transaction, so that nothing is sent twice if holding fails.
+                source.settle(claim, Settlement(held=held))
+                source.rewind()
+                return Tally(claimed=count)
+            began_at = time.time_ns()
+            outcomes, settlement, failed = publish(messages) if messages else Decided([], Settlement(), [])
+            ended_at = time.time_ns()
+            phases.finish("publish", len(messages))
+            copied = copy_failed(self.dead_letters, failed, publisher.alias)
+            settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
+            settlement.failed += [_fail(row, settings) for row in unreadable]
+            source.settle(claim, settlement)
+        phases.finish("settle", count)
+        batch = [*messages, *(row.message for row in unreadable)]
+        signal_settled(publisher.alias, source.using, batch, settlement)
+        trace_published(
+            lambda: PublishedBatch(
+                publisher.alias,
+                publisher.messaging_system,
+                publisher.name_destination,
+                messages,
+                outcomes,
+                frozenset(row.id for row in settlement.failed),
+                began_at,
+                ended_at,
+            )
         )
-    )
-    tally = Tally(
-        claimed=count,
-        size=sum(len(message.payload) for message in batch),
-        processed=len(settlement.processed),
-        unreadable=len(unreadable),
-    )
-    return tally if tally.processed == count else _report(publisher.alias, tally, settlement, outcomes)
+        tally = Tally(
+            claimed=count,
+            size=sum(len(message.payload) for message in batch),
+            processed=len(settlement.processed),
+            unreadable=len(unreadable),
+        )
+        return tally if tally.processed == count else _report(publisher.alias, tally, settlement, outcomes)
 
 
 def _sort(claimed: Sequence[Message | Unreadable], settings: OutboxSettings) -> tuple[list[Message], list[Unreadable]]:

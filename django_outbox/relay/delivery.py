@@ -7,11 +7,11 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.base import Publisher, TransactionalPublisher
 from django_outbox.publishers.outcomes import prepare_publisher
 from django_outbox.relay.batch import deliver_batch
 from django_outbox.relay.shared import Shared
-from django_outbox.relay.sources import Source
+from django_outbox.relay.sources import PollingSource, Source
 from django_outbox.relay.tally import Tally
 from django_outbox.stores.schema import require_schema
 
@@ -108,6 +108,12 @@ class Delivery:
             # For an idle relay, this is the only way to learn that an outage is over.
             return Attempt(replace(tally, connected=True))
         return Attempt(tally)
+
+
+def make_source(publisher: Publisher, shared: Shared) -> PollingSource:
+    """Return a source of the messages of one publisher."""
+    transactional = isinstance(publisher, TransactionalPublisher)
+    return PollingSource(shared.using, publisher.alias, shared.settings, transactional=transactional)
 
 
 def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:

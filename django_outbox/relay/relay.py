@@ -8,7 +8,7 @@ from functools import partial
 
 from django.db import connections, router
 
-from django_outbox.conf import get_settings
+from django_outbox.conf import OutboxSettings, get_settings
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
@@ -19,7 +19,7 @@ from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.counters import Counters
-from django_outbox.relay.delivery import Delivery, unavailable
+from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
@@ -28,7 +28,6 @@ from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import reporting
 from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
-from django_outbox.relay.sources import PollingSource
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.retention.purge import purging
@@ -47,7 +46,8 @@ class Relay:
     Args:
         using: the database alias; by default the one that the router chooses for writing.
         publishers: the aliases of the publishers to serve; all of them by default.
-        batch_size: maximum number of messages in one claim; `OUTBOX["BATCH_SIZE"]` by default.
+        batch_size: maximum number of messages in one claim; `OUTBOX["BATCH_SIZE"]` by default. A publisher whose own
+            batches are smaller keeps its size.
         workers: number of threads for each publisher, from 1 to 32, each with its own database connection: while one
             waits for the database, another's batch is at the broker.
         poll_interval: longest idle wait in seconds; `OUTBOX["POLL_INTERVAL"]` by default.
@@ -91,7 +91,7 @@ class Relay:
             using=self.using,
             settings=settings,
             limits=limits,
-            batch_size=batch_size or settings.batch_size,
+            batch_sizes={each.alias: _choose_batch_size(each, batch_size, settings) for each in self.publishers},
             poll_interval=poll_interval or settings.poll_interval,
             budget=Budget(max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
@@ -230,8 +230,8 @@ class Relay:
         self._shared.pauses.refresh()
         if self._shared.is_done() or self._shared.pauses.is_paused(publisher.alias):
             return
-        source = PollingSource(self.using, publisher.alias, self._shared.settings)
-        attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_size)
+        source = make_source(publisher, self._shared)
+        attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_sizes[publisher.alias])
         if attempt.met_outage:
             raise unavailable(publisher.alias, attempt.outage)
 
@@ -286,3 +286,12 @@ class Relay:
     def _find_dead_letters(self, alias: str | None) -> Publisher | None:
         served = [publisher for publisher in self.publishers if publisher.alias == alias]
         return served[0] if served else make_publisher(alias) if alias else None
+
+
+def _choose_batch_size(publisher: Publisher, requested: int | None, settings: OutboxSettings) -> int:
+    """Return the maximum number of messages in one claim for a publisher."""
+    config = settings.publishers.get(publisher.alias)
+    own = (config.batch_size if config else None) or publisher.batch_size
+    if own is None:
+        return requested or settings.batch_size
+    return own if requested is None else min(own, requested)

@@ -1,6 +1,7 @@
 """The new state of each message of a batch: the publisher's outcomes and the retry policy decide."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.logs import logger
@@ -10,9 +11,31 @@ from django_outbox.stores import Failed, Retried, Settlement
 from django_outbox.wording import counted
 
 
+class Decided(NamedTuple):
+    """What becomes of the messages of a batch.
+
+    Args:
+        outcomes: one for each message.
+        settlement: the new states.
+        failed: the messages that fail, with their outcomes.
+    """
+
+    outcomes: list[Outcome]
+    settlement: Settlement
+    failed: list[tuple[Message, Outcome]]
+
+    def add(self, index: int, one: "Decided") -> None:
+        """Add what becomes of the message at an index of the batch."""
+        self.outcomes[index] = one.outcomes[0]
+        self.settlement.processed += one.settlement.processed
+        self.settlement.failed += one.settlement.failed
+        self.settlement.retried += one.settlement.retried
+        self.failed.extend(one.failed)
+
+
 def decide(
     publisher_alias: str, messages: Sequence[Message], outcomes: Sequence[Outcome], settings: OutboxSettings
-) -> tuple[Settlement, list[tuple[Message, Outcome]]]:
+) -> Decided:
     """Return the new states of a batch's messages, and those messages that fail, with their outcomes.
 
     Args:
@@ -22,7 +45,7 @@ def decide(
         settings: the retry policies, and whether a failed message blocks its key.
     """
     if outcomes.count(ACCEPTED) == len(outcomes):
-        return Settlement(processed=[message.id for message in messages]), []
+        return Decided([*outcomes], Settlement(processed=[message.id for message in messages]), [])
     settlement = Settlement()
     failed: list[tuple[Message, Outcome]] = []
     faults: list[BaseException] = []
@@ -53,4 +76,4 @@ def decide(
             counted(len(faults), "message"),
             exc_info=faults[0],
         )
-    return settlement, failed
+    return Decided([*outcomes], settlement, failed)

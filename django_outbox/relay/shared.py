@@ -1,6 +1,7 @@
 """The part of a relay that its workers share."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django_outbox.conf import OutboxSettings
@@ -22,7 +23,7 @@ class Shared:
         using: the database alias.
         settings: the checked settings.
         limits: the waits and limits.
-        batch_size: maximum number of messages in one claim.
+        batch_sizes: maximum number of messages in one claim, by publisher.
         poll_interval: longest idle wait in seconds.
         budget: how many messages the workers may still claim together.
         breakers: the publishers' circuit breakers.
@@ -38,7 +39,7 @@ class Shared:
     using: str
     settings: OutboxSettings
     limits: Limits
-    batch_size: int
+    batch_sizes: Mapping[str, int]
     poll_interval: float
     budget: Budget
     breakers: Breakers

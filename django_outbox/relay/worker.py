@@ -4,9 +4,8 @@ import abc
 
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breaker import Permit
-from django_outbox.relay.delivery import Attempt, Delivery
+from django_outbox.relay.delivery import Attempt, Delivery, make_source
 from django_outbox.relay.shared import Shared
-from django_outbox.relay.sources import PollingSource
 from django_outbox.relay.tally import Tally
 
 
@@ -25,7 +24,7 @@ class Worker(abc.ABC):
         self._database = f"Database {shared.using!r}"
         self._shared = shared
         self._limits = shared.limits
-        self._source = PollingSource(shared.using, publisher.alias, shared.settings)
+        self._source = make_source(publisher, shared)
         self._delivery = Delivery(publisher, self._source, shared)
         self._delivered = 0
         self._empty_claims = 0
@@ -51,7 +50,7 @@ class Worker(abc.ABC):
         if self._shared.pauses.is_paused(self._alias):
             self._empty_claims = 0
             return self._wait_while_paused()
-        permit = self._shared.breakers.admit(self._alias, self._shared.batch_size)
+        permit = self._shared.breakers.admit(self._alias, self._shared.batch_sizes[self._alias])
         if permit is None:
             return self._wait_for_broker()
         attempt = self._attempt(permit)

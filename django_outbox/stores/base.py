@@ -8,12 +8,17 @@ from typing import Any, ClassVar
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.db.fields import partition_of
 from django_outbox.logs import logger
+from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.heads import BatchReader, read_batch
 from django_outbox.stores.rows import error_rows, read_messages
 from django_outbox.stores.types import Claim, Held, Purged, Settlement
+
+CHANGED = "another program changed or deleted them in the meantime"
+"""Why claimed messages cannot be settled although they are still this claim's."""
 
 
 class Store(BatchReader):
@@ -97,7 +102,14 @@ class Store(BatchReader):
 
     @abc.abstractmethod
     def claim(
-        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+        self,
+        publisher: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        max_seconds: float,
+        cursor: Cursor,
+        transactional: bool = False,
     ) -> AbstractContextManager[Claim]:
         """Lock a batch of due messages while the context is open; other relays skip it.
 
@@ -110,7 +122,39 @@ class Store(BatchReader):
             max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
             max_seconds: seconds after which the database gives the batch back by itself if it can.
             cursor: the position to begin at; it is advanced.
+            transactional: keep one transaction open as long as the context, on every database, and commit it as safely
+                as the project's own data: what is written meanwhile on the same connection is committed together with
+                the new states, or not at all.
         """
+
+    @abc.abstractmethod
+    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> AbstractContextManager[Claim]:
+        """Claim one message that was claimed before, as a transactional claim does.
+
+        The claim is empty if the message has changed its state, or if another relay has claimed it or its key.
+
+        Args:
+            publisher: the alias of its publisher.
+            message: the message as it was claimed.
+            max_seconds: as in `claim`.
+        """
+
+    def limit_statements(self, seconds: float | None) -> None:
+        """Let the database cancel each statement of this transaction that takes longer; None removes the limit.
+
+        Some databases limit only some statements, and some none.
+        """
+
+    def check_constraints(self) -> None:
+        """Check the constraints that the commit would check, if the database can do so for this transaction alone."""
+
+    def find_unchanged(self, publisher: str, message: Message) -> list[Message]:
+        """Lock a message that was claimed before; return nothing if it has changed, or belongs to another relay."""
+        if message.key and not self.lock_partitions(publisher, [partition_of(message.key)]):
+            return []
+        rows = OutboxMessage.objects.using(self.connection.alias).pending()
+        rows = rows.filter(pk=message.id, publisher=publisher, attempts=message.attempts)
+        return [message for _ in rows.select_for_update(skip_locked=True).values_list("pk")]
 
     @abc.abstractmethod
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
@@ -224,17 +268,38 @@ class LockingStore(Store):
 
     @contextmanager
     def claim(
-        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+        self,
+        publisher: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        max_seconds: float,
+        cursor: Cursor,
+        transactional: bool = False,
     ) -> Iterator[Claim]:
+        with self.transaction(max_seconds, transactional=transactional):
+            yield Claim(read_messages(read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)))
+
+    @contextmanager
+    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
+        with self.transaction(max_seconds, transactional=True):
+            yield Claim([*self.find_unchanged(publisher, message)])
+
+    @contextmanager
+    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
+        """Open the transaction of a claim."""
         nested = self.connection.in_atomic_block
         with transaction.atomic(using=self.connection.alias):
             if not nested:
-                self.begin(max_seconds)
-            yield Claim(read_messages(read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)))
+                self.begin(max_seconds, transactional=transactional)
+            yield
 
     @abc.abstractmethod
-    def begin(self, max_seconds: float) -> None:
-        """Make the transaction READ COMMITTED, whatever the project's default, and bound its time."""
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
+        """Make the transaction READ COMMITTED, whatever the project's default, and bound its time.
+
+        Unless other data is written in it (`transactional`), its commit need not wait for the disk.
+        """
 
     @abc.abstractmethod
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
@@ -249,7 +314,7 @@ class LockingStore(Store):
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable)])
         self.hold(settlement.held)
-        report_lost(claim, settlement.count - settled, "another program changed or deleted them in the meantime")
+        report_lost(claim, settlement.count - settled, CHANGED)
 
     def hold(self, messages: Sequence[Held]) -> None:
         """Make messages wait until their types are resumed, and lock the pauses until the transaction ends.

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 
 from django.db import DatabaseError
 
+from django_outbox.messages import Message
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Cursor, Span
@@ -226,11 +227,23 @@ class MySQLStore(LockingStore):
 
     @contextmanager
     def claim(
-        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+        self,
+        publisher: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        max_seconds: float,
+        cursor: Cursor,
+        transactional: bool = False,
     ) -> Iterator[Claim]:
         def begin() -> AbstractContextManager[Claim]:
             return super(MySQLStore, self).claim(
-                publisher, limit=limit, max_bytes=max_bytes, max_seconds=max_seconds, cursor=cursor
+                publisher,
+                limit=limit,
+                max_bytes=max_bytes,
+                max_seconds=max_seconds,
+                cursor=cursor,
+                transactional=transactional,
             )
 
         with self.idle_limit(max_seconds), ExitStack() as stack:
@@ -242,10 +255,26 @@ class MySQLStore(LockingStore):
                 claim = stack.enter_context(begin())
             yield claim
 
+    @contextmanager
+    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
+        with self.idle_limit(max_seconds), super().claim_one(publisher, message, max_seconds=max_seconds) as claim:
+            yield claim
+
+    def limit_statements(self, seconds: float | None) -> None:
+        # MySQL limits only SELECT.
+        if self.connection.mysql_is_mariadb:  # type: ignore[attr-defined]
+            name, limit = "max_statement_time", seconds and max(seconds, 0.001)
+        else:
+            name, limit = "max_execution_time", seconds and max(round(seconds * 1000), 1)
+        if limit is None:
+            self.execute(f"SET SESSION {name} = DEFAULT")
+        else:
+            self.execute(f"SET SESSION {name} = %s", [limit])
+
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(_for_ids(sql, ids))
 
-    def begin(self, max_seconds: float) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 

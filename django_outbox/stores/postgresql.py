@@ -138,8 +138,13 @@ LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
 """The key space of these locks, which separates them from other advisory locks."""
 
 BEGIN = """
-SELECT current_setting('transaction_read_only') = 'on', set_config('synchronous_commit', 'off', true),
-    set_config('idle_in_transaction_session_timeout', %s, true)
+SELECT current_setting('transaction_read_only') = 'on', set_config('idle_in_transaction_session_timeout', %s, true),
+    CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END
+"""
+
+LIMIT_STATEMENTS = """
+SELECT set_config('statement_timeout', coalesce(%s::text, reset_val), true) FROM pg_settings
+WHERE name = 'statement_timeout'
 """
 
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
@@ -263,16 +268,23 @@ class PostgreSQLStore(LockingStore):
         WHERE message.id = settled.id AND message.available_at IS NOT NULL
     """
 
-    def begin(self, max_seconds: float) -> None:
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
         # the disk. The timeout ends the transaction of a relay that hangs.
         milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Not in one string: a prepared statement, which a project may configure in psycopg, cannot hold several.
-        ((read_only, *_),) = self.fetch(BEGIN, [str(milliseconds)])
+        ((read_only, *_),) = self.fetch(BEGIN, [str(milliseconds), transactional])
         if read_only:
             # Claiming keys writes nothing, so messages would be published and never settled.
             raise OperationalError("the session is read-only; a relay needs the primary server")
+
+    def check_constraints(self) -> None:
+        self.connection.check_constraints()
+
+    def limit_statements(self, seconds: float | None) -> None:
+        milliseconds = None if seconds is None else str(min(max(round(seconds * 1000), 1), MAX_TIMEOUT))
+        self.fetch(LIMIT_STATEMENTS, [milliseconds])
 
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(sql, [array(ids)])

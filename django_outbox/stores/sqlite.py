@@ -2,19 +2,22 @@
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from django.db import transaction
 
+from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
-from django_outbox.stores.base import Store, report_lost
+from django_outbox.stores.base import CHANGED, Store, report_lost
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
 from django_outbox.stores.locks import lock_number
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
-from django_outbox.stores.types import SIZE, Claim, Purged, Row, Settlement
+from django_outbox.stores.types import SIZE, Claim, Held, Purged, Row, Settlement
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
@@ -117,14 +120,16 @@ WHERE {table}.id = json_extract(found.value, '$[0]') AND {table}.available_at = 
 
 # A different lease means that another relay has taken the row over; leave it alone.
 MINE = "AND {table}.available_at = %s"
+# In a transaction that is open since the claim, no other relay can have taken it over.
+PENDING_STILL = "AND {table}.available_at IS NOT NULL"
 
 PROCESSED = f"""
 UPDATE {{table}} SET processed_at = {NOW}, available_at = NULL, blocks_key = 0,
     attempts = min(attempts, 2147483646) + 1, error = '', error_class = ''
-WHERE id IN (SELECT value FROM json_each(%s)) {MINE}
+WHERE id IN (SELECT value FROM json_each(%s)) {{mine}}
 """
 
-DELETED = f"DELETE FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s)) {MINE}"
+DELETED = "DELETE FROM {table} WHERE id IN (SELECT value FROM json_each(%s)) {mine}"
 
 ERROR = f"""
 error = json_extract(settled.value, '$.error'), error_class = json_extract(settled.value, '$.error_class'),
@@ -152,7 +157,7 @@ UPDATE {{table}} SET failed_at = {NOW}, available_at = NULL, attempts = min(atte
     blocks_key = json_extract(settled.value, '$.blocks_key'), history = {HISTORY},
     dead_lettered_at = iif(json_extract(settled.value, '$.dead_lettered'), {NOW}, NULL)
 FROM json_each(%s) settled
-WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
+WHERE {{table}}.id = json_extract(settled.value, '$.id') {{mine}}
 """
 
 RETRIED = f"""
@@ -162,15 +167,15 @@ UPDATE {{table}} SET {ERROR.strip()},
         + json_extract(settled.value, '$.counted'),
     available_at = {LATER.replace("%s", "json_extract(settled.value, '$.delay')")}
 FROM json_each(%s) settled
-WHERE {{table}}.id = json_extract(settled.value, '$.id') {MINE}
+WHERE {{table}}.id = json_extract(settled.value, '$.id') {{mine}}
 """
 
 # A message whose type is no longer paused stays leased, and is then released.
-HOLD = f"""
-UPDATE {{table}} SET available_at = %s
-WHERE id IN (SELECT value FROM json_each(%s)) {MINE} AND EXISTS (
-    SELECT 1 FROM {{pauses}} pause
-    WHERE pause.publisher = {{table}}.publisher AND pause.type = {{table}}.type AND pause.resumed_at IS NULL
+HOLD = """
+UPDATE {table} SET available_at = %s
+WHERE id IN (SELECT value FROM json_each(%s)) {mine} AND EXISTS (
+    SELECT 1 FROM {pauses} pause
+    WHERE pause.publisher = {table}.publisher AND pause.type = {table}.type AND pause.resumed_at IS NULL
 )
 """
 
@@ -194,6 +199,9 @@ DELETE FROM {{table}} WHERE id IN (
 )
 """
 
+PROGRESS_STEPS = 10_000
+"""Instructions of SQLite's virtual machine between two looks at the clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -209,7 +217,10 @@ class Lease:
 
 
 class SQLiteStore(Store):
-    """Claims by moving `available_at` ahead, and never holds a transaction open while a batch is published."""
+    """Claims by moving `available_at` ahead, so that no transaction is open while a batch is published.
+
+    A transactional claim is the transaction itself: SQLite has one writer at a time.
+    """
 
     now = NOW
     inserts_json = sqlite3.sqlite_version_info >= (3, 38)
@@ -222,13 +233,43 @@ class SQLiteStore(Store):
 
     @contextmanager
     def claim(
-        self, publisher: str, *, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor
+        self,
+        publisher: str,
+        *,
+        limit: int,
+        max_bytes: int,
+        max_seconds: float,
+        cursor: Cursor,
+        transactional: bool = False,
     ) -> Iterator[Claim]:
-        claim = self._lease(publisher, limit, max_bytes, max_seconds, cursor)
+        ((pending,),) = self.fetch(PENDING, [publisher])
+        if not pending:
+            # Without a write transaction, which would wait for another one.
+            cursor.mark_exhausted()
+            yield Claim([])
+            return
+        read = partial(read_batch, self, publisher, cursor, limit=limit, max_bytes=max_bytes)
+        if transactional:
+            with self._only_writer():
+                yield Claim(read_messages(read()))
+            return
+        claim = self._lease(publisher, max_seconds, read)
         try:
             yield claim
         finally:
-            self._release(claim.lease, claim.lease.due)
+            if claim.lease:
+                self._release(claim.lease, claim.lease.due)
+
+    @contextmanager
+    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
+        with self._only_writer():
+            yield Claim([*self.find_unchanged(publisher, message)])
+
+    def limit_statements(self, seconds: float | None) -> None:
+        self.connection.ensure_connection()
+        deadline = time.monotonic() + (seconds or 0)
+        expired = None if seconds is None else lambda: time.monotonic() > deadline
+        self.connection.connection.set_progress_handler(expired, PROGRESS_STEPS)
 
     def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: str | None) -> list[Row]:
         # Always a sweep, because processed messages leave no entries in the index.
@@ -249,21 +290,17 @@ class SQLiteStore(Store):
         return self.fetch(READ, [json.dumps(ids)])
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
-        lease, settled, mark = claim.lease, 0, claim.lease.mark
+        lease = claim.lease
+        if lease is None:
+            settled = self._write(settlement, PENDING_STILL, [], delete_processed=delete_processed)
+            self._hold(settlement.held, PENDING_STILL, [])
+            report_lost(claim, settlement.count - settled, CHANGED)
+            return
         with_state = set(settlement.ids)
         left = {id: time for id, time in lease.due.items() if id not in with_state}
         with transaction.atomic(using=self.connection.alias):
-            if settlement.processed:
-                statement = DELETED if delete_processed else PROCESSED
-                settled += self.execute(statement, [json.dumps(settlement.processed), mark])
-            if settlement.failed:
-                settled += self.execute(FAILED, [error_rows(settlement.failed, self.storable), mark])
-            if settlement.retried:
-                settled += self.execute(RETRIED, [error_rows(settlement.retried, self.storable), mark])
-            if settlement.held:
-                held = json.dumps([message.id for message in settlement.held])
-                until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
-                settled += self.execute(HOLD, [until, held, mark])
+            settled = self._write(settlement, MINE, [lease.mark], delete_processed=delete_processed)
+            settled += self._hold(settlement.held, MINE, [lease.mark])
             settled += self._release(lease, left)
         # Not before the commit: if that fails, everything is given back at the end of the claim.
         lease.due.clear()
@@ -272,6 +309,28 @@ class SQLiteStore(Store):
         report_lost(
             claim, lost, "their lease had run out, so they may be published again; raise OUTBOX['CLAIM_TIMEOUT']"
         )
+
+    def _write(self, settlement: Settlement, mine: str, mark: list[str], *, delete_processed: bool) -> int:
+        """Write the new states of the messages that are still this claim's, and return their number."""
+        settled = 0
+        if settlement.processed:
+            statement = DELETED if delete_processed else PROCESSED
+            settled += self.execute(statement.replace("{mine}", mine), [json.dumps(settlement.processed), *mark])
+        if settlement.failed:
+            errors = error_rows(settlement.failed, self.storable)
+            settled += self.execute(FAILED.replace("{mine}", mine), [errors, *mark])
+        if settlement.retried:
+            errors = error_rows(settlement.retried, self.storable)
+            settled += self.execute(RETRIED.replace("{mine}", mine), [errors, *mark])
+        return settled
+
+    def _hold(self, messages: Sequence[Held], mine: str, mark: list[str]) -> int:
+        """Make the messages wait that are still this claim's and whose types are still paused; return their number."""
+        if not messages:
+            return 0
+        until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
+        ids = json.dumps([message.id for message in messages])
+        return self.execute(HOLD.replace("{mine}", mine), [until, ids, *mark])
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         base = lock_number(publisher, 0)
@@ -288,18 +347,18 @@ class SQLiteStore(Store):
         # Deleted messages leave no index entries behind, so there is no better place to begin than the start.
         return Purged(self.execute(PURGE, [-older_than, limit]), None)
 
-    def _lease(self, publisher: str, limit: int, max_bytes: int, max_seconds: float, cursor: Cursor) -> Claim:
-        ((pending,),) = self.fetch(PENDING, [publisher])
-        if not pending:
-            # Without a write transaction, which would wait for another one.
-            cursor.mark_exhausted()
-            return Claim([], Lease("", {}, publisher, []))
+    @contextmanager
+    def _only_writer(self) -> Iterator[None]:
+        """Open a transaction that writes first and is then the only writer, so no other relay claims what it reads."""
         with transaction.atomic(using=self.connection.alias):
-            # It writes first and is then the only writer, so no other relay claims what it reads.
             self.execute(FORGET_LEASES)
-            rows = read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)
+            yield
+
+    def _lease(self, publisher: str, max_seconds: float, read: Callable[[], list[Row]]) -> Claim:
+        with self._only_writer():
+            rows = read()
             if not rows:
-                return Claim([], Lease("", {}, publisher, []))
+                return Claim([])
             due = {row[0]: row[SIZE + 1] for row in rows}
             mark = str(self.fetch(LEASE, [max_seconds, json.dumps([*due])])[0][0])
             partitions = sorted({row[-1] for row in rows if len(row) > SIZE + 2})

@@ -20,6 +20,7 @@ from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.rabbitmq import RabbitMQConsumer
 from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.publishers.console import ConsolePublisher
+from django_outbox.publishers.handlers import HandlersPublisher
 from django_outbox.publishers.memory import MemoryPublisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.publishers.registry import build_publisher
@@ -139,7 +140,9 @@ def test_every_setting_that_is_read_is_a_field_of_the_settings():
     )
 
 
-@pytest.mark.parametrize("publisher", [RabbitMQPublisher, CeleryPublisher, ConsolePublisher, MemoryPublisher])
+@pytest.mark.parametrize(
+    "publisher", [RabbitMQPublisher, HandlersPublisher, CeleryPublisher, ConsolePublisher, MemoryPublisher]
+)
 def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publisher: type):
     section = re.search(
         rf"^## {publisher.__name__}\n(.*?)(?=^## |\Z)", reference("publishers"), re.MULTILINE | re.DOTALL

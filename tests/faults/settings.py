@@ -13,7 +13,10 @@ env = environ.Env()
 
 SECRET_KEY = "only for tests"
 USE_TZ = True
-INSTALLED_APPS = ["django_outbox"]
+HANDLERS = env.bool("FAULTS_HANDLERS", default=False)
+"""Whether the relays call the handlers of `tests.faults.effects` instead of publishing to RabbitMQ."""
+
+INSTALLED_APPS = ["django_outbox", *(["tests.faults.effects"] if HANDLERS else [])]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db_url("FAULTS_DATABASE_URL")}
@@ -38,6 +41,12 @@ PUBLISHER: dict[str, Any] = {
 }
 PUBLISHERS = {"default": PUBLISHER}
 OUTBOX = {"PUBLISHERS": PUBLISHERS, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
+if HANDLERS:
+    PUBLISHERS["default"] = {
+        "BACKEND": "django_outbox.publishers.handlers.HandlersPublisher",
+        "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.05, "MAX_ATTEMPTS": 1000, "EXCLUDE": [LookupError]},
+    }
+    OUTBOX["RETENTION"] = None
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
     PUBLISHERS[dead] = {**PUBLISHER, "OPTIONS": {**PUBLISHER["OPTIONS"], "exchange": "dead"}}
 if OUTBOX.get("RETENTION") is not None:

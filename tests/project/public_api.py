@@ -22,8 +22,11 @@ MODULES = (
     "django_outbox.publishers.base",
     "django_outbox.publishers.celery",
     "django_outbox.publishers.console",
+    "django_outbox.publishers.handlers",
     "django_outbox.publishers.memory",
     "django_outbox.publishers.rabbitmq",
+    "django_outbox.handlers",
+    "django_outbox.testing",
     "django_outbox.inbox",
     "django_outbox.inbox.base",
     "django_outbox.inbox.models",
@@ -137,11 +140,13 @@ def lines_of_function(node: ast.FunctionDef) -> Iterator[str]:
 
 
 def parameters(arguments: ast.arguments) -> Iterator[str]:
-    """Yield each parameter with its annotation and default, and the `*` before keyword-only ones."""
-    assert not arguments.posonlyargs
-    no_default = [None] * (len(arguments.args) - len(arguments.defaults))
-    for parameter, default in zip(arguments.args, [*no_default, *arguments.defaults], strict=True):
+    """Yield each parameter with its annotation and default, the `/` after positional-only ones, and the `*`."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    no_default = [None] * (len(positional) - len(arguments.defaults))
+    for place, (parameter, default) in enumerate(zip(positional, [*no_default, *arguments.defaults], strict=True), 1):
         yield parameter_text(parameter, default)
+        if place == len(arguments.posonlyargs):
+            yield "/"
     if arguments.vararg or arguments.kwonlyargs:
         yield f"*{unparse(arguments.vararg)}" if arguments.vararg else "*"
     for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -32,6 +32,9 @@ class ListSource(Source):
         self.open = True
         yield Claim(self._messages[:limit])  # type: ignore[arg-type]
         self.open = False
+
+    def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
+        raise AssertionError
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         assert self.open, "a batch is settled while it is claimed"

@@ -3,6 +3,7 @@
 import abc
 from contextlib import AbstractContextManager
 
+from django_outbox.messages import Message
 from django_outbox.stores import Claim, Settlement
 
 
@@ -21,6 +22,10 @@ class Source(abc.ABC):
 
         Leaving the context without `settle` returns the whole batch as it was.
         """
+
+    @abc.abstractmethod
+    def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
+        """Claim a message that was claimed before, if it has not changed and no other relay has it."""
 
     @abc.abstractmethod
     def settle(self, claim: Claim, settlement: Settlement) -> None:

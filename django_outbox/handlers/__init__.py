@@ -1,0 +1,16 @@
+"""Local handlers: functions of this project that a relay calls with a message, in the transaction of its claim.
+
+    from django_outbox.handlers import handler
+
+    @handler("order.created")
+    def send_receipt(payload, message):
+        Receipt.objects.create(order_id=payload["id"])
+
+What a handler writes to the database of the outbox is committed together with the message's new state, or not at all:
+its effect happens exactly once. Handlers are discovered in the module `handlers` of each installed app.
+"""
+
+from django_outbox.exceptions import HandlerTimeout
+from django_outbox.handlers.registry import Handler, handler
+
+__all__ = ["Handler", "HandlerTimeout", "handler"]

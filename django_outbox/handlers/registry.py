@@ -1,0 +1,174 @@
+"""The registered handlers, by the types of the messages that they handle."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from django_outbox.events.registry import event_type_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_NAME_LENGTH = 150
+"""Maximum bytes of a handler's name in UTF-8: it is part of the key of a message of several handlers."""
+
+
+class Handler(Generic[P, R]):
+    """A registered function. It can be called like the function itself, for example in a test.
+
+    Args:
+        function: the function, called with the event or the payload, and the message.
+        types: the types of the messages that it handles.
+        name: identifies it in messages of types that have several handlers.
+        time_limit: maximum number of seconds of a call; None for the publisher's.
+
+    Attributes:
+        fallback_function: called when a message fails; None if there is none.
+    """
+
+    def __init__(
+        self, function: Callable[P, R], types: tuple[str, ...], name: str = "", time_limit: float | None = None
+    ) -> None:
+        self.function = function
+        self.types = types
+        self.name = name or f"{function.__module__}.{function.__qualname__}"
+        self.time_limit = time_limit
+        self.fallback_function: Callable[..., Any] | None = None
+        self.__name__ = ""
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Handler {self.name}>"
+
+    def fallback(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Register a function that is called when a message fails in this handler; a decorator.
+
+        It is called with the event or payload, the message, whose `attempts` then counts all attempts, and the
+        exception of the last one. It runs in the same transaction, too. If it returns, the message is processed. If it
+        raises, the message fails, with both errors.
+        """
+        self.fallback_function = function
+        return function
+
+
+AnyHandler = Handler[..., Any]
+
+
+class Registry:
+    """Handlers by type and by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, AnyHandler] = {}
+        self._by_type: dict[str, list[AnyHandler]] = {}
+        self.duplicates: list[AnyHandler] = []
+
+    def __iter__(self) -> Iterator[AnyHandler]:
+        return iter([*self._by_name.values()])
+
+    def add(self, new: AnyHandler) -> None:
+        """Register a handler. If another one has its name, that one stays, and a system check reports it."""
+        known = self._by_name.setdefault(new.name, new)
+        if known is not new:
+            self.duplicates.append(new)
+            return
+        for type in new.types:
+            self._by_type.setdefault(type, []).append(new)
+
+    def find(self, name: str) -> AnyHandler | None:
+        """Return the handler with this name."""
+        return self._by_name.get(name)
+
+    def for_type(self, type: str) -> list[AnyHandler]:
+        """Return the handlers of a type, in the order of their registration."""
+        return self._by_type.get(type, [])
+
+    def find_only(self, type: str) -> AnyHandler | None:
+        """Return the handler that handles the messages of a type directly; None if they are split first.
+
+        A handler that shares any of its types with another one gets all its messages split, because otherwise a direct
+        message could overtake an earlier one of the same key.
+        """
+        found = self.for_type(type)
+        if len(found) == 1 and all(len(self.for_type(other)) == 1 for other in found[0].types):
+            return found[0]
+        return None
+
+    @contextmanager
+    def scratch(self) -> Iterator["Registry"]:
+        """Start without handlers, and restore the registered ones at the end; for tests."""
+        saved = self._by_name, self._by_type, self.duplicates
+        self._by_name, self._by_type, self.duplicates = {}, {}, []
+        try:
+            yield self
+        finally:
+            self._by_name, self._by_type, self.duplicates = saved
+
+
+registry = Registry()
+
+
+def handler(
+    *types: str | type, name: str = "", time_limit: float | None = None
+) -> Callable[[Callable[P, R]], Handler[P, R]]:
+    """Register a function that handles messages of one or several types; a decorator.
+
+    The function is called as `function(event, message)`, with the event if the type is registered with `@event`,
+    otherwise the decoded payload, and the `django_outbox.messages.Message`. If it raises an exception, what it wrote is
+    rolled back and the message is retried. It may return an outcome: `retry_later(...)`, `set_aside(...)` or
+    `rejected(...)`. It may be an `async def`.
+
+    Args:
+        types: the types of messages, such as `order.created`, or event classes; at least one.
+        name: a name that stays the same if the function is renamed or moved; at most 150 bytes. Defaults to its import
+            path.
+        time_limit: maximum number of seconds of a call, greater than 0.
+
+    Raises:
+        TypeError: there is no type, or one is neither a string nor an event class.
+        ValueError: the name or the time limit is out of range.
+    """
+    if not types:
+        raise TypeError('@handler needs the type of its messages: @handler("order.created").')
+    names = tuple(dict.fromkeys(type_of(each) for each in types))
+    if time_limit is not None:
+        _check_time_limit(time_limit)
+
+    def register(function: Callable[P, R]) -> Handler[P, R]:
+        if not hasattr(function, "__qualname__") and not name:
+            raise ValueError("@handler: a callable without a __qualname__ needs a name=.")
+        made = Handler(function, names, name, time_limit)
+        if len(made.name.encode()) > MAX_NAME_LENGTH:
+            raise ValueError(
+                f"The handler's name {made.name!r} is longer than {MAX_NAME_LENGTH} bytes. Give it a shorter one: "
+                '@handler(..., name="send_receipt").'
+            )
+        registry.add(made)
+        return made
+
+    return register
+
+
+MAX_TIME_LIMIT = 86_400
+"""Maximum time limit in seconds."""
+
+
+def _check_time_limit(seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_LIMIT:
+        raise ValueError(
+            f"time_limit is {seconds!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
+        )
+
+
+def type_of(given: object) -> str:
+    """Return the type that a string or an event class stands for."""
+    if isinstance(given, type):
+        return event_type_of(given).type
+    if not isinstance(given, str) or not given:
+        raise TypeError(
+            f"@handler: {given!r} is neither the type of a message, such as 'order.created', nor a class with @event."
+        )
+    return given

@@ -1,0 +1,54 @@
+"""A publisher that calls this project's own handlers."""
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.handlers.registry import registry
+from django_outbox.handlers.running import Runner
+from django_outbox.messages import Message, Outcome
+from django_outbox.publishers.base import TransactionalPublisher
+from django_outbox.wording import counted
+
+__all__ = ["HandlersPublisher"]
+
+UNHANDLED = ("fail", "skip")
+
+
+class HandlersPublisher(TransactionalPublisher):
+    """Calls the handlers of each message in the transaction of the claim, each in a savepoint.
+
+    Args:
+        alias: the publisher's name in the settings.
+        unhandled: "fail" or "skip": what becomes of a message whose type has no handler.
+        time_limit: maximum number of seconds of a call, for handlers without their own limit; None for no limit.
+        batch_seconds: seconds after which no further handler of a batch is called; the other messages go back
+            unchanged.
+
+    Raises:
+        ImproperlyConfigured: an option is wrong.
+    """
+
+    def __init__(
+        self, alias: str, *, unhandled: str = "fail", time_limit: float | None = None, batch_seconds: float = 1.0
+    ) -> None:
+        super().__init__(alias)
+        if unhandled not in UNHANDLED:
+            raise ImproperlyConfigured(f'unhandled is {unhandled!r}; it must be "fail" or "skip"')
+        if time_limit is not None:
+            _check_seconds("time_limit", time_limit)
+        _check_seconds("batch_seconds", batch_seconds)
+        self.batch_seconds = batch_seconds
+        self._runner = Runner(alias, unhandled == "skip", time_limit)
+
+    def describe(self) -> str:
+        return counted(len([*registry]), "local handler")
+
+    def handle(self, message: Message, using: str) -> Outcome:
+        return self._runner.handle(message, using)
+
+    def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
+        return self._runner.handle_failed(message, outcome, using)
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
+        raise ImproperlyConfigured(f"{name} is {seconds!r}; it must be a number of seconds from 0 to 3,600")

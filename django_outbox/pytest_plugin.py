@@ -1,0 +1,19 @@
+"""A plugin for pytest: the fixture `outbox`. It is loaded where the package is installed."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from django_outbox.testing import Outbox
+
+
+@pytest.fixture
+def outbox(db: None) -> "Iterator[Outbox]":
+    """The messages that this test enqueues: a `django_outbox.testing.Outbox`, with publishers in memory."""
+    # pytest loads plugins before Django's apps.
+    from django_outbox.testing import Outbox, memory_publishers  # noqa: PLC0415
+
+    with memory_publishers():
+        yield Outbox()

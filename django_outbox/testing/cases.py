@@ -1,0 +1,29 @@
+"""A mixin for test cases."""
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from django_outbox.testing.outbox import Outbox
+from django_outbox.testing.publishers import memory_publishers
+
+if TYPE_CHECKING:
+    from unittest import TestCase as Base
+else:
+    Base = object
+
+
+class OutboxTestMixin(Base):
+    """Gives each test of a Django `TestCase` the attribute `outbox`, and publishers in memory.
+
+    Name it before the test case: `class OrderTests(OutboxTestMixin, TestCase)`. A `setUp` of the test case calls
+    `super().setUp()` first.
+    """
+
+    outbox: Outbox
+
+    def setUp(self) -> None:
+        stack = ExitStack()
+        self.addCleanup(stack.close)
+        stack.enter_context(memory_publishers())
+        self.outbox = Outbox()
+        super().setUp()

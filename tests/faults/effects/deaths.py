@@ -1,0 +1,67 @@
+"""Points at which a relay kills itself, as the kernel or the power supply may."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from django_outbox.relay import transactional
+from django_outbox.relay.savepoints import Savepoint
+from django_outbox.relay.sources import PollingSource
+from django_outbox.signals import phase_finished
+
+_countdown: dict[str, int] = {}
+
+
+def die_at(point: str, after: int) -> None:
+    """Let this process die when it reaches a point for the given time, counted from 1."""
+    _countdown.clear()
+    _countdown[point] = after
+
+
+def die(point: str) -> None:
+    """Die, if it is time."""
+    if point in _countdown:
+        _countdown[point] -= 1
+        if not _countdown[point]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm() -> None:
+    """Let the relays of this process reach the points."""
+
+    def before(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            die(point)
+            return function(*arguments, **options)
+
+        return run
+
+    def after(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            found = function(*arguments, **options)
+            die(point)
+            return found
+
+        return run
+
+    Savepoint.release = after("after the savepoint", Savepoint.release)  # type: ignore[method-assign]
+    settle = before("before the settlement", PollingSource.settle)
+    PollingSource.settle = after("after the settlement", settle)  # type: ignore[method-assign]
+    committing = transactional.committing
+
+    @contextmanager
+    def opened(claiming: AbstractContextManager[Any], connection: Any) -> Any:
+        with committing(claiming, connection) as claim:
+            if claim.messages:
+                die("before the claim is read")
+            yield claim
+
+    transactional.committing = opened
+    phase_finished.connect(_note, weak=False)
+
+
+def _note(*, phase: str, **_: Any) -> None:
+    if phase == "settle":
+        die("after the commit")

@@ -1,0 +1,26 @@
+"""Relays are killed while they call handlers, at each point of a batch and at any time: each effect exists once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.children import ROOT
+from tests.faults.effects.__main__ import DATABASES
+from tests.faults.effects.points import POINTS
+
+
+def run(*arguments: object) -> str:
+    command = [sys.executable, "-m", "tests.faults.effects", *map(str, arguments)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", DATABASES)
+def test_each_effect_exists_once_although_relays_are_killed_at_each_point_of_a_batch(database: str):
+    output = run("--database", database, "--messages", 300, "--kills", 30)
+    for point in POINTS:
+        assert f" {point}" in output
+    assert "0 effects missing, 0 twice, 0 of no message, 0 out of order, 0 messages not processed" in output

@@ -1,0 +1,320 @@
+"""Handlers that break the transaction they run in: nothing is lost, and nothing happens twice or goes on forever."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, Permission
+from django.db import DatabaseError, connections, transaction
+
+from django_outbox import OutboxMessage
+from django_outbox.handlers import handler
+from django_outbox.messages import Message
+from django_outbox.models import Status
+from django_outbox.relay import Relay
+from django_outbox.relay.transactional import LOST
+from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
+from tests.support.databases import another_alias
+from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
+from tests.support.messages import put, row, write
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 3}}}}
+
+BAD = 2
+"""The payload of the message whose handler misbehaves."""
+
+
+def break_at(using: str, misbehave: Callable[[], object], *, leave_first: bool = True) -> list[int]:
+    """Register a handler that leaves an effect for each message, and misbehaves for one of them."""
+    calls: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        calls.append(payload)
+        if leave_first:
+            leave(using, payload)
+        if payload == BAD:
+            misbehave()
+
+    return calls
+
+
+def fail_constraint(using: str) -> None:
+    Group.objects.using(using).create(name="good 0")
+
+
+def swallow_error(using: str) -> None:
+    with contextlib.suppress(DatabaseError):
+        fail_constraint(using)
+
+
+def swallow_error_in_block(using: str) -> None:
+    try:
+        with transaction.atomic(using=using, savepoint=False):
+            raise ValueError("a bug")
+    except ValueError:
+        pass
+
+
+def execute(using: str, sql: str) -> None:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+
+
+def exit_process() -> None:
+    raise SystemExit(1)
+
+
+def enter_block(using: str) -> None:
+    transaction.atomic(using=using).__enter__()
+
+
+def leave_block(using: str) -> None:
+    connections[using].savepoint_ids.pop()
+
+
+def dangle(using: str) -> None:
+    Permission.objects.using(using).create(content_type_id=2**31 - 1, codename="x", name="x")
+
+
+MISBEHAVIOUR: dict[str, Callable[[str], object]] = {
+    "a constraint": fail_constraint,
+    "SystemExit": lambda using: exit_process(),
+    "GeneratorExit": lambda using: (_ for _ in ()).throw(GeneratorExit()),
+    "KeyboardInterrupt": lambda using: (_ for _ in ()).throw(KeyboardInterrupt()),
+    "set_rollback": lambda using: transaction.set_rollback(True, using=using),
+    "an error of the database that is caught": swallow_error,
+    "an error caught within a block": swallow_error_in_block,
+    "commit": lambda using: transaction.commit(using=using),
+    "rollback": lambda using: transaction.rollback(using=using),
+    "autocommit": lambda using: transaction.set_autocommit(True, using=using),
+    "a durable block": lambda using: transaction.atomic(using=using, durable=True).__enter__(),
+    "a broken statement": lambda using: execute(using, "SELEC 1"),
+    "a block that is not left": enter_block,
+    "a block that is left twice": leave_block,
+    "a closed connection": lambda using: connections[using].close(),
+    "all connections closed": lambda using: connections.close_all(),
+    "a foreign key that points nowhere": dangle,
+    "an outer rollback": lambda using: execute(using, "ROLLBACK"),
+}
+
+
+def test_handlers_that_misbehave_fail_alone_and_leave_no_effect(using: str):
+    @handler("test.written")
+    def work(payload: str, message: Message) -> None:
+        leave(using, payload)
+        if payload in MISBEHAVIOUR:
+            MISBEHAVIOUR[payload](using)
+
+    good = [f"good {number}" for number in range(len(MISBEHAVIOUR) + 1)]
+    write(using, payload=good[0])
+    for bad, next_good in zip(MISBEHAVIOUR, good[1:], strict=True):
+        write(using, payload=bad)
+        write(using, payload=next_good)
+    drain_all(using)
+    assert sorted(effects(using)) == sorted(good)
+    failed = OutboxMessage.objects.using(using).filter(failed_at__isnull=False).order_by("id")
+    assert {message.payload: message.attempts for message in failed} == dict.fromkeys(MISBEHAVIOUR, 3)
+    assert all(message.error for message in failed)
+    assert states(using).count(Status.PROCESSED) == len(good)
+    assert not connections[using].in_atomic_block
+
+
+def test_blocks_within_a_handler_are_savepoints(using: str):
+    def misbehave() -> None:
+        with transaction.atomic(using=using):
+            leave(using, "kept")
+        with pytest.raises(ValueError, match="undone"), transaction.atomic(using=using):
+            leave(using, "undone")
+            raise ValueError("undone")
+
+    break_at(using, misbehave)
+    put(5, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "2", "3", "4", "kept"]
+
+
+def test_a_cursor_that_is_left_open_does_no_harm(using: str):
+    opened: list[Any] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        for cursor in opened:
+            cursor.close()
+        opened.clear()
+        if payload == BAD:
+            opened.append(connections[using].cursor())
+            opened[0].execute("SELECT name FROM auth_group")
+            opened[0].fetchone()
+            opened.append(Group.objects.using(using).values_list("name").iterator(chunk_size=1))
+            next(opened[1])
+
+    put(5, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "2", "3", "4"]
+
+
+def kill(using: str) -> None:
+    """End the session of this connection, as an administrator does."""
+    connection = connections[using]
+    with closing(connection.copy()) as other:
+        if using == "postgresql":
+            number = connection.connection.info.backend_pid
+            other.cursor().execute("SELECT pg_terminate_backend(%s, 5000)", [number])
+        else:
+            other.cursor().execute(f"KILL {connection.connection.thread_id()}")
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_connection_that_is_lost_once_is_not_the_messages_fault(using: str):
+    killed: list[int] = []
+
+    def misbehave() -> None:
+        if not killed:
+            killed.append(1)
+            kill(using)
+
+    break_at(using, misbehave)
+    ids = put(5, using)
+    deliver_once(using)
+    assert effects(using) == []
+    assert (row(using, ids[BAD]).attempts, row(using, ids[BAD]).error_class) == (0, LOST)
+    assert row(using, ids[0]).error == ""
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "2", "3", "4"]
+    assert {message.attempts for message in OutboxMessage.objects.using(using)} == {1}
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_handler_that_always_loses_the_connection_fails_in_the_end(using: str):
+    break_at(using, lambda: kill(using))
+    put(5, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "3", "4"]
+    assert states(using).count(Status.FAILED) == 1
+
+
+@contextmanager
+def rival(using: str, *, times: int) -> Iterator[Callable[[], None]]:
+    """Another transaction that locks rows in the opposite order; yield what a handler calls to deadlock with it."""
+    Group.objects.using(using).create(name="left")
+    Group.objects.using(using).create(name="right")
+    left = times
+
+    def lock(alias: str, name: str) -> None:
+        Group.objects.using(alias).filter(name=name).update(name=name + "")
+        Group.objects.using(alias).select_for_update().get(name=name)
+
+    def deadlock() -> None:
+        nonlocal left
+        if not left:
+            return
+        left -= 1
+        locked = threading.Event()
+
+        def work() -> None:
+            with another_alias(using) as other:
+                try:
+                    with transaction.atomic(using=other):
+                        # More rows changed make InnoDB prefer the other transaction as its victim.
+                        for number in range(50):
+                            Group.objects.using(other).create(name=f"rival {left} {number}")
+                        lock(other, "right")
+                        locked.set()
+                        lock(other, "left")
+                        transaction.set_rollback(True, using=other)
+                except DatabaseError:
+                    survived.append(False)
+                finally:
+                    connections[other].close()
+
+        lock(using, "left")
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            locked.wait(20)
+            lock(using, "right")
+        finally:
+            threads.append(thread)
+
+    threads: list[threading.Thread] = []
+    survived: list[bool] = []
+    yield deadlock
+    for thread in threads:
+        thread.join(20)
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_deadlock_undoes_no_other_handler_and_the_message_is_tried_again(using: str):
+    with rival(using, times=1) as deadlock:
+        calls = break_at(using, deadlock)
+        put(5, using)
+        drain_all(using)
+    done = sorted(set(effects(using)) - {"left", "right"})
+    assert done == ["0", "1", "2", "3", "4"]
+    assert states(using) == [Status.PROCESSED] * 5
+    assert calls.count(BAD) <= 2
+
+
+def test_the_fallback_runs_although_the_handler_loses_each_transaction(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        if payload == BAD:
+            connections[using].close()
+
+    @work.fallback
+    def refund(payload: Any, message: Message, error: Exception) -> None:
+        leave(using, f"refund {payload} after {message.attempts}")
+
+    put(5, using)
+    drain_all(using)
+    assert effects(using) == [f"refund {BAD} after 3"]
+    assert states(using) == [Status.PROCESSED] * 5
+
+
+def test_a_fallback_that_loses_the_transaction_fails_its_message_alone(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        if payload == BAD:
+            raise ValueError("the first")
+
+    @work.fallback
+    def refund(payload: Any, message: Message, error: Exception) -> None:
+        connections[using].close()
+
+    put(5, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "3", "4"]
+    failed = OutboxMessage.objects.using(using).get(failed_at__isnull=False)
+    assert failed.error.startswith("ValueError: the first; then: ")
+    assert failed.error_class == "ValueError"
+
+
+def test_a_message_that_another_relay_has_settled_meanwhile_is_left_alone(using: str):
+    def misbehave() -> None:
+        OutboxMessage.objects.using(using).filter(payload=0).update(attempts=1)
+        connections[using].close()
+
+    break_at(using, misbehave, leave_first=False)
+    ids = put(3, using)
+    with Relay(using=using) as relay:
+        tally = relay.deliver_once()
+    assert (tally.claimed, tally.retried) == (1, 1)
+    assert row(using, ids[0]).attempts == 0
+
+
+@pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
+def test_a_statement_that_commits_implicitly_fails_its_message_in_the_end(using: str):
+    break_at(using, lambda: execute(using, "CREATE OR REPLACE VIEW outbox_test_view AS SELECT 1"), leave_first=False)
+    put(5, using)
+    drain_all(using)
+    execute(using, "DROP VIEW outbox_test_view")
+    assert OutboxMessage.objects.using(using).get(failed_at__isnull=False).payload == BAD

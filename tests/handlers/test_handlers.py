@@ -1,0 +1,365 @@
+"""Local handlers: what they write is committed together with the message's new state, or not at all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.contrib.auth.models import Group
+from django.db import connections, transaction
+from django.test import override_settings
+from django.utils import translation
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.handlers import handler
+from django_outbox.messages import Message, Outcome, rejected, retry_later, set_aside, unanswered
+from django_outbox.models import Status
+from django_outbox.relay import Relay
+from django_outbox.signals import messages_failed
+from tests.conftest import ALIASES
+from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
+from tests.support.messages import put
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+
+def settings(retry: dict[str, Any] | None = None, **options: Any) -> override_settings:
+    entry = {**HANDLERS, "OPTIONS": options, "RETRY": {**HANDLERS["RETRY"], **(retry or {})}}
+    return override_settings(OUTBOX={"PUBLISHERS": {"default": entry}})
+
+
+def test_a_handler_gets_the_payload_and_the_message(using: str):
+    calls: list[tuple[Any, Message]] = []
+
+    @handler("order.created")
+    def note(payload: Any, message: Message) -> None:
+        calls.append((payload, message))
+
+    with transaction.atomic(using=using):
+        enqueue("order.created", {"id": 7}, key="order-7", topic="x", headers={"a": 1}, using=using)
+    drain(using)
+    ((payload, message),) = calls
+    assert payload == {"id": 7}
+    assert (message.type, message.key, message.topic, message.headers) == ("order.created", "order-7", "x", {"a": 1})
+
+
+def test_what_a_handler_writes_is_committed_with_the_state_of_its_message(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        assert connections[using].in_atomic_block
+
+    put(45, using, keys=3)
+    drain(using)
+    assert sorted(effects(using), key=int) == [str(n) for n in range(45)]
+    assert states(using) == [Status.PROCESSED] * 45
+
+
+def test_a_handler_that_raises_leaves_no_effect_and_is_called_again(using: str):
+    calls: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        calls.append(payload)
+        if payload == 1 and calls.count(1) < 3:
+            raise ValueError("not yet")
+
+    put(3, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "2"]
+    assert (calls.count(0), calls.count(1), calls.count(2)) == (1, 3, 1)
+    assert [message.attempts for message in OutboxMessage.objects.using(using).order_by("id")] == [1, 3, 1]
+
+
+def test_a_handler_that_always_raises_fails_its_message_with_the_error(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        raise ValueError("no")
+
+    put(1, using)
+    with settings({"MAX_ATTEMPTS": 3}):
+        drain_all(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert (message.status, message.attempts) == (Status.FAILED, 3)
+    assert (message.error, message.error_class) == ("ValueError: no", "ValueError")
+
+
+def test_an_excluded_exception_fails_its_message_at_once(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        raise KeyError("never")
+
+    put(1, using)
+    with settings({"EXCLUDE": [KeyError]}):
+        drain(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert (message.status, message.attempts) == (Status.FAILED, 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "attempts"),
+    [
+        (retry_later("the bank is closed"), Status.PENDING, 1),
+        (set_aside("the bank is closed", 60), Status.PENDING, 0),
+        (rejected("no such account"), Status.FAILED, 1),
+        (unanswered("no answer"), Status.PENDING, 1),
+    ],
+    ids=["retry_later", "set_aside", "rejected", "unanswered"],
+)
+def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
+    using: str, outcome: Outcome, status: Status, attempts: int
+):
+    @handler("t")
+    def work(payload: Any, message: Message) -> Outcome:
+        leave(using, payload)
+        return outcome
+
+    put(1, using)
+    deliver_once(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert (message.status, message.attempts) == (status, attempts)
+    assert effects(using) == []
+
+
+def test_a_handler_enqueues_in_the_same_transaction_and_in_order(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        enqueue("next", payload, key="k", using=using)
+        if payload == 1 and not message.attempts:
+            raise ValueError("not yet")
+
+    @handler("next")
+    def follow(payload: Any, message: Message) -> None:
+        leave(using, f"after {payload}")
+
+    put(3, using, key="k")
+    drain_all(using)
+    assert effects(using) == ["0", "1", "2", "after 0", "after 1", "after 2"]
+    assert OutboxMessage.objects.using(using).filter(type="next").count() == 3
+
+
+def test_a_deferred_message_makes_only_the_later_ones_of_its_key_wait(using: str):
+    seen: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        seen.append(payload)
+        if payload == 0 and not message.attempts:
+            raise ValueError("not yet")
+
+    with settings({"DELAY": 60}):
+        put(6, using, keys=2)
+        deliver_once(using)
+    assert sorted(seen) == [0, 1, 3, 5]
+    drain_all(using)
+    assert [payload for payload in seen if payload % 2 == 0] == [0, 0, 2, 4]
+
+
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "passes"])
+def test_a_failed_message_blocks_its_key_only_by_the_setting(using: str, blocks: bool):
+    seen: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> Outcome | None:
+        seen.append(payload)
+        return rejected("no") if payload == 0 else None
+
+    put(2, using, key="k")
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": HANDLERS}, "FAILED_BLOCKS_KEY": blocks}):
+        drain(using)
+    assert seen == ([0] if blocks else [0, 1])
+
+
+def test_hooks_run_after_the_commit_and_one_that_raises_does_not_matter(using: str):
+    told: list[object] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        def hook() -> None:
+            told.append((payload, connections[using].in_atomic_block, states(using)))
+            if payload == 0:
+                raise SystemExit("a bug")
+
+        transaction.on_commit(hook, using=using)
+        transaction.on_commit(lambda: told.append("never") if payload == 2 else None, using=using)
+        if payload == 2:
+            raise ValueError("its hooks are forgotten")
+
+    put(3, using)
+    with Relay(using=using) as relay:
+        tally = relay.deliver_once()
+    assert (tally.processed, tally.retried) == (2, 1)
+    done = [Status.PROCESSED, Status.PROCESSED, Status.PENDING]
+    assert told == [(0, False, done), (1, False, done)]
+
+
+def test_a_fallback_counts_as_processed(using: str):
+    given: list[Any] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, "handler")
+        raise ValueError("no")
+
+    @work.fallback
+    def refund(payload: Any, message: Message, error: Exception) -> None:
+        given.append((payload, message.attempts, repr(error)))
+        leave(using, "fallback")
+
+    put(1, using)
+    with settings({"MAX_ATTEMPTS": 2}):
+        drain_all(using)
+    assert given == [(0, 2, "ValueError('no')")]
+    assert effects(using) == ["fallback"]
+    assert states(using) == [Status.PROCESSED]
+
+
+def test_a_fallback_that_raises_fails_the_message_with_both_errors(using: str):
+    failures: list[Any] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        raise ValueError("the first")
+
+    @work.fallback
+    def refund(payload: Any, message: Message, error: Exception) -> None:
+        leave(using, "fallback")
+        raise KeyError("the second")
+
+    def receive(*, failures: Any, **_: Any) -> None:
+        kept.extend(failures)
+
+    kept: list[Any] = failures
+    messages_failed.connect(receive)
+    put(1, using)
+    with settings({"MAX_ATTEMPTS": 1}):
+        drain(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert message.status is Status.FAILED
+    assert message.error == "ValueError: the first; then the fallback failed: KeyError: 'the second'"
+    assert message.error_class == "ValueError"
+    assert effects(using) == []
+    assert [failure.message.id for failure in kept] == [message.id]
+
+
+@pytest.mark.parametrize("unhandled", ["fail", "skip"])
+def test_a_type_without_handler_fails_with_the_remedy_or_is_skipped(using: str, unhandled: str):
+    put(1, using)
+    with settings(unhandled=unhandled):
+        drain(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert message.status is (Status.FAILED if unhandled == "fail" else Status.PROCESSED)
+    if unhandled == "fail":
+        assert message.error_class == "outbox.no_handler"
+        assert "@handler('t')" in message.error
+
+
+def test_an_async_handler_writes_in_the_same_transaction(using: str):
+    @handler("t")
+    async def work(payload: Any, message: Message) -> None:
+        await Group.objects.using(using).acreate(name=str(payload))
+        await sync_to_async(leave)(using, f"{payload} again")
+        if not message.attempts:
+            raise ValueError("not yet")
+
+    put(2, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "0 again", "1", "1 again"]
+    assert [message.attempts for message in OutboxMessage.objects.using(using)] == [2, 2]
+
+
+def test_what_a_handler_activates_ends_with_it(using: str):
+    languages: list[str] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        languages.append(translation.get_language())
+        translation.activate("de")
+
+    put(2, using)
+    drain(using)
+    assert languages == [languages[0]] * 2 != ["de", "de"]
+
+
+def test_a_batch_is_small_and_ends_after_its_seconds(using: str, calls: list[int]):
+    put(3, using)
+    with settings(batch_seconds=1e-9), Relay(using=using) as relay:
+        tally = relay.deliver_once()
+    assert (tally.claimed, tally.processed, tally.blocked) == (3, 1, 2)
+    assert [message.attempts for message in OutboxMessage.objects.using(using).order_by("id")] == [1, 0, 0]
+
+
+@pytest.fixture
+def calls() -> list[int]:
+    found: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        found.append(payload)
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("entry", "argument", "claimed"), [({}, None, 20), ({"BATCH_SIZE": 7}, None, 7), ({}, 5, 5), ({}, 50, 20)]
+)
+def test_batches_have_the_size_of_the_entry_or_the_publisher(
+    entry: dict[str, int], argument: int | None, claimed: int, calls: list[int]
+):
+    put(60)
+    outbox = {"PUBLISHERS": {"default": {**HANDLERS, **entry}}}
+    with override_settings(OUTBOX=outbox), Relay(batch_size=argument) as relay:
+        assert relay.deliver_once().claimed == claimed
+    assert len(calls) == claimed
+
+
+def test_a_relay_that_is_stopping_calls_no_further_handler(using: str):
+    seen: list[int] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        seen.append(payload)
+        relay.stop()
+
+    put(3, using)
+    with Relay(using=using) as relay:
+        relay.deliver_once()
+    assert seen == [0]
+    assert states(using) == [Status.PROCESSED, Status.PENDING, Status.PENDING]
+
+
+def change(using: str, action: str) -> Callable[[], object]:
+    rows = OutboxMessage.objects.using(using)
+    return {
+        "retry_now": rows.retry_now,
+        "hold": rows.hold,
+        "requeue": lambda: (rows.cancel(), rows.requeue()),
+    }[action]
+
+
+@pytest.mark.parametrize("action", ["retry_now", "hold", "requeue"])
+def test_a_handler_that_changes_its_own_message_runs_once(using: str, action: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        change(using, action)()
+        leave(using, payload)
+
+    put(2, using)
+    drain(using)
+    assert sorted(effects(using)) == ["0", "1"]
+    assert states(using) == [Status.PROCESSED] * 2
+
+
+def test_a_handler_that_deletes_the_messages_of_its_batch_runs_once(using: str, caplog: pytest.LogCaptureFixture):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        OutboxMessage.objects.using(using).all().delete()
+        leave(using, payload)
+
+    put(2, using)
+    drain(using)
+    assert sorted(effects(using)) == ["0", "1"]
+    assert "2 of 2 claimed messages" in caplog.text

@@ -1,0 +1,179 @@
+"""The registration of handlers, their discovery, and the system checks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage
+from django.test import override_settings
+
+from django_outbox.checks import check_handlers, check_settings
+from django_outbox.events import event
+from django_outbox.handlers import Handler, handler
+from django_outbox.handlers.registry import Registry
+from django_outbox.messages import Message
+from django_outbox.publishers.handlers import HandlersPublisher
+from django_outbox.publishers.outcomes import describe_publisher
+from tests.support.effects import HANDLERS
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+
+MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+
+
+@event("test_registry.order_created")
+@dataclass
+class OrderCreated:
+    id: int
+
+
+class Derived(OrderCreated):
+    """Is not decorated itself."""
+
+
+def make(name: str = "work", *types: str) -> Handler[..., Any]:
+    @handler(*(types or ("t",)), name=name)
+    def work(payload: Any, message: Message) -> Any:
+        return payload
+
+    return work
+
+
+def ids(messages: list[CheckMessage]) -> list[str]:
+    return [str(message.id).removeprefix("django_outbox.") for message in messages]
+
+
+def test_a_handler_can_be_called_like_its_function():
+    work = make()
+    assert work(7, None) == 7
+    assert work.__name__ == "work"
+    assert repr(work) == "<Handler work>"
+
+
+def test_the_name_of_a_handler_is_its_import_path_by_default():
+    @handler("t")
+    def work(payload: Any, message: Message) -> None: ...
+
+    assert work.name.endswith("test_registry.test_the_name_of_a_handler_is_its_import_path_by_default.<locals>.work")
+
+
+def test_an_event_class_stands_for_its_type(handlers: Registry):
+    @handler(OrderCreated, "order.paid")
+    def work(payload: Any, message: Message) -> None: ...
+
+    assert handlers.for_type("test_registry.order_created") == handlers.for_type("order.paid") == [work]
+
+
+def test_a_class_that_is_not_decorated_itself_is_refused():
+    with pytest.raises(TypeError, match="Derived is not an event"):
+        handler(Derived)
+
+
+def test_messages_are_split_where_one_handler_of_their_type_shares_another_type(handlers: Registry):
+    both, other = make("both", "a", "b"), make("other", "b", "c")
+    alone = make("alone", "d")
+    assert handlers.find_only("d") is alone
+    assert [handlers.find_only(type) for type in ("a", "b", "c", "e")] == [None] * 4
+    assert handlers.for_type("b") == [both, other]
+
+
+@pytest.mark.parametrize(
+    ("register", "error"),
+    [
+        (handler, TypeError),
+        (lambda: handler(make), TypeError),  # type: ignore[arg-type]
+        (lambda: handler(int), TypeError),
+        (lambda: handler(""), TypeError),
+        (lambda: handler(7), TypeError),  # type: ignore[arg-type]
+        (lambda: handler("t", time_limit=0), ValueError),
+        (lambda: handler("t", time_limit=float("nan")), ValueError),
+        (lambda: handler("t", time_limit="1"), ValueError),  # type: ignore[arg-type]
+        (lambda: make("n" * 151), ValueError),
+        (lambda: handler("t")(partial(print)), ValueError),
+    ],
+)
+def test_a_wrong_registration_fails_at_once(register: Callable[[], object], error: type[Exception]):
+    with pytest.raises(error):
+        register()
+
+
+def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers: Registry):
+    first = make("same")
+    make("same", "u")
+    assert ids(check_handlers(None)) == ["E025"]
+    assert handlers.find("same") is first
+    assert handlers.for_type("u") == []
+
+
+async def good(event: Any, message: Message) -> None: ...
+def generator(event: Any, message: Message) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("function", "fallback", "found"),
+    [
+        (good, None, []),
+        (print, None, []),
+        (lambda event, message, *, more=1: None, None, []),
+        (lambda event: None, None, ["E026"]),
+        (lambda: None, None, ["E026"]),
+        (generator, None, ["E026"]),
+        (lambda event, message, *, more: None, None, ["E026"]),
+        (good, lambda event, message: None, ["E026"]),
+        (good, lambda event, message, error: None, []),
+    ],
+)
+def test_a_function_with_the_wrong_parameters_is_reported(
+    function: Callable[..., Any], fallback: Callable[..., Any] | None, found: list[str]
+):
+    made = handler("t", name="work")(function)
+    if fallback:
+        made.fallback(fallback)
+    assert ids(check_handlers(None)) == found
+
+
+def test_handlers_that_no_publisher_calls_are_reported():
+    make()
+    assert ids(check_handlers(None)) == []
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY}}):
+        assert ids(check_handlers(None)) == ["W025"]
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "no.such.thing"}}}):
+        assert ids(check_handlers(None)) == ["W025"]
+
+
+def test_handlers_are_no_dead_letter_publisher():
+    outbox = {"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS}, "DEAD_LETTER_PUBLISHER": "handlers"}
+    with override_settings(OUTBOX=outbox):
+        assert ids(check_handlers(None)) == ["E027"]
+
+
+def test_the_publisher_publishes_only_in_a_relay():
+    with pytest.raises(TypeError, match="only in the transaction of a relay"):
+        HandlersPublisher("handlers").publish([])
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 local handlers"), (1, "1 local handler"), (2, "2 local handlers")])
+def test_the_publisher_describes_itself_by_the_number_of_handlers(count: int, text: str):
+    for number in range(count):
+        make(f"h{number}")
+    assert describe_publisher(HandlersPublisher("handlers")) == text
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"OPTIONS": {"unhandled": "ignore"}},
+        {"OPTIONS": {"time_limit": 0}},
+        {"OPTIONS": {"time_limit": True}},
+        {"OPTIONS": {"batch_seconds": "1"}},
+        {"OPTIONS": {"colour": "red"}},
+        {"BATCH_SIZE": 0},
+        {"BATCH_SIZE": "20"},
+    ],
+)
+def test_a_wrong_option_is_reported(entry: dict[str, Any]):
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**HANDLERS, **entry}}}):
+        assert ids(check_settings(None)) == ["E005" if "BATCH_SIZE" in entry else "E008"]

@@ -1,0 +1,17 @@
+"""Fixtures for tests of local handlers."""
+
+from collections.abc import Iterator
+
+import pytest
+from django.test import override_settings
+
+from django_outbox.handlers.registry import Registry, registry
+from tests.support.effects import HANDLERS
+
+
+@pytest.fixture(autouse=True)
+def handlers(request: pytest.FixtureRequest) -> Iterator[Registry]:
+    """An empty registry, under the setting OUTBOX of the test's module; by default handlers are the only publisher."""
+    outbox = getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": HANDLERS}})
+    with registry.scratch() as empty, override_settings(OUTBOX=outbox):
+        yield empty

@@ -1,0 +1,210 @@
+"""The test helpers, in a `TestCase` and as a fixture."""
+
+import datetime
+import subprocess
+import sys
+import textwrap
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.test import TestCase, override_settings
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.exceptions import TransactionForbidden, TransactionRequired
+from django_outbox.handlers import handler
+from django_outbox.messages import Message
+from django_outbox.models import Status
+from django_outbox.publishers import memory
+from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
+from django_outbox.testing import (
+    Outbox,
+    OutboxTestMixin,
+    assert_enqueued,
+    assert_not_enqueued,
+    drain,
+    memory_publishers,
+)
+from tests.faults.children import ROOT
+from tests.support.effects import HANDLERS
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+
+BROKER = {
+    "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+    "OPTIONS": {"url": "amqp://guest:guest@127.0.0.1:1/%2F", "exchange": "none"},
+}
+OUTBOX = {"PUBLISHERS": {"default": BROKER, "absent": {"BACKEND": "no.such.driver"}, "handlers": HANDLERS}}
+
+
+def place_order(id: int, **fields: Any) -> None:
+    with transaction.atomic():
+        enqueue("order.created", {"id": id, "total": Decimal("9.95"), **fields}, key=f"order-{id}")
+
+
+class OutboxTests(OutboxTestMixin, TestCase):
+    """A user's test case."""
+
+    def test_a_message_is_found_by_its_type_and_fields(self) -> None:
+        place_order(7)
+        place_order(8)
+        message = self.outbox.assert_enqueued("order.created", id=8, total=Decimal("9.95"), where={"key": "order-8"})
+        assert message.payload["id"] == 8
+        self.outbox.assert_not_enqueued("order.created", id=9)
+        self.outbox.assert_not_enqueued("order.paid")
+        self.outbox.assert_not_enqueued("order.created", where={"publisher": "handlers"})
+        self.outbox.assert_not_enqueued("order.created", colour="red")
+        assert [event["id"] for event in self.outbox.events] == [7, 8]
+
+    def test_a_message_that_is_missing_is_reported_with_those_that_were_enqueued(self) -> None:
+        with pytest.raises(AssertionError, match="Nothing was enqueued"):
+            self.outbox.assert_enqueued("order.created")
+        place_order(7)
+        with pytest.raises(AssertionError) as caught:
+            self.outbox.assert_enqueued("order.created", id=8, where={"key": "k"})
+        assert str(caught.value) == (
+            "No message of the type 'order.created' with key='k', id=8 was enqueued. Enqueued:\n"
+            '  order.created key=\'order-7\' {"id": 7, "total": "9.95"}'
+        )
+        with pytest.raises(AssertionError, match=r"A message of the type 'order\.created' was enqueued"):
+            self.outbox.assert_not_enqueued("order.created")
+
+    def test_messages_reach_publishers_in_memory(self) -> None:
+        place_order(7)
+        with transaction.atomic():
+            enqueue("order.paid", {}, publisher="absent")
+        drained = self.outbox.drain()
+        assert [message.type for message in drained.processed] == ["order.created", "order.paid"]
+        assert [message.type for message in self.outbox.published] == ["order.created", "order.paid"]
+
+    def test_handlers_run_in_the_transaction_of_the_test(self) -> None:
+        @handler("order.created")
+        def work(payload: Any, message: Message) -> None:
+            enqueue("order.seen", payload, publisher="handlers")
+            transaction.on_commit(lambda: called.append(payload["id"]))
+
+        @handler("order.seen", name="one")
+        def one(payload: Any, message: Message) -> None: ...
+
+        @handler("order.seen", name="two")
+        def two(payload: Any, message: Message) -> None: ...
+
+        called: list[int] = []
+        with transaction.atomic():
+            enqueue("order.created", {"id": 7}, publisher="handlers")
+        with self.captureOnCommitCallbacks(execute=True):
+            self.outbox.drain()
+        assert called == [7]
+        assert [message.type for message in self.outbox.messages] == ["order.created", "order.seen"]
+        assert {message.status for message in OutboxMessage.objects.all()} == {Status.PROCESSED}
+
+    def test_a_handler_that_raises_is_reported_with_its_exception(self) -> None:
+        @handler("order.created")
+        def work(payload: Any, message: Message) -> None:
+            raise LookupError(f"no customer {payload}")
+
+        with transaction.atomic():
+            enqueue("order.created", 7, publisher="handlers")
+        with pytest.raises(AssertionError, match=r"1 message not processed:\n  order\.created \(id \d+\) will be retr"):
+            self.outbox.drain()
+        OutboxMessage.objects.retry_now()
+        drained = self.outbox.drain(raise_failures=False)
+        (failure,) = drained.failures
+        assert (failure.error, failure.failed, drained.processed) == ("LookupError: no customer 7", False, ())
+        assert isinstance(failure.cause, LookupError)
+
+    def test_enqueueing_needs_a_transaction_and_draining_refuses_one(self) -> None:
+        with pytest.raises(TransactionRequired):
+            enqueue("order.created", {})
+        with transaction.atomic(), pytest.raises(TransactionForbidden):
+            self.outbox.drain()
+
+    def test_messages_that_are_enqueued_in_on_commit_are_found(self) -> None:
+        def hook() -> None:
+            enqueue("order.created", {}, require_transaction=False)
+
+        with self.captureOnCommitCallbacks(execute=True):
+            transaction.on_commit(hook)
+        self.outbox.assert_enqueued("order.created")
+
+
+@pytest.mark.django_db
+def test_functions_see_all_messages_of_the_table():
+    place_order(7)
+    assert assert_enqueued("order.created", id=7).key == "order-7"
+    assert_not_enqueued("order.created", id=8)
+    assert len(drain().processed) == 1
+    assert [message.key for message in memory.published] == ["order-7"]
+
+
+@pytest.mark.django_db
+def test_an_outbox_has_only_what_was_enqueued_since():
+    place_order(7)
+    later = Outbox()
+    place_order(8)
+    assert [message.key for message in later.messages] == ["order-8"]
+
+
+def test_the_fixture_replaces_the_publishers(outbox: Outbox):  # noqa: F811
+    place_order(7, at=datetime.date(2026, 1, 2))
+    assert outbox.drain().processed
+    outbox.assert_enqueued("order.created", at=datetime.date(2026, 1, 2))
+    assert [message.key for message in outbox.published] == ["order-7"]
+
+
+def test_the_settings_come_back():
+    before = settings.OUTBOX
+    with memory_publishers():
+        assert settings.OUTBOX["PUBLISHERS"]["default"]["BACKEND"].endswith("MemoryPublisher")
+        assert settings.OUTBOX["PUBLISHERS"]["handlers"] == HANDLERS
+    assert before == settings.OUTBOX
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_works_without_the_transaction_of_a_test(outbox: Outbox):  # noqa: F811
+    place_order(7)
+    with override_settings(OUTBOX={**settings.OUTBOX, "NOTIFY": False}):
+        assert [message.key for message in outbox.drain().processed] == ["order-7"]
+
+
+SETTINGS = """
+    SECRET_KEY = "x"
+    USE_TZ = True
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+    INSTALLED_APPS = ["django_outbox"]
+    OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "no.such.driver"}}}
+"""
+
+TESTS = """
+    import pytest
+    from django.db import transaction
+    from django_outbox import enqueue
+
+    def enqueue_one():
+        with transaction.atomic():
+            enqueue("order.created", {"id": 7})
+
+    def test_in_a_transaction(outbox):
+        enqueue_one()
+        outbox.assert_enqueued("order.created", id=7)
+        assert len(outbox.drain().processed) == len(outbox.published) == 1
+
+    @pytest.mark.django_db(transaction=True)
+    def test_without_one(outbox):
+        enqueue_one()
+        assert len(outbox.drain().processed) == len(outbox.published) == 1
+"""
+
+
+@pytest.mark.slow
+def test_the_plugin_works_in_a_project(tmp_path: Path):
+    (tmp_path / "project_settings.py").write_text(textwrap.dedent(SETTINGS))
+    (tmp_path / "test_project.py").write_text(textwrap.dedent(TESTS))
+    options = ["-p", "no:django_outbox", "-p", "django_outbox.pytest_plugin", "--ds", "project_settings", "-q"]
+    command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    environment = {"PATH": "", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "2 passed" in ended.stdout, ended.stdout + ended.stderr
