@@ -48,6 +48,12 @@ def check_message(message: OutboxMessage, store: Store) -> int:
         InvalidMessage: a field is invalid.
     """
     settings = get_settings()
+    version, newest = message.message_id.int >> 76 & 0xF, store.max_uuid_version
+    if newest is not None and version > newest:
+        raise InvalidMessage(
+            "message_id",
+            f"is a UUID of version {version}. The database does not store all of those; use version {newest} or lower.",
+        )
     _check_name("type", message.type, store)
     if not message.type:
         raise InvalidMessage("type", "must not be blank. Pass the name of the event, such as 'order.created'.")

@@ -59,6 +59,11 @@ class Store(BatchReader):
         return None
 
     @property
+    def max_uuid_version(self) -> int | None:
+        """The highest version of UUIDs that the database stores, all of them; None for every version."""
+        return None
+
+    @property
     def encoding(self) -> str:
         """The name of the encoding in which the database stores text."""
         return "UTF8"

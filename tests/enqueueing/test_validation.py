@@ -16,6 +16,9 @@ from django.db import connections, models, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
 from django_outbox.enqueueing.json_checks import check_json
@@ -249,6 +252,29 @@ def test_headers_over_64_kib_are_refused():
 @pytest.mark.parametrize("message_id", [3, HUGE, b"", "x", "", [], 1.5, "x" * 10_000], ids=kind_of)
 def test_a_message_id_must_be_a_uuid(message_id: Any):
     refused("message_id", "not a valid UUID", message_id=message_id)
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@pytest.mark.parametrize("message_id", ["5c435aee-b92c-81eb-804d-4db5af479535", "5c435aee-b92c-f1eb-004d-4db5af479535"])
+def test_a_message_id_is_stored_unchanged_or_refused(using: str, message_id: str):
+    with transaction.atomic(using=using):
+        if using == "mariadb":
+            # It would store zeros.
+            with pytest.raises(InvalidMessage, match="use version 7 or lower"):
+                enqueue("t", 1, message_id=message_id, using=using)
+        else:
+            enqueue("t", 1, message_id=message_id, using=using)
+            assert [str(message.message_id) for message in OutboxMessage.objects.using(using)] == [message_id]
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(message_id=st.uuids().map(lambda id: uuid.UUID(int=id.int & ~(0x8 << 76))))
+def test_every_message_id_up_to_version_7_is_stored_unchanged(using: str, message_id: uuid.UUID):
+    with transaction.atomic(using=using):
+        enqueue("t", 1, message_id=message_id, using=using)
+        assert OutboxMessage.objects.using(using).filter(message_id=message_id).count() == 1
+        transaction.set_rollback(True, using=using)
 
 
 @pytest.mark.parametrize(
