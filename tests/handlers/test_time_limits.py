@@ -20,7 +20,7 @@ from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, le
 from tests.support.messages import put, row
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 LIMIT = 0.3
 LONG = 30.0
