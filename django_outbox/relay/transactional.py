@@ -149,9 +149,11 @@ class TransactionalBatches:
         final = self._in_savepoint(
             message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome
         )
-        if final.verdict is Verdict.DEFERRED:
+        if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
             # It raised, or what it wrote was refused.
             final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_class))
+        elif final is not ACCEPTED:
+            final = rejected(final.error, error_class=final.error_class, cause=final.cause)
         return self._decide(message, final)
 
     def _decide(self, message: Message, outcome: Outcome) -> Decided:
