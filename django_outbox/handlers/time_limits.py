@@ -8,6 +8,19 @@ from typing import Any
 
 from django_outbox.exceptions import HandlerTimeout
 
+GRACE = 0.1
+"""Seconds that the database gets to cancel a statement first, because that leaves the connection in order."""
+
+MAX_INTERRUPTIONS = 3
+"""Python ignores an exception that arrives in a finalizer, so there is a second one, and a third."""
+
+INTERRUPTION_INTERVAL = 1.0
+"""Seconds between two interruptions."""
+
+
+LOCK_PATIENCE = 1.0
+"""Seconds to wait for a lock that an interruption may have left locked."""
+
 
 class _Interrupted(BaseException):
     """Raised in the thread of a call whose time is over; `except Exception` does not catch it."""
@@ -26,7 +39,7 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
     Raises:
         HandlerTimeout: the time was over.
     """
-    watch = _Watch(seconds)
+    watch = _Watch(seconds + GRACE)
     try:
         try:
             watch.start()
@@ -34,6 +47,8 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
         finally:
             watch.stop()
     except _Interrupted:
+        # It may have arrived in `stop`.
+        watch.stop()
         raise _too_slow(seconds) from None
 
 
@@ -67,32 +82,45 @@ def _too_slow(seconds: float) -> HandlerTimeout:
 
 
 class _Watch:
-    """Interrupts the thread that made it, once, unless it is stopped before."""
+    """Interrupts the thread that made it, until it is stopped.
+
+    The interruption may arrive anywhere in `stop`, even between taking a lock and entering its `with` block. So locks
+    are used without one, and never waited for without a limit.
+    """
 
     def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._thread = threading.get_ident()
-        self._timer = threading.Timer(seconds, self._interrupt)
-        self._timer.daemon = True
-        self._lock = threading.Lock()
+        self._running = threading.Lock()
+        self._firing = threading.Lock()
         self._stopped = False
         self._fired = False
 
     def start(self) -> None:
-        self._timer.start()
+        self._running.acquire()
+        threading.Thread(target=self._watch, name="outbox-time-limit", daemon=True).start()
 
     def stop(self) -> None:
         """Interrupt nothing from now on; an interruption that was sent, but has not arrived, is withdrawn."""
-        self._timer.cancel()
-        with self._lock:
+        held = self._firing.acquire(timeout=LOCK_PATIENCE)
+        if not self._stopped:
             self._stopped = True
+            self._running.release()
+        if held:
+            self._firing.release()
         if self._fired:
             _raise_in(self._thread, None)
 
-    def _interrupt(self) -> None:
-        with self._lock:
+    def _watch(self) -> None:
+        seconds = self._seconds
+        for _ in range(MAX_INTERRUPTIONS):
+            if self._running.acquire(timeout=max(seconds, 0.0)) or not self._firing.acquire(timeout=LOCK_PATIENCE):
+                return
             if not self._stopped:
                 self._fired = True
                 _raise_in(self._thread, _Interrupted)
+            self._firing.release()
+            seconds = INTERRUPTION_INTERVAL
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

@@ -149,7 +149,10 @@ class TransactionalBatches:
         final = self._in_savepoint(
             message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome
         )
-        if final is not ACCEPTED:
+        if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
+            # It raised, or what it wrote was refused.
+            final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_class))
+        elif final is not ACCEPTED:
             final = rejected(final.error, error_class=final.error_class, cause=final.cause)
         return self._decide(message, final)
 
@@ -177,12 +180,13 @@ class TransactionalBatches:
         except TransactionBroken as error:
             raise TransactionLost(message, error, attempted) from error
         except BaseException as error:
-            if is_interrupt(error):
-                raise
             try:
                 savepoint.roll_back()
             except TransactionBroken:
-                raise TransactionLost(message, error, attempted) from error
+                if not is_interrupt(error):
+                    raise TransactionLost(message, error, attempted) from error
+            if is_interrupt(error):
+                raise
             return read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         return outcome
 
@@ -198,15 +202,21 @@ class TransactionalBatches:
             describe(lost.error),
         )
         self.source.rewind()
-        claiming = committing(self.source.claim_one(lost.message), self._connection)
         try:
-            return self.deliver(claiming, lambda messages: self._judge(messages[0], lost))
+            return self._settle_alone(lost)
         except TransactionLost as again:
-            # What deals with failed messages has lost the transaction, too.
-            self._forget_connection()
-            both = TransactionLost(lost.message, again.error, again.attempted)
-            claiming = committing(self.source.claim_one(lost.message), self._connection)
-            return self.deliver(claiming, lambda messages: self._judge(messages[0], both))
+            lost = again
+        except Error as error:
+            if self._connection.in_atomic_block:
+                raise
+            # What deals with failed messages may have written something that cannot be committed.
+            lost = TransactionLost(lost.message, error, lost.attempted or retry_later(describe(lost.error)))
+        self._forget_connection()
+        return self._settle_alone(lost)
+
+    def _settle_alone(self, lost: TransactionLost) -> Tally:
+        claiming = committing(self.source.claim_one(lost.message), self._connection)
+        return self.deliver(claiming, lambda messages: self._judge(messages[0], lost))
 
     def _judge(self, message: Message, lost: TransactionLost) -> Decided:
         reason = describe(lost.error, MAX_ERROR_LENGTH)

@@ -142,11 +142,6 @@ SELECT current_setting('transaction_read_only') = 'on', set_config('idle_in_tran
     CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END
 """
 
-LIMIT_STATEMENTS = """
-SELECT set_config('statement_timeout', coalesce(%s::text, reset_val), true) FROM pg_settings
-WHERE name = 'statement_timeout'
-"""
-
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
 # from the start of the index would step over all of them.
 PURGE = """
@@ -283,8 +278,11 @@ class PostgreSQLStore(LockingStore):
         self.connection.check_constraints()
 
     def limit_statements(self, seconds: float | None) -> None:
-        milliseconds = None if seconds is None else str(min(max(round(seconds * 1000), 1), MAX_TIMEOUT))
-        self.fetch(LIMIT_STATEMENTS, [milliseconds])
+        if seconds is None:
+            self.execute("SET LOCAL statement_timeout TO DEFAULT")
+        else:
+            milliseconds = min(max(round(seconds * 1000), 1), MAX_TIMEOUT)
+            self.fetch("SELECT set_config('statement_timeout', %s, true)", [str(milliseconds)])
 
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(sql, [array(ids)])

@@ -21,7 +21,7 @@ from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS, "dead": MEMORY}, "DEAD_LETTER_PUBLISHER": "dead"}

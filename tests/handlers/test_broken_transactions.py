@@ -22,7 +22,7 @@ from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, le
 from tests.support.messages import put, row, write
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 3}}}}
 
@@ -296,6 +296,25 @@ def test_a_fallback_that_loses_the_transaction_fails_its_message_alone(using: st
     failed = OutboxMessage.objects.using(using).get(failed_at__isnull=False)
     assert failed.error.startswith("ValueError: the first; then: ")
     assert failed.error_class == "ValueError"
+
+
+def test_a_fallback_whose_effect_cannot_be_committed_fails_its_message_alone(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+        if payload == BAD:
+            raise ValueError("the first")
+
+    @work.fallback
+    def refund(payload: Any, message: Message, error: Exception) -> None:
+        dangle(using)
+
+    put(5, using)
+    drain_all(using)
+    assert sorted(effects(using)) == ["0", "1", "3", "4"]
+    failed = OutboxMessage.objects.using(using).get(failed_at__isnull=False)
+    assert "; then" in failed.error
+    assert "IntegrityError" in failed.error
 
 
 def test_a_message_that_another_relay_has_settled_meanwhile_is_left_alone(using: str):

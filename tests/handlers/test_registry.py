@@ -19,6 +19,7 @@ from django_outbox.publishers.outcomes import describe_publisher
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = pytest.mark.usefixtures("handlers")
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 

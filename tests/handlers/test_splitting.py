@@ -20,7 +20,7 @@ from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effe
 from tests.support.messages import put
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS}}
 

@@ -1,6 +1,7 @@
 """Time limits of handlers: what takes too long is interrupted, leaves no effect, and holds nobody up."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +13,14 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.handlers import HandlerTimeout, handler
-from django_outbox.handlers.time_limits import call_within
+from django_outbox.handlers.time_limits import GRACE, call_within
 from django_outbox.messages import Message
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave
 from tests.support.messages import put, row
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 LIMIT = 0.3
 LONG = 30.0
@@ -140,7 +141,20 @@ def test_the_limit_of_statements_ends_with_the_handler(using: str):
 def test_no_interruption_arrives_after_the_call():
     for _ in range(300):
         try:
-            call_within(0.0005, lambda: time.sleep(0.0004))
+            call_within(-GRACE + 0.0005, lambda: time.sleep(0.0004))
         except HandlerTimeout:
             continue
         sum(range(1000))
+
+
+def test_an_interruption_that_a_finalizer_swallows_is_repeated():
+    def swallow() -> None:
+        end = time.monotonic() + LONG
+        with contextlib.suppress(BaseException):
+            while time.monotonic() < end:
+                pass
+        while time.monotonic() < end:
+            pass
+
+    with pytest.raises(HandlerTimeout):
+        call_within(0.01, swallow)

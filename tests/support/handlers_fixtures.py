@@ -9,9 +9,12 @@ from django_outbox.handlers.registry import Registry, registry
 from tests.support.effects import HANDLERS
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def handlers(request: pytest.FixtureRequest) -> Iterator[Registry]:
-    """An empty registry, under the setting OUTBOX of the test's module; by default handlers are the only publisher."""
+    """An empty registry, under the setting OUTBOX of the test's module; by default handlers are the only publisher.
+
+    A module uses it for all its tests with `pytest.mark.usefixtures("handlers")`.
+    """
     outbox = getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": HANDLERS}})
     with registry.scratch() as empty, override_settings(OUTBOX=outbox):
         yield empty

@@ -32,6 +32,7 @@ from tests.faults.children import ROOT
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = pytest.mark.usefixtures("handlers")
 
 BROKER = {
     "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
