@@ -19,7 +19,7 @@ from tests.conftest import ALIASES
 from tests.support.effects import drain_all, effects, leave, states
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 
 @pytest.fixture(autouse=True)
