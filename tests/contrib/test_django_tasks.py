@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from django_outbox import OutboxMessage
@@ -368,3 +370,18 @@ def test_a_time_limit_ends_a_task(tasks: Any, using: str, configure: Configure):
     result.refresh()
     assert result.errors[0].exception_class_path.endswith(".HandlerTimeout")
     assert effects(using) == []
+
+
+def test_the_admin_lists_and_shows_results(configure: Configure, admin_client: Client):
+    from tests.support.django_tasks import add  # noqa: PLC0415 - needs the fixture's settings
+
+    configure({})
+    result = add.enqueue(1, 2)
+    drain("default")
+    url = reverse("admin:outbox_tasks_taskrecord_changelist")
+    assert b"tests.support.django_tasks.add" in admin_client.get(url).content
+    assert b"tests.support.django_tasks.add" in admin_client.get(url, {"q": result.id}).content
+    assert b"tests.support.django_tasks.add" not in admin_client.get(url, {"q": "123"}).content
+    page = admin_client.get(reverse("admin:outbox_tasks_taskrecord_change", args=[result.id])).content
+    assert b"Successful" in page
+    assert b'<input type="submit"' not in page

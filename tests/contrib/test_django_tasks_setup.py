@@ -9,7 +9,7 @@ from typing import Any
 
 import django
 import pytest
-from django.core.checks import run_checks
+from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
@@ -33,6 +33,13 @@ def run(code: str) -> str:
         [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return ended.stdout + ended.stderr
+
+
+def found() -> list[CheckMessage]:
+    """Return what `manage.py check` finds in TASKS."""
+    from django.tasks.checks import check_tasks  # noqa: PLC0415 - needs Django 6.0
+
+    return [*check_tasks()]
 
 
 def test_an_older_django_is_refused_by_name():
@@ -106,7 +113,7 @@ def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(
     from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
 
     configure(options, **entry)
-    (problem,) = [each for each in run_checks() if str(each.id).startswith("django_outbox.E06")]
+    (problem,) = found()
     assert (problem.id, bool(problem.hint)) == (f"django_outbox.{check}", True)
     assert text in f"{problem.msg} {problem.hint}"
     with pytest.raises(ImproperlyConfigured) as refused:
@@ -120,7 +127,7 @@ def test_e060_the_app_is_not_installed(configure: Configure):
 
     configure({})
     with modify_settings(INSTALLED_APPS={"remove": "django_outbox.contrib.django_tasks"}):
-        (problem,) = [each for each in run_checks() if str(each.id).startswith("django_outbox.E06")]
+        (problem,) = found()
         assert problem.id == "django_outbox.E060"
         with pytest.raises(ImproperlyConfigured, match="is not in INSTALLED_APPS"):
             note.enqueue()
@@ -129,7 +136,7 @@ def test_e060_the_app_is_not_installed(configure: Configure):
 @needs_tasks
 def test_options_that_are_right_give_no_message(configure: Configure):
     configure({"database": "postgresql", "queues": {"mail": "mail"}, "result_retention": None}, QUEUES=["mail"])
-    assert [each for each in run_checks() if str(each.id).startswith("django_outbox.")] == []
+    assert found() == []
 
 
 @needs_tasks

@@ -42,6 +42,7 @@ class TaskRecord(models.Model):
     class Meta:
         verbose_name = _("task result")
         verbose_name_plural = _("task results")
+        default_permissions = ("view",)
         indexes = [models.Index(fields=["finished_at"], name="outbox_tasks_finished")]
 
     def __str__(self) -> str:

@@ -83,6 +83,9 @@ def _follow_message(record: TaskRecord, using: str) -> None:
     if message is None or message.status == Status.PROCESSED:
         return
     failed = message.status == Status.FAILED
+    if failed:
+        # It may have failed after the record was read.
+        record.refresh_from_db(using=using)
     record.status = TaskResultStatus.FAILED if failed else TaskResultStatus.READY
     record.finished_at = (record.finished_at or message.failed_at) if failed else None
 
