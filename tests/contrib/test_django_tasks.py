@@ -88,7 +88,7 @@ def test_a_result_has_the_times_and_the_worker_of_its_attempt(tasks: Any, using:
 
 
 def test_a_return_value_comes_back_as_it_was(tasks: Any, using: str):
-    values = [None, [], {}, "", 0, False, [1, {"a": None}], "ü😀", 9.95]
+    values: list[Any] = [None, [], {}, "", 0, False, [1, {"a": None}], "ü😀", 9.95]
     results = [tasks.echo.enqueue(value) for value in values]
     drain(using)
     for value, enqueued in zip(values, results, strict=True):
