@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import django
 import environ
 
 env = environ.Env()
@@ -44,6 +45,8 @@ INSTALLED_APPS = [
     "django_outbox",
     "django_outbox.inbox",
 ]
+if django.VERSION >= (6, 0):
+    INSTALLED_APPS.append("django_outbox.contrib.django_tasks")
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",

@@ -6,6 +6,7 @@ from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from django_outbox.events.registry import event_type_of
+from django_outbox.messages import Message, Outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +26,9 @@ class Handler(Generic[P, R]):
 
     Attributes:
         fallback_function: called when a message fails; None if there is none.
+        recorder: called after an attempt that was not accepted, with the event or payload, the message, the outcome,
+            whether the message fails, and the database alias, in the transaction that writes the message's new state;
+            None if there is none.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Handler(Generic[P, R]):
         self.name = name or f"{function.__module__}.{function.__qualname__}"
         self.time_limit = time_limit
         self.fallback_function: Callable[..., Any] | None = None
+        self.recorder: Callable[[Any, Message, Outcome, bool, str], None] | None = None
         self.__name__ = ""
         update_wrapper(self, function)
 

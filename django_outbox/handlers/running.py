@@ -23,6 +23,17 @@ from django_outbox.stores import get_store
 NO_HANDLER = "outbox.no_handler"
 """The `error_class` of a message that has no handler."""
 
+_database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
+
+
+def current_database() -> str:
+    """Return the alias of the database whose transaction a handler is called in.
+
+    Raises:
+        LookupError: no handler is called.
+    """
+    return _database.get()
+
 
 @dataclass(frozen=True, slots=True)
 class Runner:
@@ -74,6 +85,14 @@ class Runner:
             return rejected(both, error_class=outcome.error_class, cause=second)
         return ACCEPTED
 
+    def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
+        """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
+        name = find_name(message)
+        found = registry.find_only(message.type) if name is None else registry.find(name)
+        if found is not None and found.recorder is not None:
+            restored = restore(message)
+            found.recorder(decode(restored), restored, outcome, final, using)
+
     def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
         try:
             returned = self._run(found, found.function, (decode(message), message), using)
@@ -93,7 +112,9 @@ class Runner:
     def _run(self, found: AnyHandler, function: Callable[..., Any], arguments: tuple[Any, ...], using: str) -> Any:
         seconds = found.time_limit or self.time_limit
         # What the function sets in its context, such as the active language, ends with it.
-        call = partial(contextvars.copy_context().run, _sync(function, seconds), *arguments)
+        context = contextvars.copy_context()
+        context.run(_database.set, using)
+        call = partial(context.run, _sync(function, seconds), *arguments)
         if seconds is None:
             return call()
         with _limited_statements(using, seconds):

@@ -145,6 +145,19 @@ class TransactionalPublisher(Publisher):
         """
         return outcome
 
+    def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
+        """Write about a counted attempt that was not accepted, in the transaction that writes the message's new state.
+
+        What `handle` and `handle_failed` wrote was rolled back. It is called in a savepoint; an exception is logged,
+        and rolls back what it has written.
+
+        Args:
+            message: the message; its `attempts` do not count this one.
+            outcome: the outcome of the attempt.
+            final: whether the message fails; otherwise it is retried.
+            using: the database alias.
+        """
+
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Raise TypeError: messages are delivered in a relay's transaction only."""
         raise TypeError(f"the publisher {self.alias!r} delivers messages only in the transaction of a relay")

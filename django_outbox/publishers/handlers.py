@@ -48,6 +48,9 @@ class HandlersPublisher(TransactionalPublisher):
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         return self._runner.handle_failed(message, outcome, using)
 
+    def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
+        self._runner.record_failure(message, outcome, final=final, using=using)
+
 
 def _check_seconds(name: str, seconds: object) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:

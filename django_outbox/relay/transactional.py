@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from django.db import Error, connections
+from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import OutboxSettings
@@ -144,17 +144,47 @@ class TransactionalBatches:
     def _conclude(self, message: Message, outcome: Outcome) -> Decided:
         """Decide what becomes of a message after an attempt; if it would fail, the publisher may deal with that."""
         decided = self._decide(message, outcome)
-        if not decided.failed:
-            return decided
-        final = self._in_savepoint(
-            message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome
-        )
-        if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
-            # It raised, or what it wrote was refused.
-            final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_class))
-        elif final is not ACCEPTED:
-            final = rejected(final.error, error_class=final.error_class, cause=final.cause)
-        return self._decide(message, final)
+        if decided.failed:
+            final = self._in_savepoint(
+                message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome
+            )
+            if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
+                # It raised, or what it wrote was refused.
+                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_class))
+            elif final is not ACCEPTED:
+                final = rejected(final.error, error_class=final.error_class, cause=final.cause)
+            decided = self._decide(message, final)
+        if decided.failed or any(row.counted for row in decided.settlement.retried):
+            self._record(message, decided)
+        return decided
+
+    def _record(self, message: Message, decided: Decided) -> None:
+        """Let the publisher write about an attempt that was not accepted.
+
+        Raises:
+            Error: the transaction is lost; nothing of the batch has happened.
+        """
+        savepoint = Savepoint(self._connection)
+        (outcome,) = decided.outcomes
+        try:
+            self.publisher.record_failure(message, outcome, final=bool(decided.failed), using=self.source.using)
+            savepoint.release()
+        except TransactionBroken as error:
+            raise OperationalError("The transaction was lost.") from error
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            try:
+                savepoint.roll_back()
+            except TransactionBroken:
+                raise OperationalError("The transaction was lost.") from error
+            logger.error(
+                "Publisher %r: the failure of message %d could not be recorded: %s",
+                self.publisher.alias,
+                message.id,
+                describe(error),
+                exc_info=error,
+            )
 
     def _decide(self, message: Message, outcome: Outcome) -> Decided:
         return decide(self.publisher.alias, [message], [outcome], self.settings)

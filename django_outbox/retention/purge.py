@@ -1,6 +1,7 @@
 """Delete processed messages that are older than the retention period, in batches, after archiving them if asked to."""
 
 import datetime
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ def purge(
     Raises:
         ArchiveUnavailable: messages could not be archived. They are still in the table.
     """
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     total, _ = _purge(
         using,
         older_than=older_than,
@@ -76,7 +78,26 @@ def purge(
         position=position,
         on_progress=on_progress,
     )
+    _purge_others(using or router.db_for_write(OutboxMessage), lambda: is_stopping() or time.monotonic() > deadline)
     return total
+
+
+_others: list[Callable[[str, Callable[[], bool]], object]] = []
+
+
+def also_purge(function: Callable[[str, Callable[[], bool]], object]) -> None:
+    """Register a function that each purge calls, with the database alias and a function to call between batches.
+
+    It deletes what another app keeps, by a retention period of its own. If the second function returns True, no further
+    batch begins. A function that is registered already is not registered again.
+    """
+    if function not in _others:
+        _others.append(function)
+
+
+def _purge_others(using: str, is_stopping: Callable[[], bool]) -> None:
+    for function in _others:
+        function(using, is_stopping)
 
 
 def _purge(
@@ -160,6 +181,12 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
     next_archive = 0.0
     while not left.wait(interval):
         began = time.monotonic()
+        if _others:
+            try:
+                with own_connection(using):
+                    _purge_others(using, is_stopping)
+            except Exception as error:
+                logger.warning("Purging of what other apps keep failed and will be retried: %s", describe(error))
         archive = get_settings().archive
         if archive is not None and began < next_archive:
             # Few large files are better than one each minute.

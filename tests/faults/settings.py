@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+import django
 import environ
 from django.utils import timezone
 
@@ -17,6 +18,14 @@ HANDLERS = env.bool("FAULTS_HANDLERS", default=False)
 """Whether the relays call the handlers of `tests.faults.effects` instead of publishing to RabbitMQ."""
 
 INSTALLED_APPS = ["django_outbox", *(["tests.faults.effects"] if HANDLERS else [])]
+if HANDLERS and django.VERSION >= (6, 0):
+    INSTALLED_APPS.append("django_outbox.contrib.django_tasks")
+    TASKS = {
+        "default": {
+            "BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend",
+            "OPTIONS": {"publisher": "default"},
+        }
+    }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db_url("FAULTS_DATABASE_URL")}

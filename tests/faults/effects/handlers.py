@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import django
 from django.db import transaction
 
 from django_outbox.handlers import handler
@@ -12,6 +13,10 @@ from tests.faults.effects.models import Effect
 
 HANDLERS = {"one": ["one"], "two": ["left", "right"], "lost": ["fallback"]}
 """The names of the handlers that leave an effect, by the type of the message."""
+
+if django.VERSION >= (6, 0):
+    # A Django task.
+    HANDLERS["task"] = ["task"]
 
 FAILURES = 0.1
 """Share of the calls that raise after the effect was left."""

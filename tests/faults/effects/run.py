@@ -56,12 +56,13 @@ class Figures:
     phantoms: int
     disordered: int
     unsettled: int
+    results: int
     seconds: float
 
     @property
     def good(self) -> bool:
         """Whether each effect exists exactly once, in order."""
-        return not (self.missing or self.twice or self.phantoms or self.disordered or self.unsettled)
+        return not (self.missing or self.twice or self.phantoms or self.disordered or self.unsettled or self.results)
 
     def __str__(self) -> str:
         points = ", ".join(f"{count} {point}" for point, count in sorted(self.points.items()))
@@ -69,7 +70,8 @@ class Figures:
             f"{self.messages:,} messages, {self.effects:,} effects expected, {self.kills:,} kills ({points}), "
             f"{self.sessions:,} database sessions ended, "
             f"{self.missing} effects missing, {self.twice} twice, {self.phantoms} of no message, "
-            f"{self.disordered} out of order, {self.unsettled} messages not processed, {self.seconds:.1f} s"
+            f"{self.disordered} out of order, {self.unsettled} messages not processed, "
+            f"{self.results} results of tasks wrong, {self.seconds:.1f} s"
         )
 
 
@@ -190,7 +192,8 @@ class Run:
         pause = 0.0
         for number in range(self.messages):
             type = rand.choice([*HANDLERS])
-            key = rand.choice(["", *(f"k{n}" for n in range(KEYS))])
+            # Tasks have no order.
+            key = "" if type == "task" else rand.choice(["", *(f"k{n}" for n in range(KEYS))])
             for rolls_back in [True] * (rand.random() < ROLLBACKS) + [False]:
                 while not self._write_one(-number if rolls_back else number, type, key, rolls_back=rolls_back):
                     connections.close_all()
@@ -205,7 +208,12 @@ class Run:
                 if Written.objects.filter(number=number).exists():
                     return True
                 Written.objects.create(number=number, type=type, key=key)
-                enqueue(type, number, key=key)
+                if type == "task":
+                    from tests.faults.effects.tasks import work  # noqa: PLC0415 - needs Django 6.0
+
+                    work.enqueue(number)
+                else:
+                    enqueue(type, number, key=key)
                 if rolls_back:
                     transaction.set_rollback(True)
         except (DatabaseError, InterfaceError):
@@ -261,5 +269,13 @@ class Run:
             phantoms=len(counts.keys() - expected),
             disordered=disordered,
             unsettled=states,
+            results=self._count_wrong_results({number for number, type, _ in written if type == "task"}),
             seconds=seconds,
         )
+
+    def _count_wrong_results(self, numbers: set[int]) -> int:
+        if "task" not in HANDLERS:
+            return 0
+        from tests.faults.effects.tasks import count_wrong  # noqa: PLC0415 - needs Django 6.0
+
+        return count_wrong(numbers)

@@ -1,0 +1,116 @@
+"""The `OPTIONS` of the backend, and mistakes in them."""
+
+import datetime
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_outbox.conf import get_settings
+
+APP = "django_outbox.contrib.django_tasks"
+
+NAMES = ("database", "publisher", "queues", "result_retention")
+
+DEFAULT_PUBLISHER = "handlers"
+
+DEFAULT_RETENTION = datetime.timedelta(days=7)
+
+ENTRY = '"handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}'
+
+
+class Problem(NamedTuple):
+    """A mistake.
+
+    Args:
+        check_id: the ID of the system check that reports it.
+        message: the mistake.
+        hint: the remedy.
+    """
+
+    check_id: str
+    message: str
+    hint: str
+
+
+def find_problems(alias: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[Problem]:
+    """Yield the mistakes in the configuration of a backend; no query is made.
+
+    Args:
+        alias: the backend's alias in `TASKS`.
+        options: its `OPTIONS`.
+        queues: its `QUEUES`; empty if it takes tasks of any queue.
+    """
+    if not apps.is_installed(APP):
+        yield Problem(
+            "django_outbox.E060",
+            f"TASKS[{alias!r}] uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
+            f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
+        )
+    yield from _find_wrong_options(f"TASKS[{alias!r}]['OPTIONS']", options, queues)
+
+
+def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[Problem]:
+    for name in options:
+        if name not in NAMES:
+            close = get_close_matches(str(name), NAMES, 1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            yield _invalid(f"{where} has an unknown key {name!r}.", f"{hint}The options are {', '.join(NAMES)}.")
+    database = options.get("database")
+    if database is not None and database not in django_settings.DATABASES:
+        yield _invalid(
+            f"{where}['database'] is {database!r}, which is not in DATABASES.",
+            f"Use one of {', '.join(sorted(django_settings.DATABASES))}, or leave it out.",
+        )
+    age = options.get("result_retention", DEFAULT_RETENTION)
+    if age is not None and not (isinstance(age, datetime.timedelta) and age >= datetime.timedelta(0)):
+        yield _invalid(
+            f"{where}['result_retention'] is {age!r}.",
+            "Use a timedelta that is not negative, such as timedelta(days=7), or None to keep results forever.",
+        )
+    yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
+    publishers = options.get("queues", {})
+    if not isinstance(publishers, Mapping):
+        yield _invalid(
+            f"{where}['queues'] is {publishers!r}.", 'Use a dict from queue to publisher, such as {"mail": "mail"}.'
+        )
+        return
+    for queue, publisher in publishers.items():
+        if queues and queue not in queues:
+            yield _invalid(f"{where}['queues'] has {queue!r}, which is not in QUEUES.", "Add it to QUEUES.")
+        yield from _check_publisher(f"{where}['queues'][{queue!r}]", publisher)
+
+
+def _invalid(message: str, hint: str) -> Problem:
+    return Problem("django_outbox.E061", message, hint)
+
+
+def _check_publisher(where: str, alias: object) -> Iterator[Problem]:
+    try:
+        publishers = get_settings().publishers
+    except ImproperlyConfigured:
+        # Reported by the checks of OUTBOX.
+        return
+    if not isinstance(alias, str) or alias not in publishers:
+        yield Problem(
+            "django_outbox.E062",
+            f"{where} is {alias!r}, which is not in OUTBOX['PUBLISHERS'].",
+            f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
+        )
+        return
+    from django_outbox.publishers.handlers import HandlersPublisher  # noqa: PLC0415 - needs the models
+
+    try:
+        backend = import_string(publishers[alias].backend)
+    except ImportError:
+        return
+    if not (isinstance(backend, type) and issubclass(backend, HandlersPublisher)):
+        yield Problem(
+            "django_outbox.E063",
+            f"{where} is {alias!r}, a {getattr(backend, '__name__', backend)}, which does not run tasks.",
+            f"Name a HandlersPublisher, for example {ENTRY}.",
+        )

@@ -1,0 +1,45 @@
+"""Delete old results, in batches."""
+
+import datetime
+from collections.abc import Callable
+
+from django.db.models import QuerySet
+from django.tasks import task_backends
+
+from django_outbox.contrib.django_tasks.backend import OutboxBackend
+from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.options import DEFAULT_RETENTION
+from django_outbox.contrib.django_tasks.records import choose_database
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.retention.purge import MAX_AGE, PURGE_BATCH_SIZE
+
+__all__ = ["purge_results"]
+
+
+def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
+    """Delete results of finished tasks that are older than their backend's `result_retention`; return their number.
+
+    Args:
+        using: the database alias.
+        is_stopping: called before each batch; if it returns True, the purge ends.
+    """
+    total = 0
+    for backend in task_backends.all():
+        if isinstance(backend, OutboxBackend) and choose_database(backend) == using:
+            age: datetime.timedelta | None = backend.options.get("result_retention", DEFAULT_RETENTION)
+            if age is not None:
+                limit = DatabaseNow() - min(age, MAX_AGE)
+                old = TaskRecord.objects.using(using).filter(backend=backend.alias, finished_at__lt=limit)
+                total += _delete(old, is_stopping)
+    return total
+
+
+def _delete(old: "QuerySet[TaskRecord]", is_stopping: Callable[[], bool]) -> int:
+    total = 0
+    while not is_stopping():
+        # MySQL has no LIMIT in a subquery of DELETE.
+        ids = [*old.order_by("finished_at").values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
+        total += old.filter(pk__in=ids).delete()[0]
+        if len(ids) < PURGE_BATCH_SIZE:
+            break
+    return total

@@ -1,0 +1,387 @@
+"""Django Tasks: a task is stored in the caller's transaction, and a relay runs it in that of its claim."""
+
+import datetime
+import logging
+import pickle
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.db import connections, transaction
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from django_outbox import OutboxMessage
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.models import Status
+from tests.conftest import ALIASES
+from tests.support.effects import deliver_once, drain, drain_all, effects
+
+pytest.importorskip("django.tasks", reason="Django 5.2 has no django.tasks")
+
+from django.tasks import TaskResultStatus, default_task_backend
+from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch
+from django.tasks.signals import task_enqueued, task_finished, task_started
+
+from django_outbox.contrib.django_tasks.models import TaskRecord
+
+pytest_plugins = ["tests.support.django_tasks_fixtures"]
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+Configure = Callable[..., None]
+
+
+def the_message(using: str) -> OutboxMessage:
+    return OutboxMessage.objects.using(using).get()
+
+
+def test_a_task_is_a_message_in_the_callers_transaction(tasks: Any, using: str):
+    with transaction.atomic(using=using):
+        result = tasks.add.enqueue(1, b=2)
+    message = the_message(using)
+    assert (str(message.message_id), message.type, message.publisher) == (result.id, "django.task", "handlers")
+    assert message.topic == "tests.support.django_tasks.add"
+    assert (result.status, result.args, result.kwargs) == (TaskResultStatus.READY, [1], {"b": 2})
+    assert (result.attempts, result.is_finished, result.task) == (0, False, tasks.add)
+    assert result.enqueued_at <= timezone.now()
+    assert tasks.add.get_result(result.id) == result
+
+
+def test_a_rollback_leaves_neither_a_task_nor_a_result(tasks: Any, using: str):
+    with transaction.atomic(using=using):
+        result = tasks.add.enqueue(1, 2)
+        transaction.set_rollback(True, using=using)
+    assert not OutboxMessage.objects.using(using).exists()
+    with pytest.raises(TaskResultDoesNotExist):
+        default_task_backend.get_result(result.id)
+
+
+def test_a_task_outside_of_a_transaction_is_stored_all_the_same(tasks: Any, using: str):
+    result = tasks.add.enqueue(1, 2)
+    drain(using)
+    result.refresh()
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+
+
+def test_a_message_without_its_record_is_not_stored(tasks: Any, using: str, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no record")
+
+    monkeypatch.setattr(TaskRecord, "save", fail)
+    with pytest.raises(ValueError, match="no record"):
+        tasks.add.enqueue(1, 2)
+    assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_a_result_has_the_times_and_the_worker_of_its_attempt(tasks: Any, using: str):
+    result = tasks.leave_effect.enqueue(using, "one")
+    drain(using)
+    result.refresh()
+    assert effects(using) == ["one"]
+    assert (result.status, result.return_value, result.errors) == (TaskResultStatus.SUCCESSFUL, "one", [])
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+    assert result.attempts == len(result.worker_ids) == 1
+
+
+def test_a_return_value_comes_back_as_it_was(tasks: Any, using: str):
+    values: list[Any] = [None, [], {}, "", 0, False, [1, {"a": None}], "ü😀", 9.95]
+    results = [tasks.echo.enqueue(value) for value in values]
+    drain(using)
+    for value, enqueued in zip(values, results, strict=True):
+        result = default_task_backend.get_result(enqueued.id)
+        assert (result.return_value, result.args) == (value, [value])
+
+
+def test_a_return_value_that_is_not_json_fails_the_task_at_once(tasks: Any, using: str):
+    result = tasks.return_a_set.enqueue()
+    drain(using)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+    assert result.errors[0].exception_class is TypeError
+    assert the_message(using).status == Status.FAILED
+
+
+def test_async_tasks_run_in_the_same_transaction(tasks: Any, using: str):
+    result = tasks.leave_effect_async.enqueue(using, "one")
+    drain(using)
+    result.refresh()
+    assert (effects(using), result.return_value) == (["one"], "one")
+
+
+def test_tasks_and_results_in_async_code(tasks: Any, using: str):
+    async def enqueue() -> Any:
+        result = await tasks.note_async.aenqueue(1, two=2)
+        found = await default_task_backend.aget_result(result.id)
+        assert found == result
+        with pytest.raises(TaskResultDoesNotExist):
+            await default_task_backend.aget_result("123")
+        return result
+
+    result = async_to_sync(enqueue)()
+    drain(using)
+    async_to_sync(result.arefresh)()
+    assert tasks.calls == [((1,), {"two": 2})]
+    assert result.status == TaskResultStatus.SUCCESSFUL
+
+
+def test_a_task_that_fails_leaves_its_error_and_no_effect(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 2})
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    deliver_once(using)
+    result.refresh()
+    assert (result.status, result.attempts, result.is_finished) == (TaskResultStatus.READY, 1, False)
+    drain_all(using)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    assert result.started_at < result.last_attempted_at <= result.finished_at
+    assert [error.exception_class for error in result.errors] == [ValueError, ValueError]
+    traceback = result.errors[0].traceback
+    assert traceback.endswith("ValueError: no effect\n")
+    assert 'raise ValueError(f"no {name}")' in traceback
+    assert "relay/transactional.py" not in traceback
+    with pytest.raises(ValueError, match="Task failed"):
+        result.return_value  # noqa: B018 - it raises
+    assert effects(using) == []
+    assert the_message(using).status == Status.FAILED
+
+
+def test_a_task_that_succeeds_later_keeps_its_errors(tasks: Any, using: str):
+    result = tasks.fail_twice.enqueue(using, "one")
+    drain_all(using)
+    result.refresh()
+    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 3)
+    assert [error.traceback.splitlines()[-1] for error in result.errors] == [
+        "LookupError: attempt 1",
+        "LookupError: attempt 2",
+    ]
+    assert effects(using) == ["one"]
+
+
+def test_a_task_cannot_end_the_relay(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
+    results = [tasks.exit_process.enqueue(), tasks.interrupt.enqueue()]
+    drain(using)
+    for result, kind in zip(results, (SystemExit, KeyboardInterrupt), strict=True):
+        result.refresh()
+        assert result.status == TaskResultStatus.FAILED
+        assert result.errors[0].exception_class is kind
+
+
+def test_a_task_that_breaks_its_transaction_leaves_no_effect(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
+    broken = tasks.swallow_error.enqueue(using)
+    good = tasks.leave_effect.enqueue(using, "good")
+    drain_all(using)
+    broken.refresh()
+    good.refresh()
+    # Only PostgreSQL aborts a transaction by an error that the code catches; all others keep its first effect.
+    assert effects(using) == (["good"] if broken.status == TaskResultStatus.FAILED else ["one", "good"])
+    assert (good.status, broken.is_finished) == (TaskResultStatus.SUCCESSFUL, True)
+    assert using != "postgresql" or broken.errors
+
+
+def test_a_task_takes_its_context(tasks: Any, using: str):
+    result = tasks.own_id.enqueue()
+    drain(using)
+    (seen,) = tasks.calls
+    assert (seen.id, seen.status, seen.attempts) == (result.id, TaskResultStatus.RUNNING, 1)
+    result.refresh()
+    assert result.return_value == result.id
+
+
+def test_run_after_is_the_earliest_time(tasks: Any, using: str):
+    later = timezone.now() + datetime.timedelta(hours=1)
+    result = tasks.note.using(run_after=later).enqueue()
+    drain(using)
+    assert tasks.calls == []
+    assert the_message(using).available_at == later
+    assert default_task_backend.get_result(result.id) == result
+    drain_all(using)
+    assert tasks.calls == [((), {})]
+
+
+def test_priorities_are_refused(tasks: Any, using: str):
+    with pytest.raises(InvalidTask, match="does not support setting priority"):
+        tasks.note.using(priority=10)
+
+
+def test_a_queue_chooses_the_publisher(tasks: Any, using: str, configure: Configure):
+    configure({"database": using, "queues": {"mail": "mail"}}, QUEUES=["default", "mail", "slow"])
+    results = [tasks.note.using(queue_name=name).enqueue() for name in ("mail", "slow", "default")]
+    rows = OutboxMessage.objects.using(using).order_by("id")
+    assert [message.publisher for message in rows] == ["mail", "handlers", "handlers"]
+    drain(using)
+    for result in results:
+        result.refresh()
+        assert result.status == TaskResultStatus.SUCCESSFUL
+        assert default_task_backend.get_result(result.id) == result
+    with pytest.raises(InvalidTask, match="Queue 'fast' is not valid"):
+        tasks.note.using(queue_name="fast")
+
+
+def test_an_argument_that_cannot_be_stored_does_not_break_the_transaction(tasks: Any, using: str):
+    refused: list[tuple[Any, type[Exception]]] = [
+        (datetime.datetime.now(datetime.timezone.utc), TypeError),
+        ({1}, TypeError),
+        (b"\xff", ValueError),
+        (float("nan"), InvalidMessage),
+        ("\x00", InvalidMessage),
+        ("x" * 2_000_000, InvalidMessage),
+    ]
+    with transaction.atomic(using=using):
+        for argument, error in refused:
+            with pytest.raises(error):
+                tasks.note.enqueue(argument)
+        tasks.add.enqueue(1, 2)
+    assert the_message(using).topic.endswith(".add")
+
+
+def test_a_result_that_does_not_exist(tasks: Any, using: str):
+    for missing in ("123", "", str(uuid.UUID(int=7))):
+        with pytest.raises(TaskResultDoesNotExist):
+            tasks.note.get_result(missing)
+
+
+def test_a_result_of_another_task_is_refused(tasks: Any, using: str):
+    result = tasks.add.enqueue(1, 2)
+    with pytest.raises(TaskResultMismatch):
+        tasks.note.get_result(result.id)
+
+
+def test_a_result_can_be_pickled(tasks: Any, using: str):
+    result = tasks.add.enqueue(1, 2)
+    assert pickle.loads(pickle.dumps(result)) == result
+
+
+def test_signals_are_sent_in_order_and_the_last_one_after_the_commit(
+    tasks: Any, using: str, caplog: pytest.LogCaptureFixture
+):
+    seen: list[tuple[str, TaskResultStatus, bool]] = []
+
+    def receiver(name: str) -> Any:
+        def receive(*, task_result: Any, **_: Any) -> None:
+            seen.append((name, task_result.status, connections[using].in_atomic_block))
+
+        return receive
+
+    receivers = {
+        signal: receiver(name)
+        for name, signal in (("enqueued", task_enqueued), ("started", task_started), ("finished", task_finished))
+    }
+    for signal, receive in receivers.items():
+        signal.connect(receive)
+    try:
+        with transaction.atomic(using=using):
+            tasks.add.enqueue(1, 2)
+        with caplog.at_level(logging.DEBUG, "django.tasks"):
+            drain(using)
+    finally:
+        for signal, receive in receivers.items():
+            signal.disconnect(receive)
+    assert seen == [
+        ("enqueued", TaskResultStatus.READY, True),
+        ("started", TaskResultStatus.RUNNING, True),
+        ("finished", TaskResultStatus.SUCCESSFUL, False),
+    ]
+    lines = [record.getMessage() for record in caplog.records if record.name == "django.tasks"]
+    assert [line.rpartition("=")[2] for line in lines] == ["RUNNING", "SUCCESSFUL"]
+
+
+def test_only_a_task_that_fails_for_good_is_finished(
+    tasks: Any, using: str, configure: Configure, caplog: pytest.LogCaptureFixture
+):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 2})
+    tasks.leave_effect_and_fail.enqueue(using, "effect")
+    drain_all(using)
+    errors = [record for record in caplog.records if record.name == "django.tasks" and record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].exc_info is not None
+    assert str(errors[0].exc_info[1]) == "no effect"
+
+
+def test_a_receiver_that_raises_does_not_fail_the_task(tasks: Any, using: str):
+    def receive(**_: Any) -> None:
+        raise ValueError("a bug of the receiver")
+
+    task_started.connect(receive)
+    try:
+        result = tasks.leave_effect.enqueue(using, "one")
+        drain(using)
+    finally:
+        task_started.disconnect(receive)
+    result.refresh()
+    assert (result.status, effects(using)) == (TaskResultStatus.SUCCESSFUL, ["one"])
+
+
+def test_a_task_whose_function_is_gone_fails_with_the_import_error(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
+    tasks.note.enqueue()
+    message = the_message(using)
+    TaskRecord.objects.using(using).update(path="tests.support.django_tasks.gone")
+    drain(using)
+    record = TaskRecord.objects.using(using).get(message_id=message.message_id)
+    assert record.status == TaskResultStatus.FAILED
+    assert record.errors[0]["exception_class_path"] == "builtins.ImportError"
+
+
+def test_a_function_that_is_no_task_is_not_called(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
+    tasks.note.enqueue()
+    TaskRecord.objects.using(using).update(path="os.getcwd")
+    drain(using)
+    assert "is not a task any more" in TaskRecord.objects.using(using).get().errors[0]["traceback"]
+
+
+def test_a_requeued_task_is_ready_and_runs_again(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1})
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    drain(using)
+    OutboxMessage.objects.using(using).failed().requeue()
+    result.refresh()
+    assert (result.status, result.finished_at) == (TaskResultStatus.READY, None)
+    drain(using)
+    result.refresh()
+    assert (result.status, result.attempts, len(result.errors)) == (TaskResultStatus.FAILED, 2, 2)
+
+
+def test_a_task_whose_message_was_cancelled_has_failed(tasks: Any, using: str):
+    result = tasks.note.enqueue()
+    now = timezone.now()
+    OutboxMessage.objects.using(using).update(available_at=None, failed_at=now)
+    result.refresh()
+    assert (result.status, result.finished_at, result.errors) == (TaskResultStatus.FAILED, now, [])
+
+
+def test_a_task_runs_without_its_record(tasks: Any, using: str):
+    tasks.leave_effect.enqueue(using, "one")
+    TaskRecord.objects.using(using).all().delete()
+    drain(using)
+    assert (effects(using), the_message(using).status) == (["one"], Status.PROCESSED)
+
+
+def test_a_time_limit_ends_a_task(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1}, time_limit=0.05)
+    result = tasks.spin.enqueue(using)
+    drain(using)
+    result.refresh()
+    assert result.errors[0].exception_class_path.endswith(".HandlerTimeout")
+    assert effects(using) == []
+
+
+def test_the_admin_lists_and_shows_results(configure: Configure, admin_client: Client):
+    from tests.support.django_tasks import add  # noqa: PLC0415 - needs the fixture's settings
+
+    configure({})
+    result = add.enqueue(1, 2)
+    drain("default")
+    url = reverse("admin:outbox_tasks_taskrecord_changelist")
+    assert b"tests.support.django_tasks.add" in admin_client.get(url).content
+    assert b"tests.support.django_tasks.add" in admin_client.get(url, {"q": result.id}).content
+    assert b"tests.support.django_tasks.add" not in admin_client.get(url, {"q": "123"}).content
+    page = admin_client.get(reverse("admin:outbox_tasks_taskrecord_change", args=[result.id])).content
+    assert b"Successful" in page
+    assert b'<input type="submit"' not in page

@@ -1,0 +1,228 @@
+"""The setup of Django Tasks: options, checks, the app, retention, and a user's `TestCase`."""
+
+import datetime
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import django
+import pytest
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import call_command
+from django.db import connections
+from django.test import TestCase, modify_settings
+from django.utils import timezone
+
+from django_outbox.retention import purge as purge_module
+from django_outbox.retention.purge import purge
+from tests.conftest import ALIASES
+from tests.support.project_files import ROOT
+
+pytest_plugins = ["tests.support.django_tasks_fixtures"]
+
+needs_tasks = pytest.mark.skipif(django.VERSION < (6, 0), reason="Django 5.2 has no django.tasks")
+
+Configure = Callable[..., None]
+
+
+def run(code: str) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return ended.stdout + ended.stderr
+
+
+def found() -> list[CheckMessage]:
+    """Return what `manage.py check` finds in TASKS."""
+    from django.tasks.checks import check_tasks  # noqa: PLC0415 - needs Django 6.0
+
+    return [*check_tasks()]
+
+
+def test_an_older_django_is_refused_by_name():
+    output = run("""
+        import django
+        django.VERSION = (5, 2, 0, "final", 0)
+        import django_outbox.contrib.django_tasks
+    """)
+    assert "ImportError: django_outbox.contrib.django_tasks needs Django 6.0 or newer" in output
+
+
+STARTING = """
+    import django
+    from django.conf import settings
+
+    settings.configure(
+        SECRET_KEY="x",
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        INSTALLED_APPS=["django_outbox", "django_outbox.contrib.django_tasks"],
+        OUTBOX={"PUBLISHERS": {
+            name: {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"} for name in ("default", "handlers")
+        }},
+        TASKS={"default": {"BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend"}} if %s else {},
+    )
+    %s
+    django.setup()
+    from django.core.management import call_command
+    from django_outbox.handlers.registry import registry
+    call_command("check")
+    print([handler.types for handler in registry])
+"""
+DEFINE_TASK = """
+    from django.tasks import task
+
+    @task
+    def work():
+        pass
+"""
+
+
+@needs_tasks
+def test_the_handler_is_registered_when_the_app_starts_if_the_backend_is_used():
+    assert "[('django.task',)]" in run(STARTING % (True, ""))
+    assert "\n[]\n" in run(STARTING % (False, ""))
+
+
+@needs_tasks
+def test_a_task_can_be_defined_before_the_apps_are_ready():
+    assert "[('django.task',)]" in run(STARTING % (True, DEFINE_TASK.strip()))
+
+
+@needs_tasks
+@pytest.mark.parametrize(
+    ("options", "entry", "check", "text"),
+    [
+        ({"databse": "x"}, {}, "E061", "unknown key 'databse'. Did you mean 'database'?"),
+        ({"database": "elsewhere"}, {}, "E061", "['database'] is 'elsewhere', which is not in DATABASES"),
+        ({"result_retention": 7}, {}, "E061", "['result_retention'] is 7"),
+        ({"result_retention": datetime.timedelta(-1)}, {}, "E061", "not negative"),
+        ({"queues": ["mail"]}, {}, "E061", "Use a dict from queue to publisher"),
+        ({"queues": {"mail": "mail"}}, {"QUEUES": ["default"]}, "E061", "'mail', which is not in QUEUES"),
+        ({"queues": {"mail": "post"}}, {"QUEUES": ["mail"]}, "E062", "['queues']['mail'] is 'post'"),
+        ({"publisher": "nowhere"}, {}, "E062", "is 'nowhere', which is not in OUTBOX['PUBLISHERS']"),
+        ({"publisher": 7}, {}, "E062", "is 7"),
+        ({"publisher": "default"}, {}, "E063", "is 'default', a ScriptedPublisher, which does not run tasks"),
+    ],
+)
+def test_a_mistake_in_the_options_is_a_check_and_an_error_of_enqueue(
+    configure: Configure, options: dict[str, Any], entry: dict[str, Any], check: str, text: str
+):
+    from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
+
+    configure(options, **entry)
+    (problem,) = found()
+    assert (problem.id, bool(problem.hint)) == (f"django_outbox.{check}", True)
+    assert text in f"{problem.msg} {problem.hint}"
+    with pytest.raises(ImproperlyConfigured) as refused:
+        note.using(queue_name=(entry.get("QUEUES") or ["default"])[0]).enqueue()
+    assert text in str(refused.value)
+
+
+@needs_tasks
+def test_e060_the_app_is_not_installed(configure: Configure):
+    from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
+
+    configure({})
+    with modify_settings(INSTALLED_APPS={"remove": "django_outbox.contrib.django_tasks"}):
+        (problem,) = found()
+        assert problem.id == "django_outbox.E060"
+        with pytest.raises(ImproperlyConfigured, match="is not in INSTALLED_APPS"):
+            note.enqueue()
+
+
+@needs_tasks
+def test_options_that_are_right_give_no_message(configure: Configure):
+    configure({"database": "postgresql", "queues": {"mail": "mail"}, "result_retention": None}, QUEUES=["mail"])
+    assert found() == []
+
+
+@needs_tasks
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+class TestRetention:
+    def store(self, using: str, **ages: float | None) -> None:
+        """Store a record for each name, which was finished that many days ago; None for one that is not finished."""
+        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
+        from django_outbox.db.uuid7 import uuid7  # noqa: PLC0415
+
+        now = timezone.now()
+        for name, days in ages.items():
+            finished = None if days is None else now - datetime.timedelta(days)
+            TaskRecord.objects.using(using).create(
+                message_id=uuid7(),
+                path=name,
+                backend="other" if name == "other" else "default",
+                args=[],
+                kwargs={},
+                enqueued_at=now,
+                finished_at=finished,
+            )
+
+    def names(self, using: str) -> list[str]:
+        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
+
+        return [*TaskRecord.objects.using(using).order_by("path").values_list("path", flat=True)]
+
+    def test_a_purge_deletes_old_results_of_its_backend_in_batches(
+        self, configure: Configure, using: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        from django_outbox.contrib.django_tasks import retention  # noqa: PLC0415 - needs Django 6.0
+
+        monkeypatch.setattr(retention, "PURGE_BATCH_SIZE", 2)
+        configure({"database": using, "result_retention": datetime.timedelta(days=3)})
+        self.store(using, a=4, b=5, c=6, d=7, e=3.5, other=9, young=2, unfinished=None)
+        purge(using=using)
+        assert self.names(using) == ["other", "unfinished", "young"]
+
+    def test_results_are_kept_forever_without_a_retention(self, configure: Configure, using: str):
+        configure({"database": using, "result_retention": None})
+        self.store(using, a=4000)
+        purge(using=using)
+        assert self.names(using) == ["a"]
+
+    def test_the_command_and_the_relay_purge_results(self, configure: Configure, using: str):
+        configure({"database": using})
+        self.store(using, a=8)
+        call_command("outbox_purge", database=using, interactive=False, verbosity=0)
+        assert self.names(using) == []
+        self.store(using, b=8)
+        with purge_module.purging(using, interval=0.01, patience=10, is_stopping=lambda: False):
+            for _ in range(1000):
+                if not self.names(using):
+                    break
+                connections[using].ensure_connection()
+        assert self.names(using) == []
+
+
+if django.VERSION >= (6, 0):
+    from django.tasks import TaskResultStatus
+    from django.tasks.signals import task_finished
+
+    from django_outbox.testing import drain
+
+    @pytest.mark.usefixtures("configured")
+    class UsersTests(TestCase):
+        """A user's test case."""
+
+        def test_a_task_runs_within_the_tests_transaction(self) -> None:
+            from tests.support.django_tasks import add  # noqa: PLC0415
+
+            finished: list[Any] = []
+
+            def receive(*, task_result: Any, **_: Any) -> None:
+                finished.append(task_result.id)
+
+            task_finished.connect(receive)
+            result = add.enqueue(1, 2)
+            with self.captureOnCommitCallbacks(execute=True):
+                drain()
+            task_finished.disconnect(receive)
+            result.refresh()
+            assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 3)
+            assert finished == [result.id]
+
+    @pytest.fixture
+    def configured(configure: Configure) -> None:
+        configure({})

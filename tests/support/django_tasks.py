@@ -1,0 +1,94 @@
+"""Tasks for the tests of Django Tasks. Importing it needs Django 6.0."""
+
+from contextlib import suppress
+from typing import Any
+
+from django.contrib.auth.models import Group
+from django.db import DatabaseError
+from django.tasks import TaskContext, task
+
+from tests.support.effects import leave
+
+calls: list[Any] = []
+"""What tasks noted in this process."""
+
+
+@task
+def note(*args: Any, **kwargs: Any) -> None:
+    calls.append((args, kwargs))
+
+
+@task
+async def note_async(*args: Any, **kwargs: Any) -> None:
+    calls.append((args, kwargs))
+
+
+@task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@task
+def echo(value: Any) -> Any:
+    return value
+
+
+@task
+def leave_effect(using: str, name: str) -> str:
+    leave(using, name)
+    return name
+
+
+@task
+async def leave_effect_async(using: str, name: str) -> str:
+    await Group.objects.using(using).acreate(name=name)
+    return name
+
+
+@task
+def leave_effect_and_fail(using: str, name: str) -> None:
+    leave(using, name)
+    raise ValueError(f"no {name}")
+
+
+@task(takes_context=True)
+def fail_twice(context: "TaskContext[Any, Any]", using: str, name: str) -> int:
+    leave(using, name)
+    if context.attempt < 3:
+        raise LookupError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+@task(takes_context=True)
+def own_id(context: "TaskContext[Any, Any]") -> str:
+    calls.append(context.task_result)
+    return context.task_result.id
+
+
+@task
+def exit_process() -> None:
+    raise SystemExit("This task exits")
+
+
+@task
+def interrupt() -> None:
+    raise KeyboardInterrupt("not by a person")
+
+
+@task
+def return_a_set() -> set[int]:
+    return {1}
+
+
+@task
+def swallow_error(using: str) -> None:
+    leave(using, "one")
+    with suppress(DatabaseError):
+        leave(using, "one")
+
+
+@task
+def spin(using: str) -> None:
+    leave(using, "one")
+    while True:
+        pass
