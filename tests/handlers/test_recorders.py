@@ -15,7 +15,7 @@ from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, le
 from tests.support.messages import put
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
-pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 2}}}}
 
