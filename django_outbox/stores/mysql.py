@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from django.db import DatabaseError
 
 from django_outbox.messages import Message
-from django_outbox.models import MAX_HISTORY, OutboxMessage
+from django_outbox.models import OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import (
@@ -21,100 +21,24 @@ from django_outbox.stores.heads import (
     is_spared,
 )
 from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers, lock_number
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
+from django_outbox.stores.mysql_statements import (
+    ADD_SLOTS,
+    CHARACTER_SETS,
+    FIND_KEY_LOCKS,
+    FIND_SLOT,
+    HISTORY,
+    LIST_HEADS,
+    LOCK,
+    LOCK_KEYS,
+    LOCK_SLOTS,
+    OLD,
+    PURGE,
+    QUEUE,
+    QUEUES,
+    READ,
+    UNKEYED,
+)
 from django_outbox.stores.types import Claim, Purged, Row
-
-# Due messages are read first and then locked by their ids. A locking read of a range would also lock the index entry
-# after its end, which may be another relay's message, and two relays would wait for each other.
-#
-# The index is forced because the optimiser may otherwise scan the primary key. The publisher is compared twice: the
-# column's collation can use the index but takes `Orders` for `orders`.
-UNKEYED = """
-SELECT id, CAST(available_at AS CHAR)
-FROM {table} FORCE INDEX (outbox_pending)
-WHERE publisher = %s AND `partition` = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
-    AND (available_at > %s OR id > %s)
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
-ORDER BY available_at, id
-LIMIT %s
-"""
-
-LOCK = """
-SELECT id, LENGTH(payload) + LENGTH(headers) FROM {table} FORCE INDEX (PRIMARY)
-WHERE id IN ({ids}) AND available_at <= UTC_TIMESTAMP(6)
-FOR UPDATE SKIP LOCKED
-"""
-
-# Times are cast because the driver parses them in Python, which takes longer than all other columns together.
-READ = """
-SELECT id, message_id, type, topic, `key`, payload, headers, CAST(occurred_at AS CHAR), attempts, error_class,
-    LENGTH(payload) + LENGTH(headers), CAST(available_at AS CHAR)
-FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids})
-"""
-
-# MariaDB has no LATERAL and does not choose a loose index scan, so this reads a stretch of the index, and the first row
-# of each partition in it.
-LIST_HEADS = """
-SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6), size
-FROM (
-    SELECT MIN(id) AS first, COUNT(*) AS size
-    FROM (
-        SELECT `partition`, id
-        FROM {table} FORCE INDEX (outbox_partitions)
-        WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` > %s AND `partition` <= %s
-            AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
-        ORDER BY `partition`, id
-        LIMIT %s
-    ) stretch
-    GROUP BY `partition`
-) head
-STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = first
-ORDER BY 1
-"""
-
-LOCK_SLOTS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN ({ids}) FOR UPDATE SKIP LOCKED"
-
-FIND_SLOT = "SELECT 1 FROM {locks} WHERE number = %s"
-
-ADD_SLOTS = "INSERT IGNORE INTO {{locks}} (number) VALUES {rows}"
-
-# One branch for each partition, because in a recursive query from message to message MySQL reads and sorts a whole key
-# at each step. Under READ COMMITTED it sees everything that earlier owners of the slots have settled.
-QUEUES = """
-SELECT message.`partition`, message.id, message.available_at <= UTC_TIMESTAMP(6),
-    LENGTH(message.payload) + LENGTH(message.headers)
-FROM ({queues}) queue STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = queue.id
-ORDER BY 1, 2
-"""
-
-QUEUE = """
-(SELECT id FROM {{table}} FORCE INDEX (outbox_partitions)
-WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` = {partition}
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
-ORDER BY id LIMIT {depth})
-"""
-
-# All rows exist before any is locked. If one were missing, transactions would lock the gap in its place and then wait
-# for each other to insert it.
-LOCK_KEYS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN ({ids}) ORDER BY number FOR UPDATE"
-FIND_KEY_LOCKS = f"SELECT number FROM {{locks}} WHERE number < {KEY_LOCKS}"
-
-# Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
-# from the start of the index would step over all of them.
-OLD = """
-SELECT id, CAST(processed_at AS CHAR) FROM {table} FORCE INDEX (outbox_processed)
-WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND AND processed_at >= %s
-    AND (processed_at > %s OR id > %s)
-ORDER BY processed_at, id LIMIT %s
-"""
-
-# A DELETE from a single table takes no hint; see `MySQLStore.DELETED`.
-PURGE = """
-DELETE message
-FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) old
-STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = old.id
-WHERE message.processed_at IS NOT NULL
-"""
 
 EARLIEST = "1000-01-01"
 """The earliest time that the column can store."""
@@ -131,20 +55,6 @@ MAX_TIMEOUT = 31_536_000
 
 _complete: set[tuple[str, ...]] = set()
 """Databases known to have the rows of all key locks."""
-
-# The newest attempt comes first, and the oldest is cut off the end.
-HISTORY = f"""JSON_REMOVE(
-                JSON_ARRAY_INSERT(COALESCE(message.history, JSON_ARRAY()), '$[0]', JSON_OBJECT(
-                    'at', DATE_FORMAT(UTC_TIMESTAMP(6), '%%Y-%%m-%%dT%%H:%%i:%%s.%%fZ'),
-                    'error_class', settled.error_class, 'error', LEFT(settled.error, {MAX_HISTORY_ERROR_LENGTH})
-                )),
-                '$[{MAX_HISTORY}]'
-            )"""
-
-CHARACTER_SETS = """
-SELECT DISTINCT character_set_name FROM information_schema.columns
-WHERE table_schema = DATABASE() AND table_name = %s AND column_name IN ('type', 'topic', 'key', 'publisher', 'error')
-"""
 
 
 class _NoSlots(Exception):
