@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from django_outbox import OutboxMessage
-from django_outbox.stores import mysql, postgresql, sqlite
+from django_outbox.stores import mysql, mysql_statements, postgresql, sqlite
 from django_outbox.stores.heads import MANY_PARTITIONS, SLOT_SIZE
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
@@ -338,9 +338,11 @@ class TestSettle:
         assert found["access_type"] in {"eq_ref", "range"}
 
 
+@pytest.mark.parametrize("mine", [sqlite.MINE, sqlite.PENDING_STILL], ids=["leased", "in the claim's transaction"])
 @pytest.mark.parametrize("name", ["PROCESSED", "DELETED", "FAILED", "RETRIED", "RELEASED"])
-def test_sqlite_settles_each_row_by_the_primary_key(name: str):
-    plan = sqlite_plan(table(getattr(sqlite, name)), ["[]", "2026"])
+def test_sqlite_settles_each_row_by_the_primary_key(name: str, mine: str):
+    sql = table(getattr(sqlite, name).replace("{mine}", mine))
+    plan = sqlite_plan(sql, ["[]", "2026"][: sql.count("%s")])
     assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
 
 
@@ -381,5 +383,5 @@ def test_the_tested_statements_are_those_of_the_stores():
     assert "SKIP LOCKED" in claim_sql("postgresql")
     assert "SKIP LOCKED" in caught("mariadb", lambda: claimed_ids("mariadb", limit=LIMIT), "SELECT id", "PRIMARY")
     assert postgresql.UNKEYED.strip().startswith("SELECT id")
-    assert mysql.UNKEYED.strip().startswith("SELECT id")
+    assert mysql_statements.UNKEYED.strip().startswith("SELECT id")
     assert sqlite.UNKEYED.strip().startswith("SELECT id")

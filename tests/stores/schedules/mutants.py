@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_outbox.stores import mysql, postgresql, sqlite
+from django_outbox.stores import mysql, mysql_statements, postgresql, sqlite
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Span
 from django_outbox.stores.heads import OwnedHeads
@@ -26,7 +26,7 @@ def without_locks(patch: pytest.MonkeyPatch) -> None:
     """Let a claim take any key that has work, even if another relay owns it."""
     lock = re.compile(r"pg_try_advisory_xact_lock\(.*?\n +\)", re.DOTALL)
     patch.setattr(postgresql, "OWN_HEADS", replaced(lock, "%s::text IS NOT NULL", postgresql.OWN_HEADS))
-    patch.setattr(mysql, "LOCK_SLOTS", replaced("FOR UPDATE SKIP LOCKED", "", mysql.LOCK_SLOTS))
+    patch.setattr(mysql, "LOCK_SLOTS", replaced("FOR UPDATE SKIP LOCKED", "", mysql_statements.LOCK_SLOTS))
     patch.setattr(sqlite, "LEASE_PARTITIONS", f"{sqlite.LEASE_PARTITIONS} WHERE 1 = 0")
 
 
