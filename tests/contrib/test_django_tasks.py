@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-import pickle
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -250,11 +249,6 @@ def test_a_result_of_another_task_is_refused(tasks: Any, using: str):
     result = tasks.add.enqueue(1, 2)
     with pytest.raises(TaskResultMismatch):
         tasks.note.get_result(result.id)
-
-
-def test_a_result_can_be_pickled(tasks: Any, using: str):
-    result = tasks.add.enqueue(1, 2)
-    assert pickle.loads(pickle.dumps(result)) == result
 
 
 def test_signals_are_sent_in_order_and_the_last_one_after_the_commit(
