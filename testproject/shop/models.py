@@ -46,7 +46,7 @@ class Receipt(models.Model):
         verbose_name_plural = _("receipts")
 
     def __str__(self) -> str:
-        return f"{self.total} for order {self.order_id}"
+        return f"receipt {self.pk}: {self.total}"
 
 
 class ReceivedMessage(models.Model):

@@ -150,14 +150,22 @@ class Shop:
         printed = self.manage("place_orders", "--count", str(count), "--rollback-every", str(rollback_every))
         saved = count - (count // rollback_every if rollback_every else 0)
         assert printed.startswith(f"{saved:,} orders placed, {count - saved:,} rolled back"), printed
-        for publisher in ("default", "handlers"):
-            assert self.database.count(f"publisher = '{publisher}'") == saved
-        assert self.database.count("1 = 1", "shop_order") == saved
+        assert self.count_messages() == self.database.count("1 = 1", "shop_order") == saved
+        assert self.database.count("publisher = 'handlers'") == saved
         return saved
 
+    def count_messages(self, condition: str = "1 = 1") -> int:
+        """Return how many messages for other services fulfil a condition in SQL."""
+        return self.database.count(f"publisher = 'default' AND {condition}")
+
+    def unprocessed(self) -> int:
+        """Return how many rows are pending or failed, except for those of Celery's tasks."""
+        return self.database.count("processed_at IS NULL AND publisher <> 'celery'")
+
     def wait_for_arrivals(self, count: int, consumer: Process) -> None:
-        """Wait until that many different messages have arrived, and stop the consumer."""
+        """Wait until that many different messages have arrived, and the handlers are done; stop the consumer."""
         eventually(lambda: self.database.count("1 = 1", "shop_receivedmessage") >= count, seconds=PATIENCE)
+        eventually(lambda: not self.unprocessed(), seconds=PATIENCE)
         consumer.stop()
 
     def assert_everything_arrived(self) -> int:
@@ -166,8 +174,7 @@ class Shop:
         Each of them also has a receipt.
         """
         assert self.depth() == 0, "the consumer has not read everything"
-        unprocessed = "processed_at IS NULL AND publisher IN ('default', 'handlers')"
-        eventually(lambda: not self.database.count(unprocessed), "each message is processed", seconds=PATIENCE)
+        assert self.unprocessed() == 0, "a message is pending or failed"
         enqueued = self.database.rows(
             "SELECT message_id, type FROM django_outbox_outboxmessage WHERE publisher = 'default'"
         )
