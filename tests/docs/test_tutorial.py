@@ -158,7 +158,8 @@ def follow(command: str, expected: str, folder: Path) -> None:
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == ("Error" in expected or "TransactionRequired" in expected), f"$ {command}\n{done.stdout}"
+    fails = re.search(r"^[\w.]+(Error|TransactionRequired):", expected, re.MULTILINE)
+    assert done.returncode == bool(fails), f"$ {command}\n{done.stdout}"
     for line in expected.splitlines():
         assert re.search(pattern(line), done.stdout, re.MULTILINE), f"$ {command}\nhas no line {line!r}:\n{done.stdout}"
 
