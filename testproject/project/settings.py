@@ -9,6 +9,7 @@
 | POSTGRES_URL   | the same, if DATABASE_URL is not set                         | not set                          |
 | AMQP_URL       | RabbitMQ, for the outbox and for Celery                      | messages go to the console       |
 | SHOP_EXCHANGE  | exchange that the outbox publishes to                        | `shop`                           |
+| BILLING_QUEUE  | queue that the billing service reads                         | `billing.orders`                 |
 | SHOP_QUEUE     | queue that `consume_orders` reads                            | `shop.orders`                    |
 | CELERY_QUEUE   | queue of Celery's tasks                                      | `shop.celery`                    |
 | DRAIN_EVERY    | seconds between two drains by Celery beat                    | 1                                |
@@ -17,6 +18,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import environ
 
@@ -26,6 +28,21 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 
 env = environ.Env()
 env.read_env(BASE_DIR / ".env")
+
+
+def read_database(url: str) -> dict[str, Any]:
+    """Return the settings of a database, given its URL."""
+    database: dict[str, Any] = env.db_url_config(url)
+    if database["ENGINE"] == "django.db.backends.sqlite3":
+        # SQLite has one writer at a time. In WAL mode readers do not wait for it. A transaction that takes the write
+        # lock when it begins waits for its turn; one that asks for it later fails at once.
+        database["OPTIONS"] = {
+            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+        }
+    return database
+
 
 DEBUG = env.bool("DEBUG", default=True)
 SECRET_KEY = env.str("SECRET_KEY", default="public, for development only" if DEBUG else environ.Env.NOTSET)
@@ -71,21 +88,15 @@ TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASE_URL = env.str("DATABASE_URL", default=env.str("POSTGRES_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))
-DATABASES = {"default": env.db_url_config(DATABASE_URL)}
-if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    # SQLite has one writer at a time. In WAL mode readers do not wait for it. A transaction that takes the write lock
-    # when it begins waits for its turn; one that asks for it later fails at once.
-    DATABASES["default"]["OPTIONS"] = {
-        "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-        "timeout": 20,
-        "transaction_mode": "IMMEDIATE",
-    }
+DATABASES = {"default": read_database(DATABASE_URL)}
 
 AMQP_URL = env.str("AMQP_URL", default="")
 SHOP_EXCHANGE = env.str("SHOP_EXCHANGE", default="shop")
+BILLING_QUEUE = env.str("BILLING_QUEUE", default="billing.orders")
 SHOP_QUEUE = env.str("SHOP_QUEUE", default="shop.orders")
 DEMO_FILE = env.str("DEMO_FILE", default=str(BASE_DIR / "demo.jsonl"))
 
+PUBLISHER: dict[str, Any]
 if AMQP_URL:
     PUBLISHER = {
         "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
@@ -94,9 +105,22 @@ if AMQP_URL:
 else:
     PUBLISHER = {"BACKEND": "shop.publishers.RoutedConsolePublisher", "OPTIONS": {"types": ["order.*"]}}
 
-OUTBOX = {"PUBLISHERS": {"default": PUBLISHER}, "CLAIM_TIMEOUT": env.float("CLAIM_TIMEOUT", default=120.0)}
+OUTBOX: dict[str, Any] = {
+    "PUBLISHERS": {
+        "default": PUBLISHER,
+        "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"},
+        "celery": {
+            "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+            "OPTIONS": {"app": "project.celery:app"},
+        },
+    },
+    "ROUTES": {"order.*": ["default", "handlers"]},
+    "CLAIM_TIMEOUT": env.float("CLAIM_TIMEOUT", default=120.0),
+}
 
-CELERY_BROKER_URL = AMQP_URL or None
+CELERY_BROKER_URL = AMQP_URL or "memory://"
+# Without a broker, a task is called at once, in the transaction of the handler that sends it.
+CELERY_TASK_ALWAYS_EAGER = not AMQP_URL
 CELERY_TASK_DEFAULT_QUEUE = env.str("CELERY_QUEUE", default="shop.celery")
 CELERY_BEAT_SCHEDULE = beat_schedule(drain_every=env.float("DRAIN_EVERY", default=1.0))
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

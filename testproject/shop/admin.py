@@ -1,9 +1,9 @@
-"""Orders and received messages in the admin, read-only."""
+"""Orders, receipts and received messages in the admin, read-only."""
 
 from django.contrib import admin
 from django.http import HttpRequest
 
-from shop.models import Order, ReceivedMessage
+from shop.models import Order, Receipt, ReceivedMessage
 
 
 class ReadOnlyAdmin:
@@ -24,6 +24,15 @@ class OrderAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
     """Orders, newest first."""
 
     list_display = ("id", "customer", "item", "quantity", "total", "created")
+    ordering = ("-id",)
+    show_full_result_count = False
+
+
+@admin.register(Receipt)
+class ReceiptAdmin(ReadOnlyAdmin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Receipts, newest first."""
+
+    list_display = ("id", "order_id", "total", "written", "confirmed")
     ordering = ("-id",)
     show_full_result_count = False
 

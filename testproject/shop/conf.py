@@ -4,4 +4,5 @@ from django.conf import settings
 
 EXCHANGE: str = getattr(settings, "SHOP_EXCHANGE", "shop")
 QUEUE: str = getattr(settings, "SHOP_QUEUE", "shop.orders")
+BILLING_QUEUE: str = getattr(settings, "BILLING_QUEUE", "billing.orders")
 DEMO_FILE: str = getattr(settings, "DEMO_FILE", "demo.jsonl")

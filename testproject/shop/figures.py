@@ -24,6 +24,12 @@ class Figures:
         arrived: different messages among them.
         repeated_in_flight: messages that arrived more than once and were in flight at the kill.
         for_rolled_back: arrivals about an order that was rolled back.
+        handled_before_kill: messages that the handler had processed when its relay was killed.
+        receipts_before_kill: receipts in the database right after that.
+        handled: messages that the handler has processed in the end.
+        receipts: receipts in the end.
+        invoices: invoices that billing has written.
+        each_order_has_one_invoice: whether each order in the database has exactly one of them.
     """
 
     placed: Placed
@@ -39,6 +45,12 @@ class Figures:
     arrived: int
     repeated_in_flight: int
     for_rolled_back: int
+    handled_before_kill: int
+    receipts_before_kill: int
+    handled: int
+    receipts: int
+    invoices: int
+    each_order_has_one_invoice: bool
 
     @property
     def duplicates(self) -> int:
@@ -59,6 +71,8 @@ class Figures:
             ("  left failed", self.left_failed),
             ("messages arrived", self.arrived),
             ("  duplicates", self.duplicates),
+            ("receipts", self.receipts),
+            ("invoices", self.invoices),
         ]
 
     def checks(self) -> list[tuple[str, bool]]:
@@ -66,7 +80,7 @@ class Figures:
         saved = self.placed.saved
         return [
             ("Every order that was accepted is in the database, and no other.", self.orders == saved),
-            ("Each order, the invoice and the refund has exactly one message.", self.enqueued == saved + 2),
+            ("Each order, the report and the refund has exactly one message.", self.enqueued == saved + 2),
             ("No message announces an order that was rolled back.", self.for_rolled_back == 0),
             (
                 f"The relay was killed in mid-batch: {plural(self.in_flight, 'message')} sent, none of them settled.",
@@ -78,8 +92,16 @@ class Figures:
                 self.duplicates == self.repeated_in_flight == self.in_flight,
             ),
             (
-                "The invoice failed, was requeued and then delivered.",
+                "The report failed, was requeued and then delivered.",
                 self.failed - self.left_failed == self.requeued == 1,
+            ),
+            (
+                "Each order has exactly one receipt, although a relay was killed while it wrote receipts.",
+                self.receipts == self.handled == saved and 0 < self.receipts_before_kill == self.handled_before_kill,
+            ),
+            (
+                f"Each order has exactly one invoice, although {plural(self.duplicates, 'message')} arrived twice.",
+                self.each_order_has_one_invoice and self.invoices == saved,
             ),
             ("The outbox agrees: all delivered, except the one left failed.", self.delivered == self.enqueued - 1),
         ]

@@ -1,4 +1,4 @@
-"""A relay in a separate process, killed at the worst moment: after sending messages and before recording it."""
+"""A relay in a separate process, killed at the worst moment: after its batch is published, before that is recorded."""
 
 import os
 import subprocess
@@ -21,12 +21,15 @@ class RelayEnded(Exception):
     """The relay ended by itself before it could be killed."""
 
 
-def kill_relay_in_mid_batch(*, batch_size: int, output: IO[str]) -> int:
+def kill_relay_in_mid_batch(
+    publisher_alias: str, *, batch_size: int, output: IO[str] | int = subprocess.DEVNULL
+) -> int:
     """Start a relay, kill it between the publishing and the settling of its second batch, and return its process id.
 
     Args:
+        publisher_alias: the alias of the publisher that it delivers to.
         batch_size: maximum number of messages in a batch.
-        output: standard output of the relay.
+        output: standard output of the relay, which is discarded by default.
 
     Raises:
         RelayEnded: the relay did not get as far as that.
@@ -37,7 +40,7 @@ def kill_relay_in_mid_batch(*, batch_size: int, output: IO[str]) -> int:
     process = subprocess.Popen(  # noqa: S603 - a command of this project
         [
             *(sys.executable, sys.argv[0], "run_outbox_until_killed"),
-            *("--workers", "1", "--batch-size", str(batch_size)),
+            *("--publisher", publisher_alias, "--workers", "1", "--batch-size", str(batch_size)),
         ],
         env=environment,
         stdin=subprocess.PIPE,

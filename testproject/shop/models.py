@@ -1,4 +1,4 @@
-"""The shop's orders, and the messages that its consumer received."""
+"""The shop's orders and receipts, and the messages that its consumer received."""
 
 import uuid
 from typing import ClassVar
@@ -27,6 +27,26 @@ class Order(models.Model):
 
     def __str__(self) -> str:
         return f"{self.quantity} {self.item} for {self.customer}"
+
+
+class Receipt(models.Model):
+    """The receipt of an order, which a handler writes."""
+
+    order = models.OneToOneField(Order, models.CASCADE, verbose_name=_("order"))
+    total = models.DecimalField(_("total"), max_digits=10, decimal_places=2)
+    written = models.DateTimeField(_("written"), auto_now_add=True)
+    confirmed = models.DateTimeField(
+        _("confirmed"), null=True, blank=True, help_text=_("When the confirmation was sent to the customer.")
+    )
+
+    objects: ClassVar[models.Manager["Receipt"]]
+
+    class Meta:
+        verbose_name = _("receipt")
+        verbose_name_plural = _("receipts")
+
+    def __str__(self) -> str:
+        return f"receipt {self.pk}: {self.total}"
 
 
 class ReceivedMessage(models.Model):

@@ -10,6 +10,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue
+from shop.events import OrderPlaced
 from shop.forms import OrderForm
 from shop.models import Order
 
@@ -24,7 +25,7 @@ class OutOfStock(Exception):
 @csrf_exempt  # Called by programs. It reads no cookies, so there are none that another site could abuse.
 @require_POST
 def place_order(request: HttpRequest) -> JsonResponse:
-    """Save the order in the JSON body and enqueue `order.placed`: both, or neither.
+    """Save the order in the JSON body and enqueue `OrderPlaced`: both, or neither.
 
     The response is 201 with the id and number of the order, 400 with the errors of each field, or 409 if the item is
     out of stock.
@@ -39,17 +40,15 @@ def place_order(request: HttpRequest) -> JsonResponse:
         with transaction.atomic():
             order = form.save()
             enqueue(
-                "order.placed",
-                {
-                    "id": order.pk,
-                    "number": order.number,
-                    "customer": order.customer,
-                    "item": order.item,
-                    "quantity": order.quantity,
-                    "total": order.total,
-                    "note": order.note,
-                },
-                key=f"order-{order.pk}",
+                OrderPlaced(
+                    id=order.pk,
+                    number=order.number,
+                    customer=order.customer,
+                    item=order.item,
+                    quantity=order.quantity,
+                    total=order.total,
+                    note=order.note,
+                ),
                 headers={"correlation_id": str(order.number)},
             )
             _take_from_stock(order)

@@ -1,4 +1,4 @@
-"""The tutorial, followed step by step as a reader would, against the real broker."""
+"""The tutorials, followed step by step as a reader would, against the real broker."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from django.conf import settings
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TUTORIAL = ROOT / "docs" / "tutorial" / "first-message.md"
+TUTORIALS = ROOT / "docs" / "tutorial"
 
 NOT_REPEATED = (
     *("mkdir", "cd", "python -m venv", ".", "pip", "docker", "until docker"),
@@ -87,7 +87,7 @@ def text() -> Iterator[str]:
     """The tutorial, with the broker of this run and its own names there, which are deleted at the end."""
     suffix = uuid.uuid4().hex[:8]
     exchange, queue = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}"
-    text = TUTORIAL.read_text()
+    text = (TUTORIALS / "first-message.md").read_text()
     for written, used in {
         "amqp://guest:guest@localhost:5672/%2F": settings.AMQP_URL,
         '"exchange": "shop"': f'"exchange": "{exchange}"',
@@ -117,8 +117,16 @@ def terminals(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
         terminal.close()
 
 
-def test_the_tutorial_does_what_it_says(text: str, terminals: dict[str, Terminal], tmp_path: Path):
-    folder = tmp_path / "project"
+def test_the_tutorial_of_the_first_message_does_what_it_says(text: str, terminals: dict[str, Terminal], tmp_path: Path):
+    assert terminals.keys() <= follow_all(text, tmp_path / "project", terminals)
+
+
+def test_the_tutorial_of_the_first_handler_does_what_it_says(tmp_path: Path):
+    follow_all((TUTORIALS / "first-handler.md").read_text(), tmp_path, {})
+
+
+def follow_all(text: str, folder: Path, terminals: dict[str, Terminal]) -> set[str]:
+    """Follow all blocks of a tutorial and return their captions."""
     captions = set()
     for language, caption, code in re.findall(
         r"^```(?:\{code-block\} )?(\w+)\n(?::caption: ([^\n]+)\n\n)?(.*?)^```$", text, re.MULTILINE | re.DOTALL
@@ -133,7 +141,7 @@ def test_the_tutorial_does_what_it_says(text: str, terminals: dict[str, Terminal
             path = folder / caption.removesuffix(" (at the end)")
             before = path.read_text() if caption.endswith(" (at the end)") else ""
             path.write_text(before + code)
-    assert terminals.keys() <= captions
+    return captions
 
 
 def follow(command: str, expected: str, folder: Path) -> None:
@@ -150,7 +158,8 @@ def follow(command: str, expected: str, folder: Path) -> None:
         timeout=PATIENCE,
         check=False,
     )
-    assert done.returncode == ("Error" in expected or "TransactionRequired" in expected), f"$ {command}\n{done.stdout}"
+    fails = re.search(r"^[\w.]+(Error|TransactionRequired):", expected, re.MULTILINE)
+    assert done.returncode == bool(fails), f"$ {command}\n{done.stdout}"
     for line in expected.splitlines():
         assert re.search(pattern(line), done.stdout, re.MULTILINE), f"$ {command}\nhas no line {line!r}:\n{done.stdout}"
 

@@ -56,9 +56,11 @@ def test_an_order_is_saved_together_with_its_message(shop: SQLiteShop):
     assert shop.rows("SELECT id, customer, item, quantity, note FROM shop_order") == [
         (answer["id"], "Grace", "kettle", 3, " gift ")
     ]
-    [(type, key, headers, payload)] = shop.rows("SELECT type, key, headers, payload FROM django_outbox_outboxmessage")
-    assert (type, key) == ("order.placed", f"order-{answer['id']}")
-    assert json.loads(headers) == {"correlation_id": answer["number"]}
+    rows = shop.rows("SELECT publisher, message_id, type, key, headers, payload FROM django_outbox_outboxmessage")
+    publishers, ids, types, keys, headers, payloads = map(set, zip(*rows, strict=True))
+    assert (publishers, types, keys) == ({"default", "handlers"}, {"order.placed"}, {f"order-{answer['id']}"})
+    [_], [header], [payload] = ids, headers, payloads
+    assert json.loads(header) == {"correlation_id": answer["number"], "event-version": 1}
     assert json.loads(payload) == {
         **answer,
         "customer": "Grace",
@@ -129,7 +131,7 @@ def test_the_first_page_shows_the_figures(shop: SQLiteShop):
     shop.server.order()
     page = shop.server.get("/")
     assert "1 order<" in page
-    assert "1 message pending, 0 failed" in page
+    assert "2 messages pending, 0 failed" in page
 
 
 @pytest.fixture
@@ -139,7 +141,11 @@ def demo_environment(tmp_path: Path) -> dict[str, str]:
 
 def demo_settings(folder: Path) -> dict[str, str]:
     """Return the environment of a demo on SQLite, in a folder."""
-    return shop_environment(DATABASE_URL=f"sqlite:///{folder}/demo.sqlite3", DEMO_FILE=str(folder / "demo.jsonl"))
+    return shop_environment(
+        DATABASE_URL=f"sqlite:///{folder}/demo.sqlite3",
+        BILLING_DATABASE_URL=f"sqlite:///{folder}/billing.sqlite3",
+        DEMO_FILE=str(folder / "demo.jsonl"),
+    )
 
 
 def figures(output: str) -> dict[str, int]:
@@ -150,8 +156,12 @@ def figures(output: str) -> dict[str, int]:
     }
 
 
+CHECKS = 10
+"""The number of statements that the demo proves."""
+
+
 class RepeatedDemo(NamedTuple):
-    """The outputs of two runs of the demo in one database, and its environment."""
+    """The outputs of two runs of the demo in the same databases, and its environment."""
 
     outputs: list[str]
     environment: dict[str, str]
@@ -185,11 +195,13 @@ def test_the_demo_succeeds_and_can_be_repeated(repeated_demo: RepeatedDemo):
             "left failed": 1,
             "messages arrived": 91,
             "duplicates": 15,
+            "receipts": 90,
+            "invoices": 90,
         }
-        assert "invoice.requested failed: unroutable" in output
-        assert output.count("   ok    ") == 8
+        assert "report.requested failed: unroutable" in output
+        assert output.count("   ok    ") == CHECKS
     types = Counter(message["type"] for message in repeated_demo.arrivals())
-    assert types == {"order.placed": 90 + 15, "invoice.requested": 1}
+    assert types == {"order.placed": 90 + 15, "report.requested": 1}
 
 
 def test_the_demo_kills_a_relay_whose_batch_another_relay_delivers_again(repeated_demo: RepeatedDemo):
@@ -200,6 +212,23 @@ def test_the_demo_kills_a_relay_whose_batch_another_relay_delivers_again(repeate
     arrivals = [message["message_id"] for message in repeated_demo.arrivals()]
     # The relay settled its first batch of 15, and died with the second one.
     assert [arrivals.count(message_id) for message_id in arrivals[:30]] == [1] * 15 + [2] * 15
+
+
+def test_the_demo_kills_a_relay_whose_handler_writes_each_receipt_once(repeated_demo: RepeatedDemo):
+    assert "Its first batch of 15 receipts was committed." in repeated_demo.outputs[-1]
+    with closing(sqlite3.connect(repeated_demo.folder / "demo.sqlite3")) as connection:
+        receipts = connection.execute("SELECT order_id, total FROM shop_receipt ORDER BY order_id").fetchall()
+        assert receipts == connection.execute("SELECT id, total FROM shop_order ORDER BY id").fetchall()
+        assert not connection.execute("SELECT 1 FROM shop_receipt WHERE confirmed IS NULL").fetchall()
+
+
+def test_the_demo_has_one_invoice_for_each_order_although_messages_arrived_twice(repeated_demo: RepeatedDemo):
+    with closing(sqlite3.connect(repeated_demo.folder / "billing.sqlite3")) as connection:
+        invoices = connection.execute("SELECT order_number, customer, total FROM billing_invoice").fetchall()
+    with closing(sqlite3.connect(repeated_demo.folder / "demo.sqlite3")) as connection:
+        orders = connection.execute("SELECT number, customer, total FROM shop_order").fetchall()
+    assert len(invoices) == 2 * 90
+    assert sorted(invoices) == sorted(orders)
 
 
 def test_the_demo_leaves_a_failed_message_to_requeue_in_the_admin(repeated_demo: RepeatedDemo):
@@ -234,8 +263,8 @@ def test_the_demo_succeeds_on_postgresql_and_rabbitmq(tmp_path: Path):
     with migrated_database("postgresql", tmp_path) as database, Shop(database, tmp_path) as shop:
         output = shop.manage("demo", "--orders", "100")
     assert f"exchange {shop.queue}, queue {shop.queue}" in output
-    assert output.count("   ok    ") == 8
-    assert {"messages arrived": 91, "left failed": 1}.items() <= figures(output).items()
+    assert output.count("   ok    ") == CHECKS
+    assert {"messages arrived": 91, "left failed": 1, "receipts": 90, "invoices": 90}.items() <= figures(output).items()
     assert figures(output)["duplicates"] == figures(output)["in flight at the kill"] > 0
 
 
@@ -243,11 +272,13 @@ def test_the_demo_exits_with_1_when_the_figures_disagree(demo_environment: dict[
     run_manage("migrate", "--verbosity=0", environment=demo_environment)
     with closing(sqlite3.connect(tmp_path / "demo.sqlite3")) as connection, connection:
         connection.execute(
-            "CREATE TRIGGER one_lost AFTER INSERT ON django_outbox_outboxmessage WHEN new.id = 50 "
+            "CREATE TRIGGER one_lost AFTER INSERT ON django_outbox_outboxmessage WHEN new.id IN (49, 50) "
             "BEGIN DELETE FROM django_outbox_outboxmessage WHERE id = new.id; END"
         )
     output = run_manage("demo", "--orders", "100", environment=demo_environment, code=1)
-    assert "WRONG Each order, the invoice and the refund has exactly one message." in output
+    assert "WRONG Each order has exactly one receipt" in output
+    assert "WRONG Each order has exactly one invoice" in output
+    assert "WRONG Each order, the report and the refund has exactly one message." in output
     assert figures(output)["messages enqueued"] == 91
 
 

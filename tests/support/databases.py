@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 _numbers = itertools.count(1)
 
-TABLES = ("django_outbox_outboxmessage", "shop_order", "shop_receivedmessage")
+TABLES = ("django_outbox_outboxmessage", "shop_receipt", "shop_order", "shop_receivedmessage")
 
 
 def statements(queries: CaptureQueriesContext) -> list[str]:

@@ -103,10 +103,12 @@ class Server(Process):
 class Shop:
     """The shop's commands, and what can be asked of its database and its queue."""
 
-    def __init__(self, database: Database, folder: Path) -> None:
+    def __init__(self, database: Database, folder: Path, billing_database_url: str = "") -> None:
         self.database = database
         self.queue = f"outbox-test-{uuid.uuid4().hex[:8]}"
         self.celery_queue = f"{self.queue}-celery"
+        self.billing_queue = f"{self.queue}-billing"
+        self.billing_database_url = billing_database_url or f"sqlite:///{folder}/billing.sqlite3"
         self._folder = folder
         self._processes: list[Process] = []
         self.environment = shop_environment(
@@ -114,6 +116,8 @@ class Shop:
             AMQP_URL=settings.AMQP_URL,
             SHOP_EXCHANGE=self.queue,
             SHOP_QUEUE=self.queue,
+            BILLING_DATABASE_URL=self.billing_database_url,
+            BILLING_QUEUE=self.billing_queue,
             CELERY_QUEUE=self.celery_queue,
         )
 
@@ -146,23 +150,39 @@ class Shop:
         printed = self.manage("place_orders", "--count", str(count), "--rollback-every", str(rollback_every))
         saved = count - (count // rollback_every if rollback_every else 0)
         assert printed.startswith(f"{saved:,} orders placed, {count - saved:,} rolled back"), printed
-        assert self.database.count("1 = 1") == self.database.count("1 = 1", "shop_order") == saved
+        assert self.count_messages() == self.database.count("1 = 1", "shop_order") == saved
+        assert self.database.count("publisher = 'handlers'") == saved
         return saved
 
+    def count_messages(self, condition: str = "1 = 1") -> int:
+        """Return how many messages for other services fulfil a condition in SQL."""
+        return self.database.count(f"publisher = 'default' AND {condition}")
+
+    def unprocessed(self) -> int:
+        """Return how many rows are pending or failed, except for those of Celery's tasks."""
+        return self.database.count("processed_at IS NULL AND publisher <> 'celery'")
+
     def wait_for_arrivals(self, count: int, consumer: Process) -> None:
-        """Wait until that many different messages have arrived, and stop the consumer."""
+        """Wait until that many different messages have arrived, and the handlers are done; stop the consumer."""
         eventually(lambda: self.database.count("1 = 1", "shop_receivedmessage") >= count, seconds=PATIENCE)
+        eventually(lambda: not self.unprocessed(), seconds=PATIENCE)
         consumer.stop()
 
     def assert_everything_arrived(self) -> int:
-        """Expect that exactly the messages of the saved orders arrived; return how many arrived more than once."""
+        """Expect that exactly the messages of the saved orders arrived; return how many arrived more than once.
+
+        Each of them also has a receipt.
+        """
         assert self.depth() == 0, "the consumer has not read everything"
-        assert self.database.count("processed_at IS NULL") == 0, "a message is pending or failed"
-        enqueued = self.database.rows("SELECT message_id, type FROM django_outbox_outboxmessage")
+        assert self.unprocessed() == 0, "a message is pending or failed"
+        enqueued = self.database.rows(
+            "SELECT message_id, type FROM django_outbox_outboxmessage WHERE publisher = 'default'"
+        )
         received = self.database.rows("SELECT message_id, type FROM shop_receivedmessage")
         assert sorted(received) == sorted(enqueued)
         orders = sorted(id for (id,) in self.database.rows("SELECT id FROM shop_order"))
         assert sorted(payload["id"] for payload in self.payloads()) == orders
+        assert sorted(id for (id,) in self.database.rows("SELECT order_id FROM shop_receipt")) == orders
         assert not [payload for payload in self.payloads() if payload["item"] == "out-of-stock"]
         duplicates = self.database.rows("SELECT coalesce(sum(deliveries - 1), 0) FROM shop_receivedmessage")
         return int(duplicates[0][0])
@@ -185,7 +205,7 @@ class Shop:
             if process.running:
                 process.kill()
         with broker_channel() as channel:
-            for queue in (self.queue, self.celery_queue):
+            for queue in (self.queue, self.celery_queue, self.billing_queue):
                 channel.queue_delete(queue)
                 channel.exchange_delete(queue)
 

@@ -17,7 +17,7 @@ from django_outbox.management.progress import ProgressLine
 from django_outbox.relay import Relay
 
 ORDERS = "order.*"
-INVOICES = "invoice.*"
+REPORTS = "report.*"
 
 
 class Destination(abc.ABC):
@@ -46,7 +46,7 @@ class Destination(abc.ABC):
 
     @abc.abstractmethod
     def repair(self) -> None:
-        """Make it accept invoices, too."""
+        """Make it accept reports, too."""
 
     @abc.abstractmethod
     def read_arrivals(self) -> list[tuple[uuid.UUID, Any]]:

@@ -9,18 +9,18 @@ from django.conf import settings
 from django.test import override_settings
 
 from shop import conf
-from shop.destinations import INVOICES, ORDERS, Destination
+from shop.destinations import ORDERS, REPORTS, Destination
 from shop.terminal import short_path
 
 
 class ConsoleDestination(Destination):
     """The file of JSON lines that the setting `DEMO_FILE` names."""
 
-    repair_text = f"accept {INVOICES} on the console"
+    repair_text = f"accept {REPORTS} on the console"
 
     def __init__(self) -> None:
         self._path = Path(conf.DEMO_FILE)
-        self._repaired = override_settings(OUTBOX=_outbox([ORDERS, INVOICES]))
+        self._repaired = override_settings(OUTBOX=_outbox([ORDERS, REPORTS]))
         self._enabled = False
         self.name = f"the console, redirected to {short_path(self._path)}"
 

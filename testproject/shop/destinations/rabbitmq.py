@@ -1,4 +1,4 @@
-"""A quorum queue of RabbitMQ, read by the shop's consumer."""
+"""Quorum queues of RabbitMQ: one is read by the shop's consumer, the other one by the billing service."""
 
 import uuid
 from typing import Any
@@ -7,7 +7,7 @@ from django.conf import settings
 
 from shop import conf
 from shop.consumer import Consumer
-from shop.destinations import INVOICES, ORDERS, Destination
+from shop.destinations import ORDERS, REPORTS, Destination
 from shop.models import ReceivedMessage
 
 IDLE_TIMEOUT = 1.0
@@ -17,19 +17,23 @@ IDLE_TIMEOUT = 1.0
 class RabbitMQDestination(Destination):
     """The shop's queue, bound to its exchange."""
 
-    repair_text = f"bind the queue to {INVOICES}"
+    repair_text = f"bind the queue to {REPORTS}"
 
     def __init__(self) -> None:
         self._consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.QUEUE)
         self.name = f"RabbitMQ, exchange {conf.EXCHANGE}, queue {conf.QUEUE}"
 
     def prepare(self) -> None:
+        billing = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.BILLING_QUEUE)
+        billing.declare()
+        billing.bind(ORDERS)
+        billing.close()
         self._consumer.declare()
         self._consumer.bind(ORDERS)
-        self._consumer.unbind(INVOICES)
+        self._consumer.unbind(REPORTS)
 
     def repair(self) -> None:
-        self._consumer.bind(INVOICES)
+        self._consumer.bind(REPORTS)
 
     def read_arrivals(self) -> list[tuple[uuid.UUID, Any]]:
         self._consumer.consume(idle_timeout=IDLE_TIMEOUT)

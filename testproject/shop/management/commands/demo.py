@@ -13,16 +13,17 @@ from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connection, transaction
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 from django.urls import reverse
 
 from django_outbox import OutboxError, OutboxMessage, enqueue
 from django_outbox.models import OutboxMessageQuerySet
+from shop.billing_service import BillingFailed, bill_orders
 from shop.buyers import Placed, UnexpectedResponse, place_orders
 from shop.destinations import Destination, make_destination
 from shop.figures import Figures
 from shop.killed_relay import LEASE, RelayEnded, kill_relay_in_mid_batch
-from shop.models import Order
+from shop.models import Order, Receipt
 from shop.terminal import ProgressBar, plural, short_path
 from shop.views import OUT_OF_STOCK
 
@@ -45,8 +46,8 @@ class Command(BaseCommand):
     """Runs in the shop's own database, and can be repeated."""
 
     help = (
-        "Place orders, roll some back, kill a relay while it delivers their messages, repair a message that fails, "
-        "and compare the figures."
+        "Place orders, roll some back, kill relays while they deliver messages and call handlers, let a second service "
+        "write invoices, repair a message that fails, and compare the figures."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -69,7 +70,7 @@ class Command(BaseCommand):
         destination = make_destination()
         try:
             figures = self._run(destination, options["orders"])
-        except (OutboxError, UnexpectedResponse, RelayEnded) as error:
+        except (OutboxError, UnexpectedResponse, RelayEnded, BillingFailed) as error:
             raise CommandError(str(error)) from error
         finally:
             destination.close()
@@ -80,14 +81,21 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0)
         destination.prepare()
         orders = Order.objects.filter(id__gt=_last_id(Order))
-        messages = OutboxMessage.objects.filter(id__gt=_last_id(OutboxMessage))
+        rows = OutboxMessage.objects.filter(id__gt=_last_id(OutboxMessage))
+        messages, handled = rows.filter(publisher="default"), rows.filter(publisher="handlers").processed()
+        receipts = Receipt.objects.filter(order__in=orders)
 
         placed = self._place_orders(count)
         in_flight, pending = self._kill_a_relay(destination, messages)
-        self._recover(destination, messages)
-        failed, requeued = self._fail_and_repair(destination, messages, placed)
+        handled_before_kill, receipts_before_kill = self._kill_a_relay_in_handlers(
+            handled, receipts, batch_size=max(1, placed.saved // BATCHES)
+        )
+        self._recover(destination, rows)
+        invoices = self._bill(destination)
+        failed, requeued = self._fail_and_repair(destination, rows, placed)
 
         own = set(messages.values_list("message_id", flat=True))
+        numbers = orders.values_list("number", flat=True)
         everything = destination.read_arrivals()
         times = Counter(message_id for message_id, _ in everything if message_id in own)
         return Figures(
@@ -104,6 +112,12 @@ class Command(BaseCommand):
             arrived=len(times),
             repeated_in_flight=sum(times[message_id] > 1 for message_id in in_flight),
             for_rolled_back=sum(payload.get("item") == OUT_OF_STOCK for _, payload in everything),
+            handled_before_kill=handled_before_kill,
+            receipts_before_kill=receipts_before_kill,
+            handled=handled.count(),
+            receipts=receipts.count(),
+            invoices=len(invoices),
+            each_order_has_one_invoice=sorted(invoices) == sorted(numbers),
         )
 
     def _place_orders(self, count: int) -> Placed:
@@ -114,13 +128,14 @@ class Command(BaseCommand):
                 placed += part
                 bar.advance(part.count)
         self._note(f"{plural(placed.saved, 'order')} saved, each with a message; {placed.rolled_back:,} rolled back.")
+        self._note("Each message has two rows: one for other services, and one for the handlers of the shop.")
         return placed
 
     def _kill_a_relay(self, destination: Destination, messages: OutboxMessageQuerySet) -> tuple[set[uuid.UUID], int]:
         """Return the messages that were in flight at the kill, and the number of pending ones after it."""
         self._step("Start a relay in another process, and kill it with SIGKILL in the middle of a batch")
         with destination.open_output() as output:
-            pid = kill_relay_in_mid_batch(batch_size=max(1, messages.count() // BATCHES), output=output)
+            pid = kill_relay_in_mid_batch("default", batch_size=max(1, messages.count() // BATCHES), output=output)
         delivered = set(messages.processed().values_list("message_id", flat=True))
         own = set(messages.values_list("message_id", flat=True))
         in_flight = {message_id for message_id, _ in destination.read_arrivals()} & own - delivered
@@ -128,43 +143,60 @@ class Command(BaseCommand):
         self._note(f"{plural(len(in_flight), 'message')} of its second batch had arrived, but this is not recorded.")
         return in_flight, messages.pending().count()
 
-    def _recover(self, destination: Destination, messages: OutboxMessageQuerySet) -> None:
+    def _kill_a_relay_in_handlers(
+        self, handled: OutboxMessageQuerySet, receipts: "QuerySet[Receipt]", *, batch_size: int
+    ) -> tuple[int, int]:
+        """Return the number of messages that were handled before the kill, and of receipts."""
+        self._step("Kill another relay, whose handler has written the receipts of a batch that is not committed")
+        pid = kill_relay_in_mid_batch("handlers", batch_size=batch_size)
+        committed = receipts.count()
+        self._note(f"Process {pid} is dead. Its first batch of {plural(committed, 'receipt')} was committed.")
+        self._note("The receipts of its second batch are rolled back, and their messages are still pending.")
+        return handled.count(), committed
+
+    def _recover(self, destination: Destination, rows: OutboxMessageQuerySet) -> None:
         self._step(f"Start another relay, and deliver the rest to {destination.name}")
         if connection.vendor == "sqlite":
             self._note(f"SQLite has no row locks, so the dead relay's claim ends after its timeout, here {LEASE} s.")
         start = time.monotonic()
-        self._deliver(destination, messages)
-        self._note(
-            f"{plural(messages.processed().count(), 'message')} delivered after {time.monotonic() - start:.1f} s."
-        )
-        for message in messages.processed()[:1]:
+        self._deliver(destination, rows)
+        count = rows.processed().count()
+        self._note(f"{plural(count, 'row')} delivered or handled after {time.monotonic() - start:.1f} s.")
+        for message in rows.processed()[:1]:
             payload = json.dumps(message.payload)[:60]
             self._note(f"For example {message.type}, key {message.key}: {payload}...")
 
+    def _bill(self, destination: Destination) -> list[uuid.UUID]:
+        """Return the numbers of the orders that got an invoice, once for each invoice."""
+        self._step(f"Run the billing service, whose inbox receives the orders from {destination.name}")
+        invoices = bill_orders()
+        self._note(f"{plural(len(invoices), 'invoice')} written, in billing's own database.")
+        return invoices
+
     def _fail_and_repair(
-        self, destination: Destination, messages: OutboxMessageQuerySet, placed: Placed
+        self, destination: Destination, rows: OutboxMessageQuerySet, placed: Placed
     ) -> tuple[int, int]:
         """Return the number of messages that failed and that were requeued."""
-        self._step("Enqueue an invoice and a refund, which no queue is bound for")
+        self._step("Enqueue a report and a refund, which no queue is bound for")
         with transaction.atomic():
-            enqueue("invoice.requested", {"orders": placed.saved}, key="invoice")
+            enqueue("report.requested", {"orders": placed.saved}, key="report")
             enqueue("refund.requested", {"order": 1, "amount": "24.50"}, key="refund")
-        self._deliver(destination, messages)
-        failed = list(messages.failed())
+        self._deliver(destination, rows)
+        failed = list(rows.failed())
         for message in failed:
             self.stdout.write(self.style.WARNING(f"   {message.type} failed: {message.error}"))
 
-        self._step(f"Repair the cause for the invoice ({destination.repair_text}), requeue it and deliver it")
+        self._step(f"Repair the cause for the report ({destination.repair_text}), requeue it and deliver it")
         destination.repair()
-        requeued = messages.filter(type="invoice.requested").requeue()
-        self._deliver(destination, messages)
+        requeued = rows.filter(type="report.requested").requeue()
+        self._deliver(destination, rows)
         return len(failed), requeued
 
-    def _deliver(self, destination: Destination, messages: OutboxMessageQuerySet) -> None:
+    def _deliver(self, destination: Destination, rows: OutboxMessageQuerySet) -> None:
         """Drain until nothing is pending. The claim of a killed relay may take a moment to end."""
         deadline = time.monotonic() + RECOVERY
         destination.drain()
-        while messages.pending().exists() and time.monotonic() < deadline:
+        while rows.pending().exists() and time.monotonic() < deadline:
             time.sleep(0.1)
             destination.drain()
 
