@@ -271,6 +271,21 @@ def test_what_is_no_event_is_refused():
         enqueue("order.created")
 
 
+def test_a_key_that_is_no_field_of_a_typed_dict_is_refused_unless_the_class_allows_it():
+    class OrderSent(TypedDict):
+        id: int
+
+    class OrderNoted(TypedDict):
+        __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]
+        id: int
+
+    sent: Any = event("order.sent")(OrderSent)
+    with pytest.raises(InvalidEvent, match=r"order\.sent .*OrderSent has no field nte"):
+        enqueue(sent(id=1, nte="late"))
+    noted: Any = event("order.noted")(OrderNoted)
+    assert noted.__outbox_event__.encode(noted(id=1, note="late")).payload == {"id": 1, "note": "late"}
+
+
 def test_not_a_number_is_refused_with_its_path():
     @event("ratio.measured")
     @dataclasses.dataclass
