@@ -151,7 +151,8 @@ def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
     Raises:
         ValueError: `seconds` is negative or not a number.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+    given: object = seconds
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
         raise ValueError(f"set_aside: seconds is {seconds!r}; it must be a number of at least 0.")
     return Outcome(Verdict.DEFERRED, error, error_class, retry_after=seconds, counted=False)
 

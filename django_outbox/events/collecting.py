@@ -41,8 +41,7 @@ class EventCollector:
             raise InvalidMessage("event", f"must be an event, not {type(event).__qualname__}.")
         self.events.append(event)
 
-    def end(self) -> None:
-        """Refuse further events."""
+    def _end(self) -> None:
         self._ended = True
 
 
@@ -66,6 +65,6 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
         try:
             yield collector
         finally:
-            collector.end()
+            collector._end()
         if collector.events:
             enqueue_many(collector.events, using=using)

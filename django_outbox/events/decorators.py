@@ -39,7 +39,7 @@ def event(
     if not is_version(version):
         raise ImproperlyConfigured(f"@event({type!r}): version is {version!r}; it must be an integer of at least 1.")
 
-    if not isinstance(key, str) or not isinstance(topic, str):
+    if not all(isinstance(each, str) for each in (key, topic)):
         raise ImproperlyConfigured(f"@event({type!r}): key and topic must be strings, not {key!r} and {topic!r}.")
 
     def register(cls: _Class) -> _Class:

@@ -56,7 +56,7 @@ class EventType:
         """
         if type(event) is not self.cls:
             raise InvalidEvent(
-                f"{type(event).__qualname__} is a subclass of the event {self.cls.__qualname__} and no event itself. "
+                f"{type(event).__qualname__} is a subclass of the event {self.cls.__qualname__} and not an event itself. "
                 f"Decorate it with @event and a type of its own, or pass {self.cls.__qualname__}."
             )
         try:

@@ -124,7 +124,7 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "60", None])
-def test_a_message_that_is_set_aside_for_no_number_of_seconds_uses_up_an_attempt(using: str, seconds: Any):
+def test_a_wrong_time_to_set_a_message_aside_is_an_error_and_uses_up_an_attempt(using: str, seconds: Any):
     @handler("t")
     def work(payload: Any, message: Message) -> Outcome:
         return set_aside("the bank is closed", seconds)

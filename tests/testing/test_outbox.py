@@ -76,7 +76,7 @@ class OutboxTests(OutboxTestMixin, TestCase):
         place_order(7)
         with pytest.raises(TypeError, match="where: OutboxMessage has no field 'kye'"):
             self.outbox.assert_not_enqueued("order.paid", where={"kye": "order-7"})
-        with pytest.raises(TypeError, match="^7 is neither the type of a message"):
+        with pytest.raises(TypeError, match=r"^7 is neither the type of a message"):
             self.outbox.assert_enqueued(7)  # type: ignore[arg-type]
 
     def test_the_list_of_messages_names_their_publishers(self) -> None:
