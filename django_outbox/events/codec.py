@@ -166,4 +166,5 @@ def _without_values(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return describe(error).partition(" For further information")[0]
+    # What follows is about pydantic's own API. `describe` writes line breaks as `\n`.
+    return describe(error).partition("\\n")[0].rstrip(".")

@@ -242,7 +242,7 @@ def test_a_subclass_of_an_event_is_not_that_event():
     class Special(cls):  # type: ignore[misc, valid-type]
         pass
 
-    with pytest.raises(InvalidEvent, match="Special is a subclass of the event OrderCreated"):
+    with pytest.raises(InvalidEvent, match="Special is not an event, but a subclass of the event OrderCreated"):
         enqueue(Special(7))
 
 
