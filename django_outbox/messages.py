@@ -135,7 +135,7 @@ def retry_later(
         error: the reason, as text.
         error_class: a short name for this kind of error.
         cause: the underlying exception, if any.
-        retry_after: seconds until the next attempt; replaces the retry policy's delay.
+        retry_after: seconds until the next attempt, at most a day; replaces the retry policy's delay.
     """
     return Outcome(Verdict.DEFERRED, error, error_class, cause, retry_after)
 
@@ -145,9 +145,15 @@ def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
 
     Args:
         error: the reason, as text.
-        seconds: how long the message waits.
+        seconds: how long the message waits, at least 0 and at most a day; a longer time counts as a day.
         error_class: a short name for this kind of error.
+
+    Raises:
+        ValueError: `seconds` is negative or not a number.
     """
+    given: object = seconds
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
+        raise ValueError(f"set_aside: seconds is {seconds!r}; it must be a number of at least 0.")
     return Outcome(Verdict.DEFERRED, error, error_class, retry_after=seconds, counted=False)
 
 

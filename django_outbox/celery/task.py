@@ -27,7 +27,7 @@ class OutboxTask(AnyTask):
 
     Use it for all tasks of an app, with `Celery("shop", task_cls=OutboxTask)`, or for single ones, with
     `@shared_task(base=OutboxTask)`. `delay()`, `apply_async()` and the canvas (`chain`, `group`, `chord`) keep their
-    signatures. Outside a transaction the call is stored in a transaction of its own. A worker's `self.retry()` and
+    signatures. Outside a transaction, the call is stored in its own transaction. A worker's `self.retry()` and
     `self.replace()` are sent directly, because they end the task with an exception, which would roll the call back.
 
     Attributes:

@@ -30,9 +30,13 @@ class Codec:
     """
 
     def __init__(self, cls: type) -> None:
+        if not isinstance(cls, type):
+            raise TypeError(f"{cls!r} is not a class. Write @event above a class.")
         self._cls = cls
         self._is_named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
         self.is_typed_dict = is_typeddict(cls)
+        # A dict may have keys that are not fields.
+        self._is_closed = self.is_typed_dict and getattr(cls, "__pydantic_config__", {}).get("extra") != "allow"
         self.field_names = self._find_field_names()
 
     def dump(self, event: Any) -> dict[str, Any]:
@@ -44,6 +48,9 @@ class Codec:
         adapter = self._adapter
         if self._is_named_tuple:
             event = self._twin(*event)
+        if self._is_closed and (unknown := sorted(map(str, event.keys() - set(self.field_names)))):
+            # Pydantic would leave them out.
+            raise InvalidEvent(f"{self._cls.__qualname__} has no field {', '.join(unknown[:MAX_MISTAKES])}")
         try:
             found: dict[str, Any] = adapter.dump_python(event, mode="json", by_alias=True, warnings="error")
             # Fields of a dataclass are not validated when it is made.
@@ -159,4 +166,5 @@ def _without_values(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return describe(error).partition(" For further information")[0]
+    # What follows is about pydantic's own API. `describe` writes line breaks as `\n`.
+    return describe(error).partition("\\n")[0].rstrip(".")

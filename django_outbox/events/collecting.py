@@ -8,7 +8,7 @@ from django.db import router, transaction
 from django_outbox.db.transactions import refuse_async
 from django_outbox.enqueueing.enqueue import enqueue_many
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
-from django_outbox.exceptions import InvalidMessage
+from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 
 __all__ = ["EventCollector", "collect_events"]
@@ -23,16 +23,26 @@ class EventCollector:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._ended = False
 
     def record(self, event: Event) -> None:
         """Add an event.
 
         Raises:
             InvalidMessage: it is not an event.
+            TransactionRequired: the block of `collect_events` has ended.
         """
+        if self._ended:
+            raise TransactionRequired(
+                "record() was called after the end of the block `with collect_events()`, so the event would never be "
+                "enqueued. Record it in the block."
+            )
         if not hasattr(type(event), ATTRIBUTE):
             raise InvalidMessage("event", f"must be an event, not {type(event).__qualname__}.")
         self.events.append(event)
+
+    def _end(self) -> None:
+        self._ended = True
 
 
 @contextmanager
@@ -52,6 +62,9 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
     collector = EventCollector()
     refuse_async("collect_events", using)
     with transaction.atomic(using=using):
-        yield collector
+        try:
+            yield collector
+        finally:
+            collector._end()
         if collector.events:
             enqueue_many(collector.events, using=using)

@@ -11,14 +11,14 @@ from django_outbox.exceptions import InvalidEvent, UnknownEvent
 __all__ = ["decode_event"]
 
 
-def decode_event(type: str, payload: Any, headers: Mapping[str, Any]) -> Any:
+def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> Any:
     """Return the event that a message carries, as an instance of the class that is registered for its type.
 
     Args:
         type: the type of the message.
         payload: its payload: JSON text as bytes, or a value that was decoded from JSON.
-        headers: its headers. `event-version` is the version of the payload, 1 if it is missing; an older version is
-            upgraded.
+        headers: its headers, or None if it has none, as pika reports. `event-version` is the version of the payload, 1
+            if it is missing; an older version is upgraded.
 
     Raises:
         UnknownEvent: no class is registered for the type, or none that can read the version.
@@ -37,8 +37,8 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any]) -> Any:
     return event_type.decode(payload, version)
 
 
-def _read_version(type: str, headers: Mapping[str, Any]) -> int:
-    value = headers.get(VERSION_HEADER, 1)
+def _read_version(type: str, headers: Mapping[str, Any] | None) -> int:
+    value = (headers or {}).get(VERSION_HEADER, 1)
     # Some brokers carry headers as text.
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < 1:

@@ -39,7 +39,15 @@ def event(
     if not is_version(version):
         raise ImproperlyConfigured(f"@event({type!r}): version is {version!r}; it must be an integer of at least 1.")
 
+    if not all(isinstance(each, str) for each in (key, topic)):
+        raise ImproperlyConfigured(f"@event({type!r}): key and topic must be strings, not {key!r} and {topic!r}.")
+
     def register(cls: _Class) -> _Class:
+        known = vars(cls).get(ATTRIBUTE)
+        if known is not None and known.type != type:
+            raise ImproperlyConfigured(
+                f"@event({type!r}): {known.path} is the class of the event {known.type!r} already. Write another class."
+            )
         try:
             from django_outbox.events.codec import Codec  # noqa: PLC0415 - needs pydantic
         except ImportError as error:

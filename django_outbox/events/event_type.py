@@ -56,8 +56,8 @@ class EventType:
         """
         if type(event) is not self.cls:
             raise InvalidEvent(
-                f"{type(event).__qualname__} is a subclass of the event {self.cls.__qualname__} and no event itself. "
-                f"Decorate it with @event and a type of its own, or pass {self.cls.__qualname__}."
+                f"{type(event).__qualname__} is not an event, but a subclass of the event {self.cls.__qualname__}. "
+                f"Decorate it with @event and its own type, or pass {self.cls.__qualname__}."
             )
         try:
             payload = self.codec.dump(event)

@@ -1,7 +1,7 @@
 """The events that a model instance has recorded, and the warning if they are never saved."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
@@ -28,6 +28,8 @@ class Recorded:
         Raises:
             InvalidMessage: it is neither.
         """
+        if hasattr(entry, ATTRIBUTE) and isinstance(entry, type):
+            raise InvalidMessage("event", f"must be an event, not its class. Record {_kind(entry)}(...) instead.")
         if not (hasattr(type(entry), ATTRIBUTE) or callable(entry)):
             raise InvalidMessage("event", f"must be an event, or a function that returns one, not {_kind(entry)}.")
         self._entries.append(entry)
@@ -56,8 +58,21 @@ class Recorded:
 
 
 def resolve(entries: Sequence[Any], instance: object) -> list[Event]:
-    """Return the events of recorded entries; functions are called with the instance."""
-    return [entry if hasattr(type(entry), ATTRIBUTE) else entry(instance) for entry in entries]
+    """Return the events of recorded entries; functions are called with the instance.
+
+    Raises:
+        InvalidMessage: a function returned something else.
+    """
+    return [entry if hasattr(type(entry), ATTRIBUTE) else _call(entry, instance) for entry in entries]
+
+
+def _call(function: Callable[[Any], Event], instance: object) -> Event:
+    event = function(instance)
+    if not hasattr(type(event), ATTRIBUTE):
+        raise InvalidMessage(
+            "event", f"the recorded function {_kind(function)} must return an event, not {type(event).__qualname__}."
+        )
+    return event
 
 
 def _kind(entry: object) -> str:

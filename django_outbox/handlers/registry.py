@@ -133,11 +133,13 @@ def handler(
         time_limit: maximum number of seconds of a call, greater than 0.
 
     Raises:
-        TypeError: there is no type, or one is neither a string nor an event class.
+        TypeError: there is no type, one is neither a string nor an event class, or the name is not a string.
         ValueError: the name or the time limit is out of range.
     """
     if not types:
         raise TypeError('@handler needs the type of its messages: @handler("order.created").')
+    if not isinstance(name, str):
+        raise TypeError(f"@handler: name is {name!r}; it must be a string.")
     names = tuple(dict.fromkeys(type_of(each) for each in types))
     if time_limit is not None:
         _check_time_limit(time_limit)
@@ -174,6 +176,6 @@ def type_of(given: object) -> str:
         return event_type_of(given).type
     if not isinstance(given, str) or not given:
         raise TypeError(
-            f"@handler: {given!r} is neither the type of a message, such as 'order.created', nor a class with @event."
+            f"{given!r} is neither the type of a message, such as 'order.created', nor a class with @event."
         )
     return given

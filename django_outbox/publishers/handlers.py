@@ -54,4 +54,6 @@ class HandlersPublisher(TransactionalPublisher):
 
 def _check_seconds(name: str, seconds: object) -> None:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
-        raise ImproperlyConfigured(f"{name} is {seconds!r}; it must be a number of seconds from 0 to 3,600")
+        raise ImproperlyConfigured(
+            f"{name} is {seconds!r}; it must be a number of seconds greater than 0, at most 3,600"
+        )

@@ -36,7 +36,7 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
             "E006",
             f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
             "Correct the dotted path, or install the driver. For RabbitMQ: "
-            'pip install "django-transactional-outbox[rabbitmq]".',
+            'pip install "django-transactional-outbox[rabbitmq]". For Celery, use [celery].',
         ) from error
     if not (isinstance(backend, type) and issubclass(backend, Publisher)):
         raise SettingsProblem(

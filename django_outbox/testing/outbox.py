@@ -66,6 +66,7 @@ class Outbox:
 
         Raises:
             AssertionError: there is no such message. The error lists those that were enqueued.
+            TypeError: `where` names something that a message does not have.
         """
         __tracebackhide__ = True
         found = next(self._find(type_or_event, where, fields), None)
@@ -107,6 +108,11 @@ class Outbox:
         self, type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]
     ) -> Iterator[OutboxMessage]:
         name = type_of(type_or_event)
+        for field in where or {}:
+            if not hasattr(OutboxMessage, field):
+                raise TypeError(
+                    f"where: OutboxMessage has no field {field!r}. Pass fields of the payload as {field}=..."
+                )
         for message in self.messages:
             if message.type != name or any(getattr(message, field) != value for field, value in (where or {}).items()):
                 continue
@@ -118,11 +124,16 @@ class Outbox:
         if not messages:
             return "Nothing was enqueued."
         lines = [
-            f"  {message.type}{f' key={message.key!r}' if message.key else ''} {shorten(one_line(_json(message)), 200)}"
+            f"  {message.type}{_details(message)} {shorten(one_line(_json(message)), 200)}"
             for message in messages[:MAX_LISTED]
         ]
         more = [f"  and {len(messages) - MAX_LISTED:,} more"] if len(messages) > MAX_LISTED else []
         return "\n".join(["Enqueued:", *lines, *more])
+
+
+def _details(message: OutboxMessage) -> str:
+    key = f" key={message.key!r}" if message.key else ""
+    return key + (f" publisher={message.publisher!r}" if message.publisher != "default" else "")
 
 
 def _has_fields(message: OutboxMessage, fields: Mapping[str, Any]) -> bool:

@@ -114,6 +114,7 @@ def test_e022_class_cannot_be_encoded(cls: Any):
     message = only("E022")
     assert cls.__name__ in str(message.hint)
     assert "arbitrary_types_allowed" in message.msg or "NoSuchClass" in message.msg
+    assert "\\n" not in message.msg
 
 
 def test_e024_unknown_publisher():

@@ -242,7 +242,7 @@ def test_a_subclass_of_an_event_is_not_that_event():
     class Special(cls):  # type: ignore[misc, valid-type]
         pass
 
-    with pytest.raises(InvalidEvent, match="Special is a subclass of the event OrderCreated"):
+    with pytest.raises(InvalidEvent, match="Special is not an event, but a subclass of the event OrderCreated"):
         enqueue(Special(7))
 
 
@@ -269,6 +269,21 @@ def test_what_is_no_event_is_refused():
         enqueue(OrderCreated(7), {})
     with pytest.raises(InvalidMessage, match="payload: is missing"):
         enqueue("order.created")
+
+
+def test_a_key_that_is_no_field_of_a_typed_dict_is_refused_unless_the_class_allows_it():
+    class OrderSent(TypedDict):
+        id: int
+
+    class OrderNoted(TypedDict):
+        __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]
+        id: int
+
+    sent: Any = event("order.sent")(OrderSent)
+    with pytest.raises(InvalidEvent, match=r"order\.sent .*OrderSent has no field nte"):
+        enqueue(sent(id=1, nte="late"))
+    noted: Any = event("order.noted")(OrderNoted)
+    assert noted.__outbox_event__.encode(noted(id=1, note="late")).payload == {"id": 1, "note": "late"}
 
 
 def test_not_a_number_is_refused_with_its_path():

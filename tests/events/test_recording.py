@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage
 from django_outbox.events import EventCollector, collect_events, event
-from django_outbox.exceptions import InvalidEvent, UnsavedEvents
+from django_outbox.exceptions import InvalidEvent, TransactionRequired, UnsavedEvents
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 
@@ -240,6 +240,18 @@ class TestWarning:
         with pytest.raises(InvalidMessage, match="event: must be an event, not"):
             EventCollector().record(value)
 
+    def test_the_class_of_an_event_cannot_be_recorded(self):
+        with pytest.raises(InvalidMessage, match=r"Record PurchaseChanged\(\.\.\.\) instead"):
+            Purchase(number="A-1").record(PurchaseChanged)  # type: ignore[arg-type]
+
+    @committed
+    def test_a_function_that_returns_no_event_is_refused_and_kept(self, purchase: Purchase, using: str):
+        purchase.record(lambda each: None)  # type: ignore[arg-type, return-value]
+        for _ in range(2):
+            with pytest.raises(InvalidMessage, match=r"the recorded function .* must return an event, not NoneType"):
+                purchase.save(using=using)
+        assert Purchase.objects.using(using).count() == 0
+
 
 @committed
 class TestCollecting:
@@ -271,3 +283,10 @@ class TestCollecting:
             purchase.save(using=using)
             events.record(PurchaseChanged("1"))  # type: ignore[arg-type]
         assert Purchase.objects.using(using).count() == 0
+
+    def test_an_event_that_is_recorded_after_the_block_is_refused(self, using: str):
+        with collect_events(using=using) as events:
+            events.record(PurchaseChanged(1))
+        with pytest.raises(TransactionRequired, match="after the end of the block"):
+            events.record(PurchaseChanged(2))
+        assert len(payloads(using)) == 1

@@ -139,7 +139,15 @@ def test_a_field_called_upgrade_is_kept():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"type": ""}, {"type": 3}, {"type": "a", "version": 0}, {"type": "a", "version": "1"}]
+    "arguments",
+    [
+        {"type": ""},
+        {"type": 3},
+        {"type": "a", "version": 0},
+        {"type": "a", "version": "1"},
+        {"type": "a", "key": 7},
+        {"type": "a", "topic": None},
+    ],
 )
 def test_wrong_arguments_of_event_are_refused_at_once(arguments: Any):
     with pytest.raises(ImproperlyConfigured, match="@event"):
@@ -150,6 +158,21 @@ def test_wrong_arguments_of_event_are_refused_at_once(arguments: Any):
 def test_other_classes_cannot_be_events(cls: type):
     with pytest.raises(TypeError, match="write @event above @dataclass"):
         event("order.created")(cls)
+
+
+def test_a_function_cannot_be_an_event():
+    with pytest.raises(TypeError, match="is not a class"):
+        event("order.created")(lambda: None)  # type: ignore[type-var]
+
+
+def test_a_class_has_one_type():
+    with pytest.raises(ImproperlyConfigured, match=r"OrderCreated is the class of the event 'order\.created' already"):
+        event("order.placed")(OrderCreated)
+
+
+def test_a_message_without_headers_has_version_1():
+    payload = {"id": 1, "lines": [1, 2]}
+    assert decode_event("order.created", payload, None) == OrderCreated(1, "EUR", 2)
 
 
 def test_a_plain_subclass_of_a_dataclass_cannot_be_an_event():

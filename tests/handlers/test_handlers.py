@@ -123,6 +123,18 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
     assert effects(using) == []
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "60", None])
+def test_a_wrong_time_to_set_a_message_aside_is_an_error_and_uses_up_an_attempt(using: str, seconds: Any):
+    @handler("t")
+    def work(payload: Any, message: Message) -> Outcome:
+        return set_aside("the bank is closed", seconds)
+
+    put(1, using)
+    deliver_once(using)
+    (message,) = OutboxMessage.objects.using(using)
+    assert (message.error_class, message.attempts) == ("ValueError", 1)
+
+
 def test_a_handler_enqueues_in_the_same_transaction_and_in_order(using: str):
     @handler("t")
     def work(payload: Any, message: Message) -> None:

@@ -88,6 +88,7 @@ def test_messages_are_split_where_one_handler_of_their_type_shares_another_type(
         (lambda: handler(int), TypeError),
         (lambda: handler(""), TypeError),
         (lambda: handler(7), TypeError),  # type: ignore[arg-type]
+        (lambda: handler("t", name=7), TypeError),  # type: ignore[arg-type]
         (lambda: handler("t", time_limit=0), ValueError),
         (lambda: handler("t", time_limit=float("nan")), ValueError),
         (lambda: handler("t", time_limit="1"), ValueError),  # type: ignore[arg-type]

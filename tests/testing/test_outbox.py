@@ -73,6 +73,19 @@ class OutboxTests(OutboxTestMixin, TestCase):
         with pytest.raises(AssertionError, match=r"A message of the type 'order\.created' was enqueued"):
             self.outbox.assert_not_enqueued("order.created")
 
+    def test_a_wrong_argument_of_an_assertion_is_an_error(self) -> None:
+        place_order(7)
+        with pytest.raises(TypeError, match="where: OutboxMessage has no field 'kye'"):
+            self.outbox.assert_not_enqueued("order.paid", where={"kye": "order-7"})
+        with pytest.raises(TypeError, match=r"^7 is neither the type of a message"):
+            self.outbox.assert_enqueued(7)  # type: ignore[arg-type]
+
+    def test_the_list_of_messages_names_their_publishers(self) -> None:
+        with transaction.atomic():
+            enqueue("order.paid", {"id": 7}, publisher="handlers")
+        with pytest.raises(AssertionError, match=r"order\.paid publisher='handlers' \{"):
+            self.outbox.assert_enqueued("order.created")
+
     def test_messages_reach_publishers_in_memory(self) -> None:
         place_order(7)
         with transaction.atomic():
