@@ -19,8 +19,6 @@ from django_outbox.models import OutboxMessage
 from django_outbox.threads import Threads
 from tests.support.rabbitmq_tools import Broker
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
-
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 
 _WAIT = Backoff(delay=0.01, max_delay=0.05)

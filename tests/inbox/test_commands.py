@@ -18,6 +18,7 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
 from tests.support.rabbitmq_tools import free_port
 
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 

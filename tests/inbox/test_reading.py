@@ -11,6 +11,7 @@ from tests.inbox.conftest import payloads, running, stored
 from tests.support.rabbitmq_tools import make_message
 from tests.support.waiting import eventually
 
+pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
