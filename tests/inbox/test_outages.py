@@ -22,7 +22,7 @@ from tests.support.rabbitmq_tools import broker_url, free_port
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.script_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq_fixtures", "tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
