@@ -1,12 +1,13 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
 `django_outbox.conf` finds E001 to E005 and E023, `django_outbox.publishers.registry` finds E006 to E008,
-`django_outbox.events.checks` finds those of events, `django_outbox.celery.configuration` finds E030 to W030, and this
+`django_outbox.events.checks` finds those of events, `django_outbox.celery.configuration` finds E030 to W031, and this
 module finds the others.
 """
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from django.apps import AppConfig, apps
@@ -18,7 +19,7 @@ from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
-from django_outbox.conf import SettingsProblem, parse
+from django_outbox.conf import OutboxSettings, SettingsProblem, parse
 from django_outbox.conf.routes import find_unreachable
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
 from django_outbox.error_text import one_line
@@ -34,6 +35,9 @@ from django_outbox.wording import counted
 
 TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""
+
+
+CELERY_PUBLISHER = "django_outbox.publishers.celery.CeleryPublisher"
 
 
 @register(TAG)
@@ -53,8 +57,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that each `OutboxTask` of the Celery apps has a publisher that sends it."""
     settings, _ = parse(getattr(django_settings, "OUTBOX", None))
-    # Without the task class there are no tasks, and Celery need not be installed.
-    if settings is None or "django_outbox.celery.task" not in sys.modules:
+    if settings is None or not _uses_celery(settings):
         return []
     from django_outbox.celery.configuration import find_problems  # noqa: PLC0415 - needs Celery
 
@@ -64,6 +67,15 @@ def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
         )
         for problem in find_problems(settings)
     ]
+
+
+def _uses_celery(settings: OutboxSettings) -> bool:
+    """Return whether there may be tasks. If not, Celery need not be installed."""
+    if "django_outbox.celery.task" in sys.modules:
+        return True
+    # Nothing has imported the Celery app yet.
+    backends = [config.backend for config in settings.publishers.values()]
+    return CELERY_PUBLISHER in backends and find_spec("celery") is not None
 
 
 @register(TAG)

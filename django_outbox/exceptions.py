@@ -34,7 +34,7 @@ class OutboxError(Exception):
 
 
 class TransactionRequired(OutboxError, RuntimeError):
-    """`enqueue` or `once` was called outside a transaction: its row and the caller's data would be saved separately."""
+    """`enqueue`, `once` or the like was called outside a transaction, so its row would not be saved with your data."""
 
 
 class TransactionForbidden(OutboxError, RuntimeError):

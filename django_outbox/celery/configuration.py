@@ -10,7 +10,7 @@ from django.utils.module_loading import import_string
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, PublisherConfig, SettingsProblem
 from django_outbox.publishers.celery import CeleryPublisher
-from django_outbox.publishers.celery.apps import find_app
+from django_outbox.publishers.celery.apps import find_app, late_modules
 
 EXAMPLE = '{"BACKEND": "django_outbox.publishers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
 
@@ -18,7 +18,7 @@ EXAMPLE = '{"BACKEND": "django_outbox.publishers.celery.CeleryPublisher", "OPTIO
 def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
     """Yield the problems of the current Celery app and of the apps that publishers name.
 
-    E030 and E031 are errors; W030 is a warning.
+    E030 and E031 are errors; W030 and W031 are warnings.
 
     Args:
         settings: the valid settings of the outbox.
@@ -41,6 +41,15 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
                 "E031",
                 f"{text} is not a CeleryPublisher.",
                 f"Set outbox_publisher of the task to the alias of one, or change the entry: {EXAMPLE}.",
+            )
+    for app in apps:
+        module, name = _find_late_import(app, settings)
+        if module:
+            yield SettingsProblem(
+                "W031",
+                f"Nothing imports the Celery app {app.main!r} when Django starts, so in web processes its shared tasks "
+                "belong to Celery's default app and bypass the outbox.",
+                f"Write in the __init__.py of the project: from {module} import {name}",
             )
     for app in apps if users else ():
         if str(app.conf.result_backend or "").startswith("rpc"):
@@ -65,6 +74,17 @@ def _find_apps(settings: OutboxSettings) -> list[Celery]:
             if app not in apps:
                 apps.append(app)
     return apps
+
+
+def _find_late_import(app: Celery, settings: OutboxSettings) -> tuple[str, str]:
+    """Return the module and the variable of an app that only a publisher has imported; blank if there is none."""
+    if issubclass(app.Task, OutboxTask):
+        for config in settings.publishers.values():
+            path = str(config.options.get("app", ""))
+            module, _, name = path.replace(":", ".").rpartition(".")
+            if _is_celery_publisher(config) and module in late_modules and find_app(path) is app:
+                return module, name
+    return "", ""
 
 
 def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A message of a type with several handlers is split: each handler gets a message of its own, with its own retries."""
+"""A message of a type with several handlers is split: each handler gets its own message and retries."""
 
 import hashlib
 import uuid
@@ -24,7 +24,7 @@ MAX_KEY_LENGTH = 255
 def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, using: str) -> None:
     """Insert a message for each handler, in the current transaction.
 
-    They have the payload as it is in the database, and keys of their own, so that handlers do not wait for each other.
+    They have the payload as it is in the database, and their own keys, so that handlers do not wait for each other.
     A message that was split before is not inserted again.
     """
     store = get_store(connections[using])

@@ -20,7 +20,7 @@ class _HeldTooLong(Exception):
 
 
 class Reader:
-    """Moves messages from a consumer to the table, in the calling thread, until it is told to stop.
+    """Moves messages from a consumer to the table, in the calling thread, until it has to stop.
 
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
     the messages in hand are kept for a while, and are then given back to the broker.

@@ -18,7 +18,7 @@ class HandlersPublisher(TransactionalPublisher):
 
     Args:
         alias: the publisher's name in the settings.
-        unhandled: "fail" or "skip": what becomes of a message whose type has no handler.
+        unhandled: what to do with a message whose type has no handler: "fail", or "skip" to count it as processed.
         time_limit: maximum number of seconds of a call, for handlers without their own limit; None for no limit.
         batch_seconds: seconds after which no further handler of a batch is called; the other messages go back
             unchanged.

@@ -226,7 +226,7 @@ class TransactionalBatches:
         The server or its connection may be to blame, and an outage must not use up attempts.
         """
         logger.warning(
-            "Publisher %r: message %d lost the transaction of its batch, which goes back: %s",
+            "Publisher %r: message %d lost the transaction of its batch, which is rolled back: %s",
             self.publisher.alias,
             lost.message.id,
             describe(lost.error),

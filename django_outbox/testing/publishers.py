@@ -1,4 +1,4 @@
-"""Publishers in memory, in the place of those of the settings."""
+"""Replace the publishers of the settings by publishers in memory."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,6 +1,11 @@
 """The system checks of tasks that use the outbox."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +71,49 @@ def test_w030_the_result_backend_keeps_no_results(app: Celery):
     (problem,) = found(PUBLISHERS)
     assert (problem.id, problem.level) == ("django_outbox.W030", 30)
     assert problem.hint
+
+
+@pytest.mark.parametrize("is_imported", [False, True])
+def test_w031_nothing_imports_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool):
+    name = f"late_shop_{is_imported}".lower()
+    (tmp_path / f"{name}.py").write_text(
+        "from celery import Celery\n"
+        "from django_outbox.celery import OutboxTask\n"
+        'app = Celery("late_shop", task_cls=OutboxTask, broker="memory://", set_as_current=False)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    if is_imported:
+        import_module(name)
+    problems = found({**PUBLISHERS, "late": {**PUBLISHERS["celery"], "OPTIONS": {"app": f"{name}:app"}}})
+    assert [problem.id for problem in problems] == ([] if is_imported else ["django_outbox.W031"])
+    assert all(f"from {name} import app" in str(problem.hint) for problem in problems)
+
+
+def test_w031_is_reported_although_nothing_has_imported_the_task_class(tmp_path: Path):
+    (tmp_path / "late_shop.py").write_text(
+        "from celery import Celery\n"
+        "from django_outbox.celery import OutboxTask\n"
+        'app = Celery("late_shop", task_cls=OutboxTask, broker="memory://")\n'
+    )
+    script = f"""
+import sys
+import django
+from django.conf import settings
+entry = {{"BACKEND": "django_outbox.publishers.celery.CeleryPublisher", "OPTIONS": {{"app": "late_shop:app"}}}}
+publishers = {{"default": {PUBLISHERS["default"]!r}, "celery": entry}}
+settings.configure(INSTALLED_APPS=["django_outbox"], OUTBOX={{"PUBLISHERS": publishers}})
+django.setup()
+from django_outbox.checks import check_celery
+print([message.id for message in check_celery(None)])
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
+    assert found.stdout.strip() == "['django_outbox.W031']"
 
 
 def test_plain_tasks_give_no_message(app: Celery, monkeypatch: pytest.MonkeyPatch):

@@ -105,7 +105,7 @@ def _metadata(event_type: EventType) -> dict[str, Any]:
 
 def _schema(event_type: EventType, root: str) -> dict[str, Any]:
     schema = event_type.codec.schema(f"{root}/$defs/{{model}}")
-    # A class that refers to itself is a definition of its own, which the schema is only a reference to.
+    # A class that refers to itself is a separate definition, to which the schema only refers.
     reference = schema.get("$ref", "")
     if reference.startswith(prefix := f"{root}/$defs/"):
         schema = {**schema["$defs"][reference.removeprefix(prefix)], "$defs": schema["$defs"]}

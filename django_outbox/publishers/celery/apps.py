@@ -1,5 +1,6 @@
 """Find the Celery app of a publisher, and read its broker."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,10 @@ SSL_OPTIONS = {"ca_certs": "cafile", "certfile": "certfile", "keyfile": "keyfile
 """The keys of `broker_use_ssl` that name files, and the keys of the RabbitMQ publisher's option `ssl`."""
 
 
+late_modules: set[str] = set()
+"""Modules of Celery apps that nothing had imported before a publisher needed them."""
+
+
 def find_app(path: object) -> Celery:
     """Return the Celery app at a path such as `shop.celery:app`.
 
@@ -29,6 +34,7 @@ def find_app(path: object) -> Celery:
         name, _, attribute = path.rpartition(".")
     if not name or not attribute:
         raise ImproperlyConfigured(f"app is {path!r}; it must name a module and a variable, such as {EXAMPLE}.")
+    was_imported = name in sys.modules
     try:
         module = import_module(name)
     except ImportError as error:
@@ -37,6 +43,8 @@ def find_app(path: object) -> Celery:
     if not isinstance(app, Celery):
         found = f"has no {attribute!r}" if app is None else f"has a {type(app).__name__} of this name"
         raise ImproperlyConfigured(f"app is {path!r}, but the module {name!r} {found}; name its Celery app.")
+    if not was_imported:
+        late_modules.add(name)
     return app
 
 
