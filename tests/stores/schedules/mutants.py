@@ -35,8 +35,7 @@ def without_guard(patch: pytest.MonkeyPatch) -> None:
     for store in (PostgreSQLStore, MySQLStore):
         for name in SETTLING:
             patch.setattr(store, name, replaced(GUARD, r"\1 1 = 1", getattr(store, name)))
-    for name in SETTLING:
-        patch.setattr(sqlite, name, replaced(re.escape(sqlite.MINE), "AND %s IS NOT NULL", getattr(sqlite, name)))
+    patch.setattr(sqlite, "MINE", "AND %s IS NOT NULL")
 
 
 def with_the_head_locked_alone(patch: pytest.MonkeyPatch) -> None:
