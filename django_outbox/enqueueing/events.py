@@ -73,11 +73,20 @@ def encode(event: object) -> Encoded:
     return encoder.encode(event)
 
 
-def merge_headers(defaults: dict[str, Any], headers: object) -> Any:
-    """Return an event's headers with those of the caller, which take precedence. Invalid ones are returned as is."""
-    if headers is None:
-        return defaults
-    return {**defaults, **headers} if isinstance(headers, dict) else headers
+def merge_headers(own: dict[str, Any], headers: object) -> Any:
+    """Return an event's own headers with those of the caller. Invalid ones are returned as they are.
+
+    Raises:
+        InvalidMessage: the caller replaces one of the event's own headers, so that no class could read the message.
+    """
+    if headers is None or not isinstance(headers, dict):
+        return own if headers is None else headers
+    for name, value in own.items():
+        if headers.get(name, value) != value:
+            raise InvalidMessage(
+                "headers", f"is {value!r} for this event and cannot be replaced. Leave it out.", f'["{name}"]'
+            )
+    return {**own, **headers}
 
 
 def as_message(value: object, position: int) -> Any:

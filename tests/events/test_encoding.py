@@ -154,11 +154,18 @@ def test_arguments_take_precedence_over_the_event(using: str):
     event("order.created", key="order-{id}", topic="orders", publisher="default")(OrderCreated)
     with transaction.atomic(using=using):
         message = enqueue(
-            OrderCreated(7), key=uuid.UUID(int=1), topic="t", headers={"event-version": 9, "trace": "1"}, using=using
+            OrderCreated(7), key=uuid.UUID(int=1), topic="t", headers={"event-version": 1, "trace": "1"}, using=using
         )
     message.refresh_from_db()
     assert (message.key, message.topic) == (str(uuid.UUID(int=1)), "t")
-    assert message.headers == {"event-version": 9, "trace": "1"}
+    assert message.headers == {"event-version": 1, "trace": "1"}
+
+
+def test_the_version_of_an_event_cannot_be_replaced():
+    event("order.created")(OrderCreated)
+    with pytest.raises(InvalidMessage, match=r'headers\["event-version"\]: is 1 for this event') as info:
+        enqueue(OrderCreated(7), headers={"event-version": 9})
+    assert (info.value.field, info.value.path) == ("headers", '["event-version"]')
 
 
 @pytest.mark.parametrize(
