@@ -48,11 +48,10 @@ def check_message(message: OutboxMessage, store: Store) -> int:
         InvalidMessage: a field is invalid.
     """
     settings = get_settings()
-    version, newest = message.message_id.int >> 76 & 0xF, store.max_uuid_version
-    if newest is not None and version > newest:
+    if not store.can_store_uuid(message.message_id):
         raise InvalidMessage(
             "message_id",
-            f"is a UUID of version {version}. The database does not store all of those; use version {newest} or lower.",
+            f"{message.message_id} is of a version that the database does not always store; use version 7 or lower.",
         )
     _check_name("type", message.type, store)
     if not message.type:

@@ -1,6 +1,7 @@
 """The contract of a store: how a batch is claimed, and how its messages' new states are written."""
 
 import abc
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
@@ -58,10 +59,9 @@ class Store(BatchReader):
         """The integers in JSON that the database stores exactly; None for all of them."""
         return None
 
-    @property
-    def max_uuid_version(self) -> int | None:
-        """The highest version of UUIDs that the database stores, all of them; None for every version."""
-        return None
+    def can_store_uuid(self, value: uuid.UUID) -> bool:
+        """Return whether the database stores a UUID unchanged."""
+        return True
 
     @property
     def encoding(self) -> str:

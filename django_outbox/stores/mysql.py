@@ -1,6 +1,7 @@
 """MySQL and MariaDB: a claim is a transaction with row locks."""
 
 import math
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 
@@ -135,10 +136,9 @@ class MySQLStore(LockingStore):
         # MariaDB stores JSON as text.
         return None if self.connection.mysql_is_mariadb else range(-(2**63), 2**64)  # type: ignore[attr-defined]
 
-    @property
-    def max_uuid_version(self) -> int | None:
+    def can_store_uuid(self, value: uuid.UUID) -> bool:
         # MariaDB's type refuses one in 64 of the higher versions, and INSERT IGNORE stores zeros instead.
-        return 7 if self.connection.mysql_is_mariadb else None  # type: ignore[attr-defined]
+        return value.int >> 76 & 0xF <= 7 or not self.connection.mysql_is_mariadb  # type: ignore[attr-defined]
 
     @contextmanager
     def claim(

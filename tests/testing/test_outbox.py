@@ -38,7 +38,9 @@ BROKER = {
     "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
     "OPTIONS": {"url": "amqp://guest:guest@127.0.0.1:1/%2F", "exchange": "none"},
 }
-OUTBOX = {"PUBLISHERS": {"default": BROKER, "absent": {"BACKEND": "no.such.driver"}, "handlers": HANDLERS}}
+# A retry must not be due within the same drain, however long that takes.
+PATIENT = {**HANDLERS, "RETRY": {"DELAY": 600}}
+OUTBOX = {"PUBLISHERS": {"default": BROKER, "absent": {"BACKEND": "no.such.driver"}, "handlers": PATIENT}}
 
 
 def place_order(id: int, **fields: Any) -> None:
