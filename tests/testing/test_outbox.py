@@ -175,7 +175,7 @@ def test_the_settings_come_back():
     before = settings.OUTBOX
     with memory_publishers():
         assert settings.OUTBOX["PUBLISHERS"]["default"]["BACKEND"].endswith("MemoryPublisher")
-        assert settings.OUTBOX["PUBLISHERS"]["handlers"] == HANDLERS
+        assert settings.OUTBOX["PUBLISHERS"]["handlers"] == PATIENT
     assert before == settings.OUTBOX
 
 
