@@ -13,12 +13,13 @@ from django_outbox.inbox.rabbitmq.decoding import read_delivery
 from django_outbox.inbox.rabbitmq.intake import Intake
 from django_outbox.inbox.rabbitmq.loop import ThrottledLoop
 from django_outbox.inbox.rabbitmq.options import QueueOptions
-from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryServices
+from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryWire
 from django_outbox.logs import logger
 from django_outbox.publishers.rabbitmq.connector import Connector
 from django_outbox.publishers.rabbitmq.errors import explain, explain_channel
 from django_outbox.publishers.rabbitmq.nodes import Nodes
 from django_outbox.publishers.rabbitmq.options import ConnectionOptions
+from django_outbox.publishers.rabbitmq.wire import WireServices
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that the broker has to close the connection cleanly, before it is cut."""
@@ -50,7 +51,7 @@ class Session:
             options,
             nodes,
             self._loop,
-            DeliveryServices(self._loop, self._on_delivery),
+            WireServices(self._loop, lambda connection: DeliveryWire(connection, self._on_delivery)),
             on_open=self._on_open,
             on_failed=self._on_failed,
             on_lost=self._on_lost,

@@ -6,14 +6,10 @@ the interfaces that pika provides for other event loops (`pika.adapters.utils.nb
 
 import struct
 from collections.abc import Callable
-from socket import socket
-from ssl import SSLContext
 from time import monotonic
 from typing import NamedTuple
 
-from pika.adapters.select_connection import IOLoop
-from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
-from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 from pika.frame import Heartbeat
 
 from django_outbox.publishers.rabbitmq.frames import (
@@ -24,6 +20,7 @@ from django_outbox.publishers.rabbitmq.frames import (
     MAX_FRAME_TYPE,
     METHOD,
 )
+from django_outbox.publishers.rabbitmq.wire import Wire
 
 DELIVER = 60
 """The method of the class `basic` with which the broker delivers a message."""
@@ -60,8 +57,8 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-class DeliveryWire(AbstractStreamProtocol):
-    """Reads the deliveries between the socket and pika's connection; all other frames are passed on, in order.
+class DeliveryWire(Wire):
+    """Reads deliveries; all other frames are passed on to pika, in order.
 
     Args:
         connection: pika's connection.
@@ -69,7 +66,7 @@ class DeliveryWire(AbstractStreamProtocol):
     """
 
     def __init__(self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivery], object]) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._on_delivery = on_delivery
         self._rest = b""
         self._heartbeat_at = 0.0
@@ -78,15 +75,6 @@ class DeliveryWire(AbstractStreamProtocol):
         self._properties = b""
         self._missing = 0
         self._parts: list[bytes] = []
-
-    def connection_made(self, transport: AbstractStreamTransport) -> None:
-        self.connection.connection_made(transport)
-
-    def connection_lost(self, error: BaseException | None) -> None:
-        self.connection.connection_lost(error)
-
-    def eof_received(self) -> bool | None:
-        return self.connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -145,33 +133,3 @@ def _read_method(content: bytes) -> tuple[int, bytes]:
     position += TAG.size
     position += 1 + content[position]
     return tag, content[position + 1 : position + 1 + content[position]]
-
-
-class DeliveryServices(SelectorIOServicesAdapter):
-    """pika's adapter for its event loop, with a `DeliveryWire` in each connection that it opens.
-
-    Args:
-        loop: the event loop.
-        on_delivery: called for each message.
-    """
-
-    def __init__(self, loop: IOLoop, on_delivery: Callable[[Delivery], object]) -> None:
-        super().__init__(loop)  # type: ignore[arg-type]
-        self._on_delivery = on_delivery
-
-    def create_streaming_connection(
-        self,
-        protocol_factory: Callable[[], AbstractStreamProtocol],
-        sock: socket,
-        on_done: Callable[[tuple[AbstractStreamTransport, AbstractStreamProtocol] | BaseException], None],
-        ssl_context: SSLContext | None = None,
-        server_hostname: str | None = None,
-    ) -> AbstractIOReference:
-        def done(result: tuple[AbstractStreamTransport, AbstractStreamProtocol] | BaseException) -> None:
-            if isinstance(result, tuple) and isinstance(wire := result[1], DeliveryWire):
-                result = (result[0], wire.connection)
-            on_done(result)
-
-        return super().create_streaming_connection(
-            lambda: DeliveryWire(protocol_factory(), self._on_delivery), sock, done, ssl_context, server_hostname
-        )

@@ -25,7 +25,7 @@ from django_outbox.publishers.rabbitmq.loop import Loop
 from django_outbox.publishers.rabbitmq.nodes import Nodes
 from django_outbox.publishers.rabbitmq.options import ConnectionOptions
 from django_outbox.publishers.rabbitmq.pool import ChannelPool
-from django_outbox.publishers.rabbitmq.wire import WireServices
+from django_outbox.publishers.rabbitmq.wire import ConfirmWire, WireServices
 
 MAX_CLOSING = 100
 """Maximum number of abandoned channels that the broker has not closed; beyond it, another connection takes over."""
@@ -58,7 +58,7 @@ class Session:
         self._nodes = nodes
         self._intake = intake
         self._loop = loop
-        self._wire = WireServices(loop, self._on_confirm)
+        self._wire = WireServices(loop, lambda connection: ConfirmWire(connection, self._on_confirm))
         self._pool = ChannelPool(self._make_channel)
         self._connector = Connector(
             options,

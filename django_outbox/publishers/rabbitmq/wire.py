@@ -5,6 +5,7 @@ for each confirm. Everything but messages and confirms is left to pika. Both dir
 provides for other event loops (`pika.adapters.utils.nbio_interface`).
 """
 
+import abc
 import time
 from collections.abc import Callable
 from socket import socket
@@ -34,8 +35,32 @@ PASS_ON_INTERVAL = 0.5
 """Maximum seconds between two frames that are passed on to pika, if frames arrive; the shortest heartbeat is 1 s."""
 
 
-class Wire(AbstractStreamProtocol):
-    """Reads the confirms between the socket and pika's connection.
+class Wire(AbstractStreamProtocol, abc.ABC):
+    """Stands between the socket and pika's connection; a subclass takes the frames out that it reads itself.
+
+    Args:
+        connection: pika's connection.
+    """
+
+    def __init__(self, connection: AbstractStreamProtocol) -> None:
+        self.connection = connection
+
+    def connection_made(self, transport: AbstractStreamTransport) -> None:
+        self.connection.connection_made(transport)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self.connection.connection_lost(error)
+
+    def eof_received(self) -> bool | None:
+        return self.connection.eof_received()
+
+    @abc.abstractmethod
+    def data_received(self, data: bytes) -> None:
+        """Read the frames that are complete, and pass the others on."""
+
+
+class ConfirmWire(Wire):
+    """Reads confirms.
 
     All other frames are passed on to pika, whole and in order, so that a return is processed before the confirm that
     follows it.
@@ -46,19 +71,10 @@ class Wire(AbstractStreamProtocol):
     """
 
     def __init__(self, connection: AbstractStreamProtocol, on_confirm: ConfirmHandler) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self._on_confirm = on_confirm
         self._rest = b""
         self._pass_on_at = 0.0
-
-    def connection_made(self, transport: AbstractStreamTransport) -> None:
-        self.connection.connection_made(transport)
-
-    def connection_lost(self, error: BaseException | None) -> None:
-        self.connection.connection_lost(error)
-
-    def eof_received(self) -> bool | None:
-        return self.connection.eof_received()
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -94,12 +110,12 @@ class WireServices(SelectorIOServicesAdapter):
 
     Args:
         loop: the event loop.
-        on_confirm: called for each confirm.
+        make_wire: makes the wire of one of pika's connections.
     """
 
-    def __init__(self, loop: IOLoop, on_confirm: ConfirmHandler) -> None:
+    def __init__(self, loop: IOLoop, make_wire: Callable[[AbstractStreamProtocol], Wire]) -> None:
         super().__init__(loop)  # type: ignore[arg-type]
-        self._on_confirm = on_confirm
+        self._make_wire = make_wire
         self._transport: AbstractStreamTransport | None = None
 
     def create_streaming_connection(
@@ -117,7 +133,7 @@ class WireServices(SelectorIOServicesAdapter):
             on_done(result)
 
         return super().create_streaming_connection(
-            lambda: Wire(protocol_factory(), self._on_confirm), sock, done, ssl_context, server_hostname
+            lambda: self._make_wire(protocol_factory()), sock, done, ssl_context, server_hostname
         )
 
     def write(self, data: bytes) -> None:
