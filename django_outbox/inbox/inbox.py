@@ -1,17 +1,15 @@
 """The inbox: consumers and threads. The loops are in the readers."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.error_text import describe
-from django_outbox.exceptions import OutboxError, RelayUnavailable
+from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.announcements import announcing
 from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.known_types import is_known_type
@@ -23,6 +21,7 @@ from django_outbox.inbox.storing import TypeFilter
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.relay.outages import Outage
+from django_outbox.restarting import restart_on_crash
 from django_outbox.threads import Threads, own_connection
 
 
@@ -115,31 +114,8 @@ class Inbox:
         self._shared.stopping = True
 
     def _keep_reading(self, consumer: Consumer) -> None:
-        """Run a reader, and a new one whenever it crashes, because an error must not affect other consumers."""
-        shared = self._shared
-        crashes = 0
-        while True:
-            began = time.monotonic()
-            try:
-                return Reader(consumer, shared).read()
-            except (ImproperlyConfigured, OutboxError):
-                shared.stopping = True
-                raise
-            except BaseException as error:
-                if time.monotonic() - began > 2 * shared.limits.restart_wait.max_delay:
-                    crashes = 0
-                crashes += 1
-                seconds = shared.limits.restart_wait.after(crashes)
-                logger.error(
-                    "Consumer %r: its reader crashed and restarts in %.1f s: %s",
-                    consumer.alias,
-                    seconds,
-                    describe(error),
-                    exc_info=error,
-                )
-                with suppress(Exception):
-                    connections[self.using].close()
-            shared.pause(seconds)
+        shared, subject = self._shared, f"Consumer {consumer.alias!r}: its reader"
+        restart_on_crash(lambda: Reader(consumer, shared).read(), subject, shared, shared.limits.restart_wait)
 
     def _in_threads(self, work: Callable[[Consumer], object]) -> Tally:
         threads = Threads()

@@ -20,9 +20,6 @@ WIPED = "\r\x1b[2K\x1b[?25h"
 """Wipes the line of a terminal, and shows its cursor again."""
 
 
-UNFINISHED = "The current batches were not finished in time. Their messages are still pending."
-
-
 class Stoppable(Protocol):
     """A relay or an inbox."""
 
@@ -53,7 +50,7 @@ class StopSignals:
         received: whether a signal has arrived.
     """
 
-    def __init__(self, timeout: float, *, until_exit: bool, unfinished: str = UNFINISHED) -> None:
+    def __init__(self, timeout: float, *, until_exit: bool, unfinished: str) -> None:
         self.received = False
         self._unfinished = unfinished
         self._timeout = timeout

@@ -1,17 +1,9 @@
 """Work until the relay stops, through unexpected errors."""
 
-import time
-from contextlib import suppress
-
-from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
-
-from django_outbox.error_text import describe
-from django_outbox.exceptions import OutboxError
-from django_outbox.logs import logger
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.worker import Worker
+from django_outbox.restarting import restart_on_crash
 
 
 class RunningWorker(Worker):
@@ -26,32 +18,11 @@ class RunningWorker(Worker):
 
 
 def keep_running(publisher: Publisher, shared: Shared) -> None:
-    """Run a worker, and a new one whenever it crashes, because an error must not affect other publishers.
+    """Run a worker, and a new one whenever it crashes.
 
     Raises:
-        ImproperlyConfigured: the settings are wrong. The relay stops, because a restart would not help.
+        ImproperlyConfigured: the settings are wrong. The relay stops.
         OutboxError: for example, the outbox's table is missing. The relay stops.
     """
-    crashes = 0
-    while True:
-        began = time.monotonic()
-        try:
-            return RunningWorker(publisher, shared).work()
-        except (ImproperlyConfigured, OutboxError):
-            shared.stopping = True
-            raise
-        except BaseException as error:
-            if time.monotonic() - began > 2 * shared.limits.restart_wait.max_delay:
-                crashes = 0
-            crashes += 1
-            seconds = shared.limits.restart_wait.after(crashes)
-            logger.error(
-                "Publisher %r: a worker crashed and restarts in %.1f s: %s",
-                publisher.alias,
-                seconds,
-                describe(error),
-                exc_info=error,
-            )
-            with suppress(Exception):
-                connections[shared.using].close()
-        shared.pause(seconds)
+    subject = f"Publisher {publisher.alias!r}: a worker"
+    restart_on_crash(lambda: RunningWorker(publisher, shared).work(), subject, shared, shared.limits.restart_wait)

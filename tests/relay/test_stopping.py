@@ -357,7 +357,7 @@ def test_a_relay_that_is_the_first_process_of_a_container_ends_by_a_signal(run_o
 class TestHandlers:
     def test_in_the_end_signals_are_handled_as_before(self):
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-        with StopSignals(60, until_exit=False):
+        with StopSignals(60, until_exit=False, unfinished=""):
             assert signal.getsignal(signal.SIGTERM) not in before
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
@@ -365,7 +365,7 @@ class TestHandlers:
     def test_a_child_that_is_forked_has_its_signals_to_itself(self):
         """It inherits the socket to which its parent's signals are written."""
         reader, writer = os.pipe()
-        with StopSignals(60, until_exit=False) as signals:
+        with StopSignals(60, until_exit=False, unfinished="") as signals:
             child = os.fork()
             if not child:
                 os.write(writer, b"!")

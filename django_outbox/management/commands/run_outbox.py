@@ -2,26 +2,21 @@
 
 import argparse
 import sys
-from contextlib import nullcontext
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
-from django_outbox.management.base import OutboxCommand
 from django_outbox.management.gc import frozen
-from django_outbox.management.log_output import shown_log
 from django_outbox.management.output import print_line
 from django_outbox.management.progress import ProgressLine
 from django_outbox.management.proof import check_deployment
-from django_outbox.management.stop_signals import StopSignals
+from django_outbox.management.service import ServiceCommand
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from django_outbox.relay.tally import Tally
-from django_outbox.wording import counted
 
 
 def worker_count(text: str) -> int:
@@ -34,7 +29,7 @@ def worker_count(text: str) -> int:
     return count
 
 
-class Command(OutboxCommand):
+class Command(ServiceCommand):
     help = (
         "Deliver messages to their publishers until SIGTERM or SIGINT.\n"
         "The first signal lets the current batches finish; the second one stops at once."
@@ -46,6 +41,7 @@ class Command(OutboxCommand):
   manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
 """
+    unfinished = "The current batches were not finished in time. Their messages are still pending."
     limits = LIMITS
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -75,16 +71,7 @@ class Command(OutboxCommand):
             type=seconds,
             help="Longest idle wait (default: OUTBOX['POLL_INTERVAL']).",
         )
-        parser.add_argument(
-            "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
-        )
-        parser.add_argument(
-            "--stop-timeout",
-            metavar="SECONDS",
-            type=seconds,
-            default=20.0,
-            help="Maximum time from the first signal to the end of the process (default: 20).",
-        )
+        self.add_stop_arguments(parser)
         until = parser.add_mutually_exclusive_group()
         until.add_argument("--drain", action="store_true", help="Stop when nothing is due.")
         until.add_argument("--once", action="store_true", help="Deliver one batch for each publisher, then stop.")
@@ -95,26 +82,6 @@ class Command(OutboxCommand):
             help="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
             "is wrong.",
         )
-
-    def check(self, *args: Any, **kwargs: Any) -> None:
-        """Run the system checks, but skip them if the database is unavailable: the relay waits for it.
-
-        On MySQL and MariaDB Django's checks of models ask the server for its version.
-        """
-        try:
-            super().check(*args, **kwargs)
-        except DatabaseError as error:
-            print_line(self.stderr, f"Skipping the system checks: the database cannot be reached: {error}")
-
-    def execute(self, *args: Any, **options: Any) -> str | None:
-        # As early as here, so that a signal is noticed during the system checks, too.
-        # Django sets this if the command is all that the process does.
-        until_exit = getattr(self, "_called_from_command_line", False)
-        self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit)
-        # Only then may the log of the whole process be changed, too.
-        log = shown_log(options["verbosity"]) if until_exit else nullcontext()
-        with self.signals, log:
-            return super().execute(*args, **options)
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -134,7 +101,7 @@ class Command(OutboxCommand):
         self.signals.stop(relay)
         if options["check_deployment"]:
             with relay:
-                self._check_deployment(relay, options["verbosity"])
+                self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
             return
         terminal = sys.stderr if options["verbosity"] > 0 else None
         with relay, frozen(), ProgressLine(relay, terminal, draining=options["drain"]):
@@ -151,19 +118,6 @@ class Command(OutboxCommand):
                 for alias in relay.paused:
                     print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
-
-    def _check_deployment(self, relay: Relay, verbosity: int) -> None:
-        problems = 0
-        for finding in check_deployment(relay.using, relay.publishers):
-            if not finding.problem:
-                if verbosity > 0:
-                    print_line(self.stdout, f"OK       {finding.subject}")
-                continue
-            word = "WARNING " if finding.is_warning else "WRONG   "
-            problems += not finding.is_warning
-            print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
-        if problems:
-            raise CommandError(f"{counted(problems, 'problem')} found.")
 
     def _deliver(self, relay: Relay, options: dict[str, Any]) -> Tally:
         if options["drain"]:

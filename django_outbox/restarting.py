@@ -1,0 +1,61 @@
+"""Restart what crashes, because an error must not affect other work of the process."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from django_outbox.backoff import Backoff
+from django_outbox.error_text import describe
+from django_outbox.exceptions import OutboxError
+from django_outbox.logs import logger
+
+
+class Shared(Protocol):
+    """What the threads of a relay or an inbox share.
+
+    Attributes:
+        using: the database alias.
+        stopping: whether they are stopping.
+    """
+
+    using: str
+    stopping: bool
+
+    def pause(self, seconds: float) -> None:
+        """Wait; return early if they are stopping."""
+
+
+def restart_on_crash(work: Callable[[], None], subject: str, shared: Shared, wait: Backoff) -> None:
+    """Call a function until it returns, again after each exception. The thread's connection is closed in between.
+
+    Args:
+        work: the function.
+        subject: what has crashed, for the log.
+        shared: what the function shares with the other threads.
+        wait: the waits between two calls. They begin again once a call has lasted twice the longest one.
+
+    Raises:
+        ImproperlyConfigured: the settings are wrong. All threads stop, because a restart would not help.
+        OutboxError: for example, the outbox's table is missing. All threads stop.
+    """
+    crashes = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return work()
+        except (ImproperlyConfigured, OutboxError):
+            shared.stopping = True
+            raise
+        except BaseException as error:
+            if time.monotonic() - began > 2 * wait.max_delay:
+                crashes = 0
+            crashes += 1
+            seconds = wait.after(crashes)
+            logger.error("%s crashed and restarts in %.1f s: %s", subject, seconds, describe(error), exc_info=error)
+            with suppress(Exception):
+                connections[shared.using].close()
+        shared.pause(seconds)
