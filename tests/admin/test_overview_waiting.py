@@ -1,0 +1,125 @@
+"""The overview lists the messages that wait for another attempt by cause, and retries them."""
+
+import datetime
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from django.utils import timezone
+
+from django_outbox.admin import overview, overview_members, overview_waiting
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
+from django_outbox.monitoring.status import read_status
+from tests.conftest import ALIASES
+from tests.support.admin_tools import client_with, put, text
+from tests.support.overview_pages import address, run_to_the_end
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+WAITING = {"publisher": "default", "error_class": "shop.Timeout", "type": "paid"}
+
+
+def put_waiting(count: int = 1, *, using: str = "default", seconds: float = 900, **fields: Any) -> list[int]:
+    """Write messages that wait that long for another attempt."""
+    at = timezone.now() - datetime.timedelta(minutes=1)
+    given = {**WAITING, "attempts": 2, "first_error_at": at, "last_error_at": at, **fields}
+    return put(Status.PENDING, count, using=using, age=-seconds, **given)
+
+
+def due(using: str) -> set[int]:
+    return set(OutboxMessage.objects.using(using).due().values_list("pk", flat=True))
+
+
+@pytest.fixture(autouse=True)
+def fresh_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "status", read_status)
+
+
+def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
+    using: str, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(overview_members, "WINDOW", 2)
+    monkeypatch.setattr(overview_members, "BATCH_SIZE", 1)
+    monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+    chosen = put_waiting(5, using=using)
+    chosen += [id for n in range(3) for id in put_waiting(using=using, key=f"k{n}", partition=n + 1, blocks_key=True)]
+    # Each is left alone for another reason.
+    later: Any = {"using": using, "seconds": 1000}
+    put_waiting(error_class="shop.timeout", **later)
+    put_waiting(type="PAID", **later)
+    put_waiting(attempts=0, last_error_at=None, **later)
+    put_waiting(last_error_at=timezone.now() + datetime.timedelta(minutes=5), **later)
+    OutboxMessage.objects.using(using).filter(pk__in=put_waiting(using=using)).update(available_at=HELD_BY_PAUSE)
+    put(Status.FAILED, using=using, publisher="default", error_class="shop.Timeout", type="paid")
+    url = address("retry_now", using=using, **WAITING)
+    page = admin_client.get(url)
+    assert "They become due at once and keep their attempts. Held messages remain held." in text(page)
+    assert page.context["button"] == "Retry 2 messages"
+    assert run_to_the_end(admin_client, url, reason="fixed") > 4
+    assert due(using) == set(chosen)
+    assert set(OutboxMessage.objects.using(using).due().values_list("attempts", flat=True)) == {2}
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == (
+        "shop.Timeout · paid · default",
+        "8 messages are due now. (fixed)",
+    )
+
+
+def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_client: Client):
+    put_waiting(3, using=using)
+    put_waiting(2, using=using, error_class="", key="k", partition=1, blocks_key=True)
+    put_waiting(using=using, attempts=0)
+    context = admin_client.get(address(using=using)).context
+    groups = [(group["error_class"], group["count"]) for group in context["waiting_groups"]]
+    # Of a key, only the first message waits for its attempt; the others wait for it.
+    assert groups == [("shop.Timeout", "3"), ("-", "1")]
+    assert context["waiting_is_complete"]
+    assert [name for name, *_ in context["waiting_groups"][0]["operations"]] == ["retry_now"]
+    assert context["groups"] == []
+
+
+def test_the_groups_are_bounded(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overview_waiting, "MAX_WAITING", 2)
+    put_waiting(3)
+    context = admin_client.get(address()).context
+    assert context["waiting_groups"][0]["count"] == "2"
+    assert not context["waiting_is_complete"]
+
+
+def test_a_message_that_a_relay_may_have_leased_is_left_alone(admin_client: Client):
+    """SQLite has no row locks: a relay moves the time of the message ahead."""
+    put_waiting(seconds=60)
+    (keyed,) = put_waiting(seconds=60, key="k", partition=1, blocks_key=True)
+    run_to_the_end(admin_client, address("retry_now", **WAITING))
+    assert due("default") == {keyed}
+
+
+def test_only_operations_on_its_state_are_offered_for_a_group(admin_client: Client):
+    put(Status.FAILED, error_class="shop.Timeout")
+    (group,) = admin_client.get(address()).context["groups"]
+    assert [name for name, *_ in group["operations"]] == ["requeue", "discard"]
+
+
+def test_the_type_of_a_group_is_paused_unless_it_is(using: str, admin_client: Client):
+    put_waiting(using=using)
+    put(Status.FAILED, using=using, type="paid")
+    url = address("pause", using=using, publisher="default", type="paid")
+    context = admin_client.get(address(using=using)).context
+    assert context["waiting_groups"][0]["pause"] == context["groups"][0]["pause"] == url
+    assert 'value="paid"' in text(admin_client.get(url))
+    assert admin_client.post(url).status_code == 302
+    assert Pause.objects.using(using).get().type == "paid"
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.change_message) == ("default: paid", "Paused.")
+    context = admin_client.get(address(using=using)).context
+    assert context["waiting_groups"][0]["pause"] == context["groups"][0]["pause"] == ""
+
+
+def test_each_operation_needs_its_permission():
+    put_waiting()
+    viewer = client_with("view")
+    (group,) = viewer.get(address()).context["waiting_groups"]
+    assert (group["operations"], group["pause"]) == ([], "")
+    assert viewer.post(address("retry_now", **WAITING)).status_code == 403
+    assert client_with("view", "requeue").post(address("retry_now", **WAITING)).status_code == 302

@@ -1,0 +1,21 @@
+"""The pages of the overview, as a test asks for them."""
+
+from django.test import Client
+from django.urls import reverse
+
+from django_outbox.admin.overview_page import query
+
+
+def address(view: str = "", **parameters: str) -> str:
+    url = reverse(f"admin:django_outbox_overview{view and '_' + view}")
+    return f"{url}?{query(**parameters)}" if parameters else url
+
+
+def run_to_the_end(client: Client, url: str, **fields: str) -> int:
+    """Submit a form, and all that follow it; return the number of requests."""
+    response = client.post(url, {"reason": "", **fields})
+    for requests in range(1, 100):
+        if response.status_code == 302:
+            return requests
+        response = client.post(url, {"state": response.context["state"]})
+    raise AssertionError("it never ends")
