@@ -88,7 +88,7 @@ _others: list[Callable[[str, Callable[[], bool]], object]] = []
 def also_purge(function: Callable[[str, Callable[[], bool]], object]) -> None:
     """Register a function that each purge calls, with the database alias and a function to call between batches.
 
-    It deletes what another app keeps, by a retention period of its own. If the second function returns True, no further
+    It deletes what another app keeps, by its own retention period. If the second function returns True, no further
     batch begins. A function that is registered already is not registered again.
     """
     if function not in _others:

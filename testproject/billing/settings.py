@@ -1,4 +1,4 @@
-"""The settings of the billing service, which has a database of its own: `manage.py ... --settings billing.settings`.
+"""The settings of the billing service, which has its own database: `manage.py ... --settings billing.settings`.
 
 It reads the same environment as the shop, except that BILLING_DATABASE_URL names its database: by default
 `billing.sqlite3` next to `manage.py`. Without AMQP_URL, its inbox reads the file that the shop's demo writes to.

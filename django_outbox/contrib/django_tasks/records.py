@@ -32,7 +32,7 @@ def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) ->
     """
     using = choose_database(backend)
     publisher = backend.choose_publisher(task.queue_name)
-    # The caller's block rolls back both rows; one of its own would be marked for rollback by an invalid argument.
+    # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
     block = nullcontext() if connections[using].in_atomic_block else transaction.atomic(using=using)
     with block:
         message = enqueue(
