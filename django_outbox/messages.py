@@ -113,6 +113,11 @@ class Outcome:
         if self.cause is not None and not self.error_class:
             object.__setattr__(self, "error_class", class_path(self.cause))
 
+    @property
+    def kind(self) -> str:
+        """The error class, or the verdict if it is blank: filters must find messages without an error class, too."""
+        return self.error_class or self.verdict.value
+
 
 ACCEPTED = Outcome(Verdict.ACCEPTED)
 """The outcome of a message that the broker confirmed."""

@@ -58,6 +58,9 @@ class Publisher(abc.ABC):
     batch_size: ClassVar[int | None] = None
     """Maximum number of messages in one claim, if the entry in the settings has no `BATCH_SIZE`; None for
     `OUTBOX["BATCH_SIZE"]`."""
+    max_payload_bytes: int | None = None
+    """Maximum size of a payload in bytes that the broker takes; None if it is not known. A system check compares it
+    with `OUTBOX["MAX_PAYLOAD_BYTES"]`."""
 
     def __init__(self, alias: str, **options: Any) -> None:
         self.alias = alias

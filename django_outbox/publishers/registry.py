@@ -6,6 +6,9 @@ from django.utils.module_loading import import_string
 from django_outbox.conf import PublisherConfig, SettingsProblem, get_settings
 from django_outbox.publishers.base import Publisher
 
+EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
+"""The extras of this app, each of which installs the driver for the packages of the same name."""
+
 
 def make_publisher(publisher_alias: str) -> Publisher:
     """Construct the publisher with this alias from the settings; it does not connect yet.
@@ -35,8 +38,7 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
         raise SettingsProblem(
             "E006",
             f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
-            "Correct the dotted path, or install the driver. For RabbitMQ: "
-            'pip install "django-transactional-outbox[rabbitmq]". For Celery, use [celery].',
+            import_hint(config.backend),
         ) from error
     if not (isinstance(backend, type) and issubclass(backend, Publisher)):
         raise SettingsProblem(
@@ -51,3 +53,15 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
         raise SettingsProblem(
             "E008", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
         ) from error
+
+
+def import_hint(backend: str) -> str:
+    """Return the remedy for a publisher or consumer that cannot be imported.
+
+    Args:
+        backend: the dotted path of its class.
+    """
+    parts = backend.split(".")
+    if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS:
+        return f'Correct the dotted path, or install the driver: pip install "django-transactional-outbox[{parts[2]}]".'
+    return "Correct the dotted path, or install what it imports."

@@ -1,0 +1,49 @@
+"""A message's fields and headers as text, for brokers whose messages have headers of text but no other properties."""
+
+import datetime
+import json
+from typing import Any
+
+from django_outbox.messages import Message
+
+MESSAGE_ID = "outbox-message-id"
+TYPE = "outbox-type"
+KEY = "outbox-key"
+OCCURRED_AT = "outbox-occurred-at"
+CONTENT_TYPE = "content-type"
+
+_UTC = datetime.timezone.utc
+
+RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
+"""Names that describe the message. A header of the message with such a name, in any case, is not sent."""
+
+
+def text_headers(message: Message) -> list[tuple[str, str]]:
+    """Return what describes a message, and then its own headers. The key is left out if it is blank.
+
+    Times are in ISO 8601, in UTC. A header whose value is not text is sent as JSON.
+    """
+    occurred_at = message.occurred_at
+    if occurred_at.tzinfo is not _UTC:
+        occurred_at = occurred_at.astimezone(_UTC)
+    found = [
+        (MESSAGE_ID, message.message_id),
+        (TYPE, message.type),
+        (OCCURRED_AT, occurred_at.isoformat()),
+        (CONTENT_TYPE, "application/json"),
+    ]
+    if message.key:
+        found.append((KEY, message.key))
+    if message.headers:
+        found += own_headers(message)
+    return found
+
+
+def own_headers(message: Message) -> list[tuple[str, str]]:
+    """Return the message's own headers, as text."""
+    return [(name, to_text(value)) for name, value in message.headers.items() if name.lower() not in RESERVED]
+
+
+def to_text(value: Any) -> str:
+    """Return the value of a header as text: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,219 @@
+"""Messages as CloudEvents, as the SDK of the CloudEvents project reads them."""
+
+import datetime
+import json
+from typing import Any
+
+import pytest
+from cloudevents.core.base import BaseCloudEvent
+from cloudevents.core.bindings.http import HTTPMessage, from_http_event
+from cloudevents.core.bindings.rabbitmq import RabbitMQMessage, from_rabbitmq_event
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent
+from django.core.exceptions import ImproperlyConfigured
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.publishers import cloudevents
+from django_outbox.publishers.http.encoding import event_headers
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from tests.support.claimed import make_message
+from tests.support.http_receiver import MakePublisher, Receiver
+from tests.support.rabbitmq_tools import Broker, broker_url
+
+pytest_plugins = ["tests.support.http_fixtures", "tests.support.rabbitmq_fixtures"]
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+PAYLOAD = '{"total": 1.50,  "name": "Größe 🦡"}'.encode()
+FORMATS = [cloudevents.BINARY, cloudevents.STRUCTURED]
+
+
+def an_order(topic: str = "orders") -> Message:
+    headers = {"traceparent": TRACEPARENT, "tenant": "acme", "ce-forged": "x", "CE-Id": "forged"}
+    return make_message(topic, PAYLOAD, type="order.größe", key='k "1" 100%', headers=headers)
+
+
+def assert_is_the_order(event: BaseCloudEvent, message: Message) -> None:
+    assert event.get_attributes() | {"datacontenttype": None} == {
+        "specversion": "1.0",
+        "id": message.message_id,
+        "source": "/shop",
+        "type": "order.größe",
+        "time": message.occurred_at,
+        "subject": "orders",
+        "partitionkey": 'k "1" 100%',
+        "traceparent": TRACEPARENT,
+        "datacontenttype": None,
+    }
+    assert event.get_datacontenttype() == "application/json"
+    assert event.get_data() == {"total": 1.5, "name": "Größe 🦡"}
+
+
+# What every broker shares
+
+
+def test_fields_are_attributes():
+    message = an_order()
+    assert cloudevents.attributes(message, "/shop") == {
+        "specversion": "1.0",
+        "id": message.message_id,
+        "source": "/shop",
+        "type": "order.größe",
+        "time": "2026-01-02T03:04:05Z",
+        "subject": "orders",
+        "partitionkey": 'k "1" 100%',
+        "traceparent": TRACEPARENT,
+    }
+
+
+def test_blank_fields_are_left_out():
+    message = make_message("", headers={"traceparent": "", "tracestate": None})
+    assert set(cloudevents.attributes(message, "/shop")) == {"specversion", "id", "source", "type", "time"}
+
+
+def test_times_are_in_utc_with_microseconds():
+    zone = datetime.timezone(datetime.timedelta(hours=-8))
+    occurred_at = datetime.datetime(2026, 1, 1, 20, 0, 0, 1, tzinfo=zone)
+    assert cloudevents.attributes(make_message(occurred_at=occurred_at), "/")["time"] == "2026-01-02T04:00:00.000001Z"
+
+
+def test_the_payload_is_part_of_the_structured_event_byte_by_byte():
+    body = cloudevents.structured(an_order(), "/shop")
+    assert body.endswith(b', "data": ' + PAYLOAD + b"}")
+
+
+@pytest.mark.parametrize("payload", [b"null", b"7", b'"text"', b"[]", b'{"a": 1, "a": 2}', b"1e400"])
+def test_any_json_may_be_the_data_of_a_structured_event(payload: bytes):
+    event = json.loads(cloudevents.structured(make_message(payload=payload), "/shop"))
+    assert event["data"] == json.loads(payload)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@given(type=TEXT, topic=TEXT, key=TEXT)
+def test_the_sdk_reads_any_structured_event(type: str, topic: str, key: str):
+    message = make_message(topic, b'{"n": 1}', type=type, key=key)
+    event = JSONFormat().read(CloudEvent, cloudevents.structured(message, "/shop"))
+    assert (event.get_type(), event.get_subject(), event.get_extension("partitionkey")) == (type, topic, key)
+    assert event.get_data() == {"n": 1}
+
+
+@given(type=TEXT, topic=TEXT, key=TEXT)
+def test_the_sdk_reads_any_binary_event_over_http(type: str, topic: str, key: str):
+    message = make_message(topic, type=type, key=key)
+    headers = dict(event_headers(cloudevents.attributes(message, "/shop")))
+    # Only what HTTP carries unchanged.
+    assert all(0x21 <= byte <= 0x7E for value in headers.values() for byte in value)
+    text = {name.decode(): value.decode() for name, value in headers.items()}
+    event = from_http_event(HTTPMessage(text, b"{}"))
+    assert (event.get_type(), event.get_subject(), event.get_extension("partitionkey")) == (type, topic, key)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("json", ""), "format is 'json'; it must be one of 'plain', 'cloudevents', 'cloudevents-structured'"),
+        ((None, ""), "format is None; it must be one of"),
+        (("plain", "/shop"), "source is set, but format is 'plain'"),
+        (("cloudevents", ""), "source is ''; CloudEvents need one"),
+        (("cloudevents-structured", "a b"), "source is 'a b'; CloudEvents need one"),
+        (("cloudevents", "größe"), "which is a URI reference such as '/shop'"),
+        (("cloudevents", None), "source is None; it must be a string"),
+    ],
+)
+def test_a_mistake_in_format_or_source_names_the_remedy(options: tuple[Any, Any], remedy: str):
+    with pytest.raises(ImproperlyConfigured) as error:
+        cloudevents.validate_format(*options)
+    assert remedy in str(error.value)
+
+
+@pytest.mark.parametrize("source", ["/shop", "https://shop.example.com/a?b=c#d", "urn:shop:eu-1", "shop", "/a%20b"])
+def test_a_source_is_a_uri_reference(source: str):
+    cloudevents.validate_format("cloudevents", source)
+
+
+# HTTP
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_receiver_of_webhooks_reads_the_event(receiver: Receiver, make_webhooks: MakePublisher, format: str):
+    message = an_order()
+    assert make_webhooks(receiver.url(), format=format, source="/shop").publish([message]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert_is_the_order(from_http_event(HTTPMessage(call.headers, call.body)), message)
+    assert (call.headers["tenant"], call.headers["traceparent"]) == ("acme", TRACEPARENT)
+    assert "ce-forged" not in call.headers
+    assert not [name for name in call.headers if name.startswith("outbox-")]
+    if format == cloudevents.BINARY:
+        assert call.body == PAYLOAD
+        assert call.headers["ce-partitionkey"] == "k%20%221%22%20100%25"
+        assert call.headers["ce-type"] == "order.gr%C3%B6%C3%9Fe"
+    else:
+        assert call.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+
+
+def test_the_signature_covers_the_structured_event(receiver: Receiver, make_webhooks: MakePublisher):
+    secret = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
+    publisher = make_webhooks(receiver.url(), format=cloudevents.STRUCTURED, source="/shop", secrets=secret)
+    assert publisher.publish([an_order()]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert Webhook(secret).verify(call.body, call.headers)["source"] == "/shop"
+
+
+# RabbitMQ
+
+
+def _text(headers: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in headers.items()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_consumer_of_rabbitmq_reads_the_event(broker: Broker, format: str):
+    queue = broker.queue()
+    message = an_order(queue)
+    publisher = RabbitMQPublisher("shop", url=broker_url(), format=format, source="/shop")
+    try:
+        assert publisher.publish([message]) == [ACCEPTED]
+    finally:
+        publisher.close()
+    (received,) = broker.take(queue)
+    properties, headers = received.properties, _text(received.properties.headers)
+    content_type = str(properties.content_type)
+    event = from_rabbitmq_event(RabbitMQMessage(headers, content_type, received.body))
+    assert event.get_subject() == queue
+    attributes = {**event.get_attributes(), "subject": "orders"}
+    assert_is_the_order(CloudEvent(attributes, event.get_data()), message)
+    # What consumers of plain messages read is there too.
+    assert (properties.message_id, properties.type) == (message.message_id, "order.größe")
+    assert (headers["outbox-key"], headers["tenant"]) == ('k "1" 100%', "acme")
+    assert "ce-forged" not in headers
+    if format == cloudevents.BINARY:
+        assert (received.body, content_type) == (PAYLOAD, "application/json")
+    else:
+        assert content_type == "application/cloudevents+json; charset=utf-8"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_event_that_cannot_be_encoded_does_not_hold_up_its_batch(broker: Broker, format: str):
+    queue = broker.queue()
+    publisher = RabbitMQPublisher("shop", url=broker_url(), format=format, source="/shop")
+    poison = make_message(queue, headers={"traceparent": "\ud800"})
+    try:
+        outcomes = publisher.publish([make_message(queue), poison, make_message(queue)])
+    finally:
+        publisher.close()
+    assert [outcome.verdict.value for outcome in outcomes] == ["accepted", "rejected", "accepted"]
+    assert outcomes[1].error_class == "rabbitmq.unencodable"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_event_that_http_cannot_carry_does_not_hold_up_its_batch(
+    receiver: Receiver, make_webhooks: MakePublisher, format: str
+):
+    publisher = make_webhooks(receiver.url(), format=format, source="/shop")
+    poison = make_message(headers={"traceparent": "\ud800"})
+    outcomes = publisher.publish([make_message(), poison, make_message()])
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]

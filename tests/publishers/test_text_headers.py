@@ -1,0 +1,55 @@
+"""A message's fields and headers as text."""
+
+import datetime
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_outbox.publishers.text_headers import RESERVED, own_headers, text_headers
+from tests.support.claimed import make_message
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=5,
+)
+
+
+def test_fields_are_headers():
+    message = make_message("orders", type="order.größe", key="k-1", headers={"tenant": "acme"})
+    assert text_headers(message) == [
+        ("outbox-message-id", message.message_id),
+        ("outbox-type", "order.größe"),
+        ("outbox-occurred-at", "2026-01-02T03:04:05+00:00"),
+        ("content-type", "application/json"),
+        ("outbox-key", "k-1"),
+        ("tenant", "acme"),
+    ]
+
+
+def test_a_blank_key_is_left_out():
+    assert "outbox-key" not in dict(text_headers(make_message()))
+
+
+def test_times_are_in_utc():
+    zone = datetime.timezone(datetime.timedelta(hours=5, minutes=30))
+    occurred_at = datetime.datetime(2026, 1, 1, 2, 0, 0, 120, tzinfo=zone)
+    assert dict(text_headers(make_message(occurred_at=occurred_at)))["outbox-occurred-at"] == (
+        "2025-12-31T20:30:00.000120+00:00"
+    )
+
+
+def test_a_header_cannot_replace_a_field():
+    forged = {name.upper(): "forged" for name in RESERVED} | dict.fromkeys(RESERVED, "forged")
+    message = make_message(key="k-1", headers=forged)
+    assert own_headers(message) == []
+    assert "forged" not in dict(text_headers(message)).values()
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=4))
+def test_text_stays_as_it_is_and_other_values_are_json(headers: dict[str, object]):
+    found = dict(own_headers(make_message(headers=headers)))
+    for name, value in headers.items():
+        if name.lower() not in RESERVED:
+            assert (found[name] if isinstance(value, str) else json.loads(found[name])) == value
