@@ -14,6 +14,7 @@ from pika import spec
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.rabbitmq.channel import NACKED
 from django_outbox.publishers.rabbitmq.unconfirmed import Unconfirmed
+from tests.support.claimed import make_message
 from tests.support.rabbitmq_tools import (
     Broker,
     MakePublisher,
@@ -21,7 +22,6 @@ from tests.support.rabbitmq_tools import (
     TcpProxy,
     broker_url,
     in_flight,
-    make_message,
     only_error,
     verdicts,
 )

@@ -9,13 +9,12 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.messages import Message, Outcome, Verdict
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.faults.children import wait_until
+from tests.support.claimed import make_message
 from tests.support.rabbitmq_cluster import Node, running_cluster
-from tests.support.rabbitmq_tools import connection_of, make_message, verdicts
 from tests.support.relay_threads import relays_in_threads
-from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
@@ -52,25 +51,20 @@ def by_topic(messages: list[Message], outcomes: list[Outcome]) -> dict[str, Coun
     return found
 
 
-def test_a_queue_without_quorum_does_not_affect_other_queues(publisher: RabbitMQPublisher):
-    messages = [make_message(topic) for topic in (WITHOUT_QUORUM, HEALTHY) for _ in range(100)]
+def test_queues_without_quorum_or_node_use_up_no_attempt_and_do_not_affect_others(publisher: RabbitMQPublisher):
+    messages = [make_message(topic) for topic in (WITHOUT_QUORUM, DOWN, HEALTHY) for _ in range(100)]
     expected = {
         WITHOUT_QUORUM: Counter({(Verdict.DEFERRED, False): 100}),
+        DOWN: Counter({(Verdict.DEFERRED, False): 100}),
         HEALTHY: Counter({(Verdict.ACCEPTED, True): 100}),
     }
-    assert by_topic(messages, [*publisher.publish(messages)]) == expected
+    outcomes = publisher.publish(messages)
+    assert by_topic(messages, [*outcomes]) == expected
+    assert outcomes[100].error_class == "rabbitmq.nack"
     began = time.monotonic()
     assert by_topic(messages, [*publisher.publish(messages)]) == expected
-    # The destination has been set aside, so no batch waits for it until its next trial.
+    # The destinations have been set aside, so no batch waits for them until their next trial.
     assert time.monotonic() - began < 1
-
-
-def test_a_queue_whose_node_is_down_uses_up_no_attempt(publisher: RabbitMQPublisher):
-    messages = [make_message(topic) for topic in (DOWN, HEALTHY, DOWN)]
-    outcomes = publisher.publish(messages)
-    assert verdicts(outcomes) == [Verdict.DEFERRED, Verdict.ACCEPTED, Verdict.DEFERRED]
-    assert [outcome.counted for outcome in outcomes] == [False, True, False]
-    assert outcomes[0].error_class == "rabbitmq.nack"
 
 
 def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_order(nodes: list[Node]):
@@ -118,19 +112,3 @@ def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_o
                     found.append(int(body))
         arrived.pop("None", None)
         assert arrived == {f"{topic}-{key}": list(range(key, count, 100)) for key in range(100)}
-
-
-def test_a_publisher_connects_to_another_node_when_its_node_is_killed(
-    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("random.randrange", lambda _: 1)
-    publisher = RabbitMQPublisher("shop", url=[node.url for node in nodes], timeout=12)
-    try:
-        assert publisher.publish([make_message(HEALTHY)]) == [ACCEPTED]
-        connection = connection_of(publisher)
-        nodes[1].kill()
-        eventually(lambda: not connection.accepts_batches, "the publisher noticed the end")
-        assert publisher.prepare() == ""
-        assert publisher.publish([make_message(HEALTHY)]) == [ACCEPTED]
-    finally:
-        publisher.close()

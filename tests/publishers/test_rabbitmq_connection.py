@@ -1,8 +1,6 @@
 """The RabbitMQ publisher's connection: opening it, losing it, its exchange, its thread."""
 
 import logging
-import subprocess
-import sys
 import threading
 from collections import Counter
 
@@ -13,6 +11,7 @@ from pika import spec
 
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from django_outbox.publishers.rabbitmq import session
+from tests.support.claimed import make_message
 from tests.support.rabbitmq_tools import (
     Broker,
     MakePublisher,
@@ -23,7 +22,6 @@ from tests.support.rabbitmq_tools import (
     connection_of,
     free_port,
     in_flight,
-    make_message,
     only_error,
     verdicts,
 )
@@ -352,26 +350,3 @@ def test_close_while_connecting_leaves_no_thread_behind(proxy: TcpProxy, make_pu
     publisher.close()
     assert only_error(publishing.outcomes(), Verdict.UNANSWERED) == "the publisher was closed"
     assert publisher_threads() == []
-
-
-def test_a_forked_process_opens_its_own_connection(broker: Broker):
-    queue = broker.queue()
-    script = f"""
-import os
-from tests.support.rabbitmq_tools import make_message
-from django_outbox.messages import ACCEPTED
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-
-publisher = RabbitMQPublisher("shop", url={settings.AMQP_URL!r})
-assert publisher.publish([make_message({queue!r}, b"before")]) == [ACCEPTED]
-child = os.fork()
-if child == 0:
-    accepted = publisher.publish([make_message({queue!r}, b"child")]) == [ACCEPTED]
-    publisher.close()
-    os._exit(0 if accepted else 1)
-assert os.waitpid(child, 0)[1] == 0
-assert publisher.publish([make_message({queue!r}, b"parent")]) == [ACCEPTED]
-publisher.close()
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
-    assert [received.body for received in broker.take(queue)] == [b"before", b"child", b"parent"]

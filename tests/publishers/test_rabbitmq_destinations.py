@@ -10,8 +10,9 @@ from django_outbox.publishers.rabbitmq.batch import Batch
 from django_outbox.publishers.rabbitmq.channel import NACKED
 from django_outbox.publishers.rabbitmq.destinations import MAX_REPORTED, MAX_WAIT, REPORT_INTERVAL, Destinations
 from django_outbox.publishers.rabbitmq.encoding import Encoder
+from tests.support.claimed import make_message
 from tests.support.messages import Clock
-from tests.support.rabbitmq_tools import Broker, MakePublisher, make_message, verdicts
+from tests.support.rabbitmq_tools import Broker, MakePublisher, verdicts
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 

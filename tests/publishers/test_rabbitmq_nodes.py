@@ -11,6 +11,7 @@ from pika import spec
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.rabbitmq import nodes
 from django_outbox.publishers.rabbitmq.nodes import AVOIDED_FOR, Nodes
+from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.rabbitmq_tools import (
     Broker,
@@ -19,7 +20,6 @@ from tests.support.rabbitmq_tools import (
     broker_url,
     connection_of,
     free_port,
-    make_message,
     only_error,
 )
 from tests.support.waiting import eventually

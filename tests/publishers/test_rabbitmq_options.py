@@ -1,8 +1,6 @@
 """The options of the RabbitMQ publisher, including TLS."""
 
 import ssl
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +9,13 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, make_message, only_error, verdicts
+from tests.support.claimed import make_message
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, only_error, verdicts
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq_fixtures", "tests.support.tls_fixtures"]
 
 
 # TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A certificate for 127.0.0.1 with its key, and one for another host."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name, address in (("broker", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-days", "2", "-nodes"),
-                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-                *("-subj", f"/CN={name}", "-addext", f"subjectAltName={address}"),
-                *("-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"),
-            ],
-            check=True,
-            capture_output=True,
-        )
-    return {path.name: path for path in folder.iterdir()}
-
-
-@pytest.fixture
-def tls_proxy(certificates: dict[str, Path]) -> Iterator[TcpProxy]:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
-    with TcpProxy(context) as proxy:
-        yield proxy
 
 
 def test_amqps_connects_to_a_broker_whose_certificate_is_trusted(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.faults.broker import SCRIPTS
+from tests.faults.brokers.rabbitmq import SCRIPTS
 from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
 from tests.faults.errors import SuiteError
 from tests.support.rabbitmq_node import make_home, node_environment

@@ -1,7 +1,6 @@
 """Helpers for tests of the RabbitMQ publisher: temporary queues, and a proxy that disturbs connections."""
 
 import contextlib
-import datetime
 import selectors
 import socket
 import ssl
@@ -22,20 +21,6 @@ from django_outbox.publishers.rabbitmq.channel import BatchChannel
 from django_outbox.publishers.rabbitmq.connection import RabbitMQConnection
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
-
-
-def make_message(topic: str = "", payload: bytes = b"{}", **fields: Any) -> Message:
-    """Return a message as the relay claims it, with ordinary values for fields that are not given."""
-    values = {
-        "id": 1,
-        "message_id": str(uuid.uuid4()),
-        "type": "order.created",
-        "key": "",
-        "headers": {},
-        "occurred_at": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
-        "attempts": 0,
-    }
-    return Message(topic=topic, payload=payload, **{**values, **fields})
 
 
 def broker_url(*, scheme: str = "amqp", port: int | None = None, password: str | None = None, query: str = "") -> str:

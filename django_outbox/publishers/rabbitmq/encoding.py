@@ -57,14 +57,26 @@ class Encoder:
         mandatory: whether the broker returns a message that reaches no queue.
         persistent: whether a message survives a restart of the broker.
         key_header: the name of the header that carries the message's key.
+        content_type: the type of the payload.
     """
 
-    def __init__(self, *, exchange: str, mandatory: bool, persistent: bool, key_header: str) -> None:
+    def __init__(
+        self,
+        *,
+        exchange: str,
+        mandatory: bool,
+        persistent: bool,
+        key_header: str,
+        content_type: str = "application/json",
+    ) -> None:
         self._exchange = exchange
         self._mandatory = mandatory
         self._delivery_mode = b"\x02" if persistent else b"\x01"
         self._key_header = key_header
         self._key_name = short_string("key_header", key_header)
+        content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
+        self._flags = _SET.to_bytes(2, "big") + content
+        self._flags_with_correlation_id = (_SET | BasicProperties.FLAG_CORRELATION_ID).to_bytes(2, "big") + content
         # There are usually few types and topics.
         self._method = lru_cache(maxsize=1000)(self._encode_method)
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
@@ -75,12 +87,12 @@ class Encoder:
         Raises:
             Unencodable: AMQP cannot carry it.
         """
-        flags, headers, correlation_id = _FLAGS, b"", b""
+        flags, headers, correlation_id = self._flags, b"", b""
         if message.headers:
             headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)
             value = message.headers.get("correlation_id")
             if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
-                flags = _FLAGS_WITH_CORRELATION_ID
+                flags = self._flags_with_correlation_id
                 correlation_id = short_string("headers['correlation_id']", value)
         if message.key:
             key = message.key.encode()
@@ -233,7 +245,6 @@ def short_string(part: str, value: str) -> bytes:
 # Most messages have the same few headers.
 _header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
 
-_CONTENT = short_string("content_type", "application/json") + short_string("content_encoding", "utf-8")
 _SET = (
     BasicProperties.FLAG_CONTENT_TYPE
     | BasicProperties.FLAG_CONTENT_ENCODING
@@ -243,7 +254,5 @@ _SET = (
     | BasicProperties.FLAG_TIMESTAMP
     | BasicProperties.FLAG_TYPE
 )
-_FLAGS = _SET.to_bytes(2, "big") + _CONTENT
-_FLAGS_WITH_CORRELATION_ID = (_SET | BasicProperties.FLAG_CORRELATION_ID).to_bytes(2, "big") + _CONTENT
 _MESSAGE_ID_LENGTH = b"\x24"
 _TIMESTAMP = struct.Struct(">Q")

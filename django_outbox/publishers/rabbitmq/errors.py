@@ -24,7 +24,10 @@ def explain(error: BaseException) -> str:
     """Return on one line why a connection could not be opened, or was lost."""
     error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        text = f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
+        text = (
+            f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl, "
+            "or ca_certs in broker_use_ssl of the Celery app"
+        )
     elif isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
         text = f"this port does not speak TLS ({error.reason}): use amqp:// in url, or the port for TLS, usually 5671"
     elif isinstance(error, socket.gaierror):

@@ -1,6 +1,5 @@
 """The options of the RabbitMQ publisher: validate them, and turn URLs into pika's connection parameters."""
 
-import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
@@ -8,7 +7,9 @@ from urllib.parse import parse_qs, urlsplit
 import pika
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.publishers.options import require_flag, require_seconds
 from django_outbox.publishers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
+from django_outbox.publishers.tls import read_ssl
 
 EXAMPLE = '"amqp://user:password@host:5672/vhost"'
 
@@ -29,11 +30,6 @@ MIN_FRAME_MAX = 8192
 
 MAX_HEARTBEAT = 65_535
 """Maximum heartbeat interval in seconds, as AMQP encodes it."""
-
-MAX_SECONDS = 86_400
-"""Maximum number of seconds of every timeout: a day."""
-
-SSL_KEYS = ("cafile", "certfile", "keyfile")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +63,8 @@ def validate_message_options(*, mandatory: object, persistent: object, key_heade
     Raises:
         ImproperlyConfigured: an option is invalid.
     """
-    _require_flag("mandatory", mandatory)
-    _require_flag("persistent", persistent)
+    require_flag("mandatory", mandatory)
+    require_flag("persistent", persistent)
     _require_short_string("key_header", key_header)
     if not key_header:
         raise ImproperlyConfigured("key_header is blank; set it to the name of the header that carries the key.")
@@ -104,10 +100,10 @@ def read_options(
         )
     if declare_exchange is not None and not exchange:
         raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
-    _require_flag("dangerously_disable_confirms", dangerously_disable_confirms)
-    _require_seconds("timeout", timeout)
-    _require_seconds("connect_timeout", connect_timeout)
-    _require_seconds("blocked_timeout", blocked_timeout)
+    require_flag("dangerously_disable_confirms", dangerously_disable_confirms)
+    require_seconds("timeout", timeout)
+    require_seconds("connect_timeout", connect_timeout)
+    require_seconds("blocked_timeout", blocked_timeout)
     if heartbeat is not None and (type(heartbeat) is not int or not 0 <= heartbeat <= MAX_HEARTBEAT):
         raise ImproperlyConfigured(
             f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_HEARTBEAT}, 0 for none, or None."
@@ -174,40 +170,13 @@ def _read_url(url: str) -> pika.URLParameters:
 
 
 def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
-    context = _read_ssl(files)
+    context = read_ssl(files)
     if not all(host.ssl_options for host in hosts):
         raise ImproperlyConfigured("ssl is set, but a url is without TLS; every url must begin with amqps://.")
     for host in hosts:
         host.ssl_options = pika.SSLOptions(context, host.host)
 
 
-def _read_ssl(files: object) -> ssl.SSLContext:
-    if not isinstance(files, Mapping) or not set(files) <= set(SSL_KEYS):
-        raise ImproperlyConfigured(
-            f"ssl must be a dict with any of the keys {', '.join(SSL_KEYS)}, each the path of a file."
-        )
-    if "keyfile" in files and "certfile" not in files:
-        raise ImproperlyConfigured("ssl has keyfile but no certfile; set both, or a certfile that contains the key.")
-    try:
-        context = ssl.create_default_context(cafile=files.get("cafile"))
-        if "certfile" in files:
-            context.load_cert_chain(files["certfile"], files.get("keyfile"))
-    except (OSError, TypeError, ValueError) as error:
-        paths = ", ".join(f"{key} {value!r}" for key, value in files.items())
-        raise ImproperlyConfigured(f"ssl: {paths} cannot be loaded: {error}; each must be a PEM file.") from None
-    return context
-
-
 def _require_short_string(option: str, value: object) -> None:
     if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_SHORT_STRING:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of at most {MAX_SHORT_STRING} bytes.")
-
-
-def _require_flag(option: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be True or False.")
-
-
-def _require_seconds(option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a number of seconds above 0, at most a day.")

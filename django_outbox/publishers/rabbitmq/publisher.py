@@ -10,10 +10,12 @@ from urllib.parse import quote
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE, validate_format
 from django_outbox.publishers.rabbitmq.batch import Batch
 from django_outbox.publishers.rabbitmq.connection import RabbitMQConnection
 from django_outbox.publishers.rabbitmq.destinations import Destinations
 from django_outbox.publishers.rabbitmq.encoding import Encoder
+from django_outbox.publishers.rabbitmq.events import Events
 from django_outbox.publishers.rabbitmq.nodes import Nodes
 from django_outbox.publishers.rabbitmq.options import read_options, validate_message_options
 from django_outbox.publishers.rabbitmq.sorting import Sorting
@@ -57,6 +59,9 @@ class RabbitMQPublisher(Publisher):
         ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
         key_header: the header that carries the message's key, unless the key is blank.
+        format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
+            `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
+        source: the attribute `source` of CloudEvents, a URI reference.
         dangerously_disable_confirms: accept a message as soon as the broker has read it, without waiting until it is
             stored. MESSAGES ARE LOST when the broker or a queue's node dies, or a queue refuses them.
 
@@ -83,11 +88,14 @@ class RabbitMQPublisher(Publisher):
         heartbeat: int | None = 30,
         ssl: Mapping[str, str] | None = None,
         key_header: str = "outbox-key",
+        format: str = PLAIN,
+        source: str = "",
         dangerously_disable_confirms: bool = False,
     ) -> None:
         super().__init__(alias)
         self._exchange = exchange
         validate_message_options(mandatory=mandatory, persistent=persistent, key_header=key_header)
+        validate_format(format, source)
         self._options = read_options(
             alias,
             url=url,
@@ -102,7 +110,14 @@ class RabbitMQPublisher(Publisher):
         )
         self._connection: RabbitMQConnection | None = None
         self._retired: list[RabbitMQConnection] = []
-        encoder = Encoder(exchange=exchange, mandatory=mandatory, persistent=persistent, key_header=key_header)
+        encoder = Encoder(
+            exchange=exchange,
+            mandatory=mandatory,
+            persistent=persistent,
+            key_header=key_header,
+            content_type=STRUCTURED_CONTENT_TYPE if format == STRUCTURED else "application/json",
+        )
+        self._events = None if format == PLAIN else Events(format, source)
         self._encode = encoder.encode
         self._start_over()
         _publishers.add(self)
@@ -129,6 +144,8 @@ class RabbitMQPublisher(Publisher):
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        if self._events is not None:
+            messages = [self._events.convert(message) for message in messages]
         self._destinations.update()
         sorting = Sorting(messages, self._submit, self._destinations)
         if self._destinations:
