@@ -1,0 +1,129 @@
+"""One connection to a Redis server, over which a pipeline of encoded commands is sent."""
+
+import socket
+import time
+from typing import Any
+
+import redis
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+
+from django_outbox.publishers.redis.errors import explain
+from django_outbox.publishers.redis.options import Address, ConnectionOptions
+from django_outbox.publishers.redis.replies import Replies
+
+READ_SIZE = 65_536
+
+CONNECTIONS = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+
+NO_LIMIT = 512 * 1024 * 1024
+"""Redis's default for `proto-max-bulk-len`, the maximum bytes of an argument."""
+
+
+class Lost(Exception):
+    """The server cannot be reached, or the connection to it has ended; the text is the reason."""
+
+
+class Link:
+    """A connection of redis-py, which connects, logs in, encrypts and selects the database.
+
+    Pipelines are written to its socket as they are, because redis-py would encode each argument and parse each reply
+    on its own, which takes longer than everything else that the publisher does.
+
+    Args:
+        options: how to connect.
+        address: the server.
+
+    Raises:
+        Lost: the server cannot be reached, or refuses the login.
+
+    Attributes:
+        address: the server.
+        max_argument: maximum bytes of an argument that the server accepts.
+    """
+
+    def __init__(self, options: ConnectionOptions, address: Address) -> None:
+        self.address = address
+        self._timeout: float = options.arguments["socket_timeout"]
+        place: dict[str, Any] = (
+            {"path": address[0]} if options.scheme == "unix" else {"host": address[0], "port": address[1]}
+        )
+        # Push messages, which only RESP3 has, would come between the replies.
+        self._connection = CONNECTIONS[options.scheme](**place, **options.arguments, protocol=2)
+        try:
+            self._connection.connect()
+            self.execute("PING")
+            self.max_argument = self._read_max_argument()
+        except (redis.RedisError, OSError) as error:
+            self.close()
+            raise Lost(explain(error)) from error
+        self._timeout = options.timeout
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server has not ended the connection. A connection with data that nobody waits for is unusable."""
+        try:
+            return not self._connection.can_read(timeout=0)
+        except (redis.RedisError, OSError):
+            return False
+
+    def execute(self, *arguments: str | int | bytes) -> Any:
+        """Send one command, and return the reply as redis-py reads it.
+
+        Raises:
+            redis.RedisError, OSError: the reply is an error, or the connection has ended.
+        """
+        self._socket(time.monotonic() + self._timeout)
+        self._connection.send_command(*arguments)
+        return self._connection.read_response()
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send encoded commands.
+
+        Args:
+            data: the commands.
+            deadline: when to give up, in `time.monotonic()`.
+
+        Raises:
+            Lost: the connection has ended, or the time ran out.
+        """
+        try:
+            self._socket(deadline).sendall(data)
+        except OSError as error:
+            raise Lost(explain(error)) from error
+
+    def receive(self, replies: Replies, count: int, deadline: float) -> None:
+        """Read replies until there are that many.
+
+        Raises:
+            Lost: the connection has ended, or the time ran out. `replies` has those that came before.
+        """
+        try:
+            while replies.count < count:
+                data = self._socket(deadline).recv(READ_SIZE)
+                if not data:
+                    raise Lost("Redis has closed the connection")
+                replies.feed(data)
+        except OSError as error:
+            raise Lost(explain(error)) from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.disconnect()
+
+    def _socket(self, deadline: float) -> socket.socket:
+        found: socket.socket | None = self._connection._sock
+        if found is None:
+            raise Lost("the connection is closed")
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        found.settimeout(seconds)
+        return found
+
+    def _read_max_argument(self) -> int:
+        try:
+            _, value = self.execute("CONFIG", "GET", "proto-max-bulk-len")
+            return int(value)
+        except (redis.ResponseError, ValueError):
+            # The user may not read the configuration, or the service has no such command.
+            return NO_LIMIT

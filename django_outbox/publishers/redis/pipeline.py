@@ -1,0 +1,150 @@
+"""The messages for one server on their way through a connection."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django_outbox.publishers.redis.encoding import encode_command
+from django_outbox.publishers.redis.errors import LEAVE_SERVER, code_of
+from django_outbox.publishers.redis.link import Link, Lost
+from django_outbox.publishers.redis.links import Links
+from django_outbox.publishers.redis.options import Address
+from django_outbox.publishers.redis.replies import Replies
+
+ASKING = encode_command("ASKING")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """When a message is accepted.
+
+    Args:
+        replicas: the number of replicas that must have it.
+        replica_timeout: seconds that they have for it.
+        timeout: seconds for connecting and for all replies.
+    """
+
+    replicas: int
+    replica_timeout: float
+    timeout: float
+
+
+class Pipeline:
+    """Sends messages to a server, and then reads the replies, so that several servers can work at once.
+
+    Args:
+        server: the server.
+        indexes: the messages, by their index in the batch.
+        reason: why they cannot be sent; blank if they can.
+        asking: whether the server gets them although another one still has their slot.
+
+    Attributes:
+        indexes: the messages that are sent.
+        reason: why messages have no reply; blank if all have one.
+        accepted: the messages that the server accepted.
+        refused: its error for each message that it refused.
+        leave: whether another server may be the right one.
+    """
+
+    def __init__(self, server: Address, indexes: Sequence[int], reason: str = "", *, asking: bool = False) -> None:
+        self.server = server
+        self.indexes = indexes
+        self.reason = reason
+        self.accepted: Sequence[int] = ()
+        self.refused: dict[int, str] = {}
+        self.leave = False
+        self._step = 2 if asking else 1
+        self._link: Link | None = None
+        self._replies = Replies()
+
+    def connect(self, links: Links, deadline: float) -> int:
+        """Take a connection, unless it is too late for that. Return the maximum bytes of a payload."""
+        try:
+            if time.monotonic() > deadline:
+                raise Lost("other servers took too long to respond")
+            self._link = links.take()
+        except Lost as error:
+            self._lose(str(error))
+            return 0
+        return self._link.max_argument
+
+    def send(self, commands: Sequence[bytes], guarantees: Guarantees, deadline: float) -> None:
+        """Send messages, if there is a connection.
+
+        Args:
+            commands: the command of each message of the batch.
+            guarantees: when a message is accepted.
+            deadline: when to give up, in `time.monotonic()`.
+        """
+        if self._link is None or not self.indexes:
+            return
+        pieces = [commands[index] for index in self.indexes]
+        if self._step == 2:
+            pieces = [ASKING + piece for piece in pieces]
+        if guarantees.replicas:
+            seconds = min(guarantees.replica_timeout, (deadline - time.monotonic()) / 2)
+            pieces.append(encode_command("WAIT", str(guarantees.replicas), str(max(int(seconds * 1000), 1))))
+        try:
+            self._link.send(b"".join(pieces), deadline)
+        except Lost as error:
+            self._lose(str(error))
+
+    def receive(self, links: Links, replicas: int, deadline: float) -> None:
+        """Read the replies, and give the connection back.
+
+        Args:
+            links: where the connection comes from.
+            replicas: the number of replicas that must have a message.
+            deadline: when to give up, in `time.monotonic()`.
+        """
+        link, count = self._link, self._step * len(self.indexes)
+        if link is None:
+            return
+        try:
+            if count:
+                link.receive(self._replies, count + bool(replicas), deadline)
+        except Lost as error:
+            self._lose(str(error))
+        self._sort(replicas, count)
+        if self._link is None or self.leave:
+            link.close()
+        else:
+            links.put(link)
+
+    def _sort(self, replicas: int, count: int) -> None:
+        """Sort the messages by their replies."""
+        step, received, errors = self._step, self._replies.count, self._replies.errors
+        accepted = self.indexes[: min(received, count) // step]
+        if errors:
+            self.refused = {
+                index: errors[position]
+                for position, index in zip(range(step - 1, count, step), self.indexes, strict=True)
+                if position in errors
+            }
+            accepted = [index for index in accepted if index not in self.refused]
+            self.leave = self.leave or any(code_of(error) in LEAVE_SERVER for error in self.refused.values())
+        if replicas and accepted and not self._confirmed(replicas, count):
+            accepted = ()
+        self.accepted = accepted
+
+    def _confirmed(self, replicas: int, position: int) -> bool:
+        """Return whether enough replicas have the messages."""
+        if not self.reason and position in self._replies.errors:
+            self.reason = f"WAIT is refused: {self._replies.errors[position]}"
+        elif not self.reason:
+            confirmed = int(self._replies.last[1:])
+            if confirmed < replicas:
+                self.reason = too_few_replicas(confirmed, replicas)
+        return not self.reason
+
+    def _lose(self, reason: str) -> None:
+        self.reason = reason
+        self.leave = True
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def too_few_replicas(confirmed: int, replicas: int) -> str:
+    """Return the reason why messages are not accepted although the master has them."""
+    return f"{confirmed:,} of {replicas:,} replicas confirmed in time: check the replicas, or lower the option replicas"

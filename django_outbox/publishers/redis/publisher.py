@@ -1,0 +1,162 @@
+"""A publisher for Redis streams."""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import redis
+
+from django_outbox.messages import Message, Outcome
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.options import require_number, require_seconds
+from django_outbox.publishers.redis.encoding import Encoder
+from django_outbox.publishers.redis.errors import explain
+from django_outbox.publishers.redis.link import Link, Lost
+from django_outbox.publishers.redis.options import read_options
+from django_outbox.publishers.redis.pipeline import Guarantees, too_few_replicas
+from django_outbox.publishers.redis.sending import Sending
+from django_outbox.publishers.redis.servers import make_servers
+from django_outbox.publishers.templates import Template
+
+MAX_LENGTH = 2**53
+MAX_REPLICAS = 1000
+
+
+class RedisStreamsPublisher(Publisher):
+    """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
+
+    A message is accepted when Redis has replied with the ID of its entry. What that is worth depends on the server:
+    without `appendfsync always` it has the message in memory, and loses up to a second of messages (or everything since
+    the last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
+    received.
+
+    An entry has the fields `id`, `type`, `topic` and `key` (each unless it is blank), `occurred_at` (ISO 8601, UTC),
+    `headers` (a JSON object, unless there are none) and `payload` (the JSON text of the message, unchanged).
+
+    Args:
+        alias: the publisher's name in the settings.
+        url: `redis://user:password@host:6379/0`, `rediss://` for TLS, or `unix://user:password@/path?db=0`. With
+            `cluster`, it may be a list of nodes. With `sentinels`, it names the master instead of a host:
+            `redis://user:password@mymaster/0`.
+        sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
+        cluster: whether the server belongs to a cluster.
+        stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is blank),
+            `{type}` for its type and `{key}` for its key.
+        max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
+            DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
+        replicas: number of replicas that must have received a message before it is accepted, by WAIT. With 0, the
+            master's reply is enough.
+        replica_timeout: seconds that the replicas have for it; at most half of what is left of `timeout`.
+        timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
+        connect_timeout: seconds for connecting; at most `timeout`.
+        ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
+            and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
+            password.
+    """
+
+    # Redis runs a pipeline in order, but refuses each command on its own: for want of memory, because of the type of
+    # one stream, or of permissions. The commands behind a refused one are run all the same, and no transaction helps:
+    # EXEC does not undo or stop for an error of a command, and cannot span the slots of a cluster.
+    keeps_order = False
+    messaging_system: ClassVar[str] = "redis"
+    broker_name = "Redis"
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        url: str | Sequence[str] = (),
+        sentinels: str | Sequence[str] = (),
+        cluster: bool = False,
+        stream: str = "{topic}",
+        max_length: int | None = None,
+        replicas: int = 0,
+        replica_timeout: float = 5.0,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        ssl: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(alias)
+        self._options = read_options(
+            url=url, sentinels=sentinels, cluster=cluster, ssl=ssl, timeout=timeout, connect_timeout=connect_timeout
+        )
+        if max_length is not None:
+            require_number("max_length", max_length, 1, MAX_LENGTH)
+        require_number("replicas", replicas, 0, MAX_REPLICAS)
+        require_seconds("replica_timeout", replica_timeout)
+        self._template = Template("stream", stream)
+        self._encoder = Encoder(self._template, max_length)
+        self._guarantees = Guarantees(replicas, replica_timeout, timeout)
+        self._start_over()
+        _publishers.add(self)
+
+    def describe(self) -> str:
+        return f"Redis at {self._options.describe()}, stream {self._template.text!r}"
+
+    def prepare(self) -> str:
+        return self._use_link(self._find_missing_replicas)
+
+    def check(self) -> Sequence[str]:
+        reason = self.prepare() or self._use_link(find_wrong_role)
+        return [reason] if reason else []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return Sending(messages, self._encoder, self._servers, self._guarantees).run()
+
+    def name_destination(self, message: Message) -> str:
+        return self._encoder.stream_of(message)
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _use_link(self, work: Callable[[Link], str]) -> str:
+        """Do something with a connection. Return its result, or why there is no connection."""
+        try:
+            links, link = self._servers.connect_any()
+        except Lost as error:
+            self._servers.forget()
+            return f"cannot connect to Redis at {self._options.describe()}: {error}"
+        try:
+            result = work(link)
+        except (redis.RedisError, OSError) as error:
+            link.close()
+            return f"Redis at {self._options.describe()}: {explain(error)}"
+        links.put(link)
+        return result
+
+    def _find_missing_replicas(self, link: Link) -> str:
+        replicas = self._guarantees.replicas
+        if not replicas:
+            return ""
+        confirmed = int(link.execute("WAIT", replicas, int(min(self._guarantees.replica_timeout, 1.0) * 1000) or 1))
+        return too_few_replicas(confirmed, replicas) if confirmed < replicas else ""
+
+    def _start_over(self) -> None:
+        self._servers = make_servers(self._options)
+
+
+def find_wrong_role(link: Link) -> str:
+    """Return what is wrong if the server is a replica, which accepts no messages; an empty string otherwise."""
+    try:
+        role = link.execute("ROLE")[0]
+    except redis.ResponseError:
+        # The user may not ask, or the service has no such command.
+        return ""
+    return "" if role == b"master" else "the server is a replica: name the master in url, or use sentinels"
+
+
+_publishers: "weakref.WeakSet[RedisStreamsPublisher]" = weakref.WeakSet()
+
+
+def _start_over_after_fork() -> None:
+    # In the child process, the connections belong to the parent.
+    for publisher in _publishers:
+        publisher._start_over()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over_after_fork)

@@ -1,0 +1,239 @@
+"""Where the streams are: on one server, on the master that Sentinels name, or on the nodes of a cluster."""
+
+import abc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
+
+from django_outbox.publishers.redis.errors import explain
+from django_outbox.publishers.redis.link import Link, Lost
+from django_outbox.publishers.redis.links import Links
+from django_outbox.publishers.redis.options import Address, ConnectionOptions, name_addresses
+
+SINGLE: Address = ("", 0)
+"""Stands for the only server."""
+
+
+class Servers(abc.ABC):
+    """The connections to the servers that have the streams.
+
+    Args:
+        options: how to connect.
+    """
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.options = options
+        self._links: dict[Address, Links] = {}
+        self._lock = threading.Lock()
+
+    @abc.abstractmethod
+    def find(self, stream: str) -> Address:
+        """Return the server that has a stream.
+
+        Raises:
+            Lost: it cannot be found out.
+        """
+
+    def split(
+        self, indexes: Sequence[int], stream_of: Callable[[int], str]
+    ) -> Iterator[tuple[Address, list[int], str]]:
+        """Yield the messages for each server, or those whose server cannot be found out, with the reason.
+
+        Args:
+            indexes: the messages, by their index in the batch.
+            stream_of: returns the stream of one of them.
+        """
+        yield SINGLE, [*indexes], ""
+
+    @abc.abstractmethod
+    def connect(self, server: Address) -> Link:
+        """Open a connection.
+
+        Raises:
+            Lost: the server cannot be reached.
+        """
+
+    def all(self) -> Sequence[Address]:
+        """Return all servers.
+
+        Raises:
+            Lost: they cannot be found out.
+        """
+        return (SINGLE,)
+
+    def connect_any(self) -> tuple[Links, Link]:
+        """Return a connection to one of the servers, and where it is put back.
+
+        Raises:
+            Lost: none can be reached.
+        """
+        reasons: list[str] = []
+        deadline = time.monotonic() + self.options.timeout
+        for server in self.all():
+            links = self.links(server)
+            try:
+                return links, links.take()
+            except Lost as error:
+                reasons.append(str(error))
+            if time.monotonic() > deadline:
+                break
+        raise Lost("; ".join(dict.fromkeys(reasons)))
+
+    def forget(self) -> None:
+        """Forget which server has which stream, because that has changed."""
+
+    def links(self, server: Address) -> Links:
+        """Return the connections to a server."""
+        with self._lock:
+            found = self._links.get(server)
+            if found is None:
+                found = self._links[server] = Links(lambda: self.connect(server))
+            return found
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            closing, self._links = self._links, {}
+        for links in closing.values():
+            links.close()
+
+
+class SingleServer(Servers):
+    """One server."""
+
+    def find(self, stream: str) -> Address:
+        return SINGLE
+
+    def connect(self, server: Address) -> Link:
+        return Link(self.options, self.options.addresses[0])
+
+
+class SentinelMaster(Servers):
+    """The server that is the master according to the Sentinels; they are asked for each new connection."""
+
+    def find(self, stream: str) -> Address:
+        return SINGLE
+
+    def connect(self, server: Address) -> Link:
+        options = self.options
+        arguments: dict[str, Any] = {**options.sentinel_arguments, "retry": Retry(NoBackoff(), 0)}
+        sentinel = Sentinel(options.sentinels, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+        try:
+            host, port = sentinel.discover_master(options.master)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError:
+            raise Lost(
+                f"the Sentinels at {name_addresses(options.sentinels)} know no master {options.master!r} that is up, "
+                "or cannot be reached; check url and sentinels"
+            ) from None
+        except redis.RedisError as error:
+            raise Lost(f"the Sentinels at {name_addresses(options.sentinels)}: {explain(error)}") from error
+        finally:
+            for client in sentinel.sentinels:
+                client.close()
+        return Link(options, (str(host), int(port)))
+
+
+class Cluster(Servers):
+    """The nodes of a cluster, each of which has some of the 16,384 slots."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        super().__init__(options)
+        self._ranges: list[tuple[int, int, Address]] = []
+        self._slots: dict[str, int] = {}
+
+    def split(
+        self, indexes: Sequence[int], stream_of: Callable[[int], str]
+    ) -> Iterator[tuple[Address, list[int], str]]:
+        found: dict[tuple[Address, str], list[int]] = {}
+        lost = ""
+        for index in indexes:
+            try:
+                if lost and not self._ranges:
+                    # The nodes were asked just now, and each of them may take until the timeout.
+                    raise Lost(lost)
+                place = (self._find(stream_of(index)), "")
+            except Lost as error:
+                lost = str(error)
+                place = (SINGLE, lost)
+            found.setdefault(place, []).append(index)
+        if lost:
+            self.forget()
+        for (server, reason), each in found.items():
+            yield server, each, reason
+
+    def find(self, stream: str) -> Address:
+        try:
+            return self._find(stream)
+        except Lost:
+            self.forget()
+            raise
+
+    def _find(self, stream: str) -> Address:
+        slot = self._slots.get(stream)
+        if slot is None:
+            if len(self._slots) > 10_000:
+                self._slots.clear()
+            slot = self._slots[stream] = key_slot(stream.encode())
+        for first, last, address in self._ranges or self._load():
+            if first <= slot <= last:
+                return address
+        raise Lost(f"no node of the cluster serves slot {slot:,}: check its nodes")
+
+    def all(self) -> Sequence[Address]:
+        return [*dict.fromkeys(address for _, _, address in self._ranges or self._load())]
+
+    def connect(self, server: Address) -> Link:
+        return Link(self.options, server)
+
+    def forget(self) -> None:
+        self._ranges = []
+
+    def _load(self) -> list[tuple[int, int, Address]]:
+        """Ask the nodes that are known for the slots of all nodes."""
+        with self._lock:
+            known = [*self.options.addresses, *self._links]
+        reasons: list[str] = []
+        deadline = time.monotonic() + self.options.timeout
+        for address in dict.fromkeys(known):
+            if time.monotonic() > deadline:
+                break
+            try:
+                link = Link(self.options, address)
+            except Lost as error:
+                reasons.append(f"{name_addresses([address])}: {error}")
+                continue
+            try:
+                self._ranges = read_slots(link.execute("CLUSTER", "SLOTS"), address[0])
+            except (redis.RedisError, OSError) as error:
+                reasons.append(f"{name_addresses([address])}: {explain(error)}")
+                continue
+            finally:
+                link.close()
+            if self._ranges:
+                return self._ranges
+            reasons.append(f"{name_addresses([address])}: it serves no slots")
+        raise Lost("; ".join(reasons))
+
+
+def read_slots(reply: Any, host: str) -> list[tuple[int, int, Address]]:
+    """Return the first and last slot of each range and the address of its master, given the reply to CLUSTER SLOTS.
+
+    Args:
+        reply: the reply.
+        host: the host of the node that was asked; it stands for a blank one.
+    """
+    return [(first, last, (master[0].decode() if master[0] else host, master[1])) for first, last, master, *_ in reply]
+
+
+def make_servers(options: ConnectionOptions) -> Servers:
+    """Return the servers that the options name."""
+    if options.cluster:
+        return Cluster(options)
+    return SentinelMaster(options) if options.master else SingleServer(options)

@@ -1,0 +1,141 @@
+"""What the Redis publisher writes, and what it reports if only a part of a batch is accepted."""
+
+import datetime
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+
+from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.publishers.redis import RedisStreamsPublisher
+from tests.publishers.subjects.base import unique_name
+from tests.support.claimed import make_message
+from tests.support.proxies import Proxies
+from tests.support.redis_tools import server_url
+
+
+@pytest.fixture
+def client() -> Iterator[Any]:
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        yield client
+
+
+@pytest.fixture
+def stream(client: Any) -> Iterator[str]:
+    name = unique_name()
+    yield name
+    client.delete(name, f"{name}.a", f"{name}.b")
+
+
+def make(**options: Any) -> RedisStreamsPublisher:
+    return RedisStreamsPublisher("shop", **{"url": settings.REDIS_URL, **options})
+
+
+def test_an_entry_has_the_fields_of_its_message(client, stream):
+    zone = datetime.timezone(datetime.timedelta(hours=2))
+    message = make_message(
+        stream,
+        b'{"total":  9.50}',
+        key="order-7",
+        headers={"trace": "a", "größe": [1, None]},
+        occurred_at=datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=zone),
+    )
+    publisher = make()
+    assert publisher.publish([message, make_message("", b"1", type=stream)]) == [ACCEPTED] * 2
+    publisher.close()
+    (_, first), (_, second) = client.xrange(stream)
+    assert json.loads(first.pop(b"headers")) == message.headers
+    assert first == {
+        b"id": message.message_id.encode(),
+        b"type": b"order.created",
+        b"topic": stream.encode(),
+        b"key": b"order-7",
+        b"occurred_at": b"2026-01-02T01:04:05+00:00",
+        b"payload": b'{"total":  9.50}',
+    }
+    assert set(second) == {b"id", b"type", b"occurred_at", b"payload"}
+
+
+def test_a_stream_is_trimmed_to_about_its_maximum_length(client, stream):
+    publisher = make(max_length=100)
+    assert publisher.publish([make_message(stream)] * 1000) == [ACCEPTED] * 1000
+    publisher.close()
+    # Redis removes whole nodes of 100 entries.
+    assert 100 <= client.xlen(stream) <= 300
+
+
+def test_the_stream_may_depend_on_the_message(client, stream):
+    publisher = make(stream=f"{stream}.{{key}}")
+    messages = [make_message("ignored", key=key) for key in ("a", "b", "b")]
+    assert publisher.publish(messages) == [ACCEPTED] * 3
+    assert publisher.name_destination(messages[0]) == f"{stream}.a"
+    publisher.close()
+    assert (client.xlen(f"{stream}.a"), client.xlen(f"{stream}.b")) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"type": "\ud800"}, {"key": "\ud800"}, {"headers": {"a": "\ud800"}}], ids=["type", "key", "headers"]
+)
+def test_a_message_that_utf_8_cannot_represent_is_rejected_alone(client, stream, fields):
+    publisher = make()
+    outcomes = publisher.publish([make_message(stream), make_message(stream, **fields), make_message(stream)])
+    publisher.close()
+    assert [outcome.error_class for outcome in outcomes] == ["", "redis.unencodable", ""]
+    assert client.xlen(stream) == 2
+
+
+def test_a_message_without_a_stream_is_rejected(stream):
+    publisher = make(stream="{key}")
+    (outcome,) = publisher.publish([make_message(stream)])
+    publisher.close()
+    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "redis.unencodable")
+
+
+def test_messages_for_a_key_that_is_no_stream_are_rejected_and_others_accepted(client, stream):
+    client.set(f"{stream}.a", "text")
+    publisher = make()
+    outcomes = publisher.publish([make_message(f"{stream}.a"), make_message(stream), make_message(f"{stream}.a")])
+    publisher.close()
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.REJECTED, Verdict.ACCEPTED, Verdict.REJECTED]
+    assert outcomes[0].error_class == "redis.wrong_type"
+    assert "is not a stream" in outcomes[0].error
+
+
+def test_of_a_batch_that_is_cut_only_messages_that_redis_has_are_accepted(client, stream):
+    with Proxies() as proxies:
+        proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))
+        publisher = make(url=server_url(port=proxy.port), timeout=2.0)
+        assert not publisher.prepare()
+        proxy.cut(after=500_000)
+        outcomes = publisher.publish([make_message(stream, b'"%s"' % (b"x" * 1000))] * 1000)
+        accepted = outcomes.count(ACCEPTED)
+        assert accepted < 1000
+        assert {outcome.verdict for outcome in outcomes} <= {Verdict.ACCEPTED, Verdict.UNANSWERED}
+        assert outcomes[:accepted] == [ACCEPTED] * accepted
+        assert accepted <= client.xlen(stream) < 1000
+        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+        publisher.close()
+
+
+def test_a_server_that_hangs_is_given_up_after_the_timeout(stream):
+    with Proxies() as proxies:
+        proxy = proxies.open(int(settings.REDIS_URL.rpartition(":")[2].partition("/")[0]))
+        publisher = make(url=server_url(port=proxy.port), timeout=0.5)
+        assert not publisher.prepare()
+        proxy.go_silent()
+        (outcome,) = publisher.publish([make_message(stream)])
+        assert (outcome.verdict, outcome.error) == (Verdict.UNANSWERED, "no response in time")
+        assert "no response in time" in publisher.prepare()
+        publisher.close()
+
+
+def test_a_connection_that_the_server_has_closed_is_replaced(client, stream):
+    publisher = make(url=f"{settings.REDIS_URL}?client_name={stream}")
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    (id,) = [each["id"] for each in client.client_list() if each["name"] == stream]
+    client.client_kill_filter(_id=id)
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    publisher.close()

@@ -1,0 +1,163 @@
+"""What Redis's errors mean for a message: provoked on a server of the test's own, as far as that is possible."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+
+from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.publishers.redis import RedisStreamsPublisher
+from django_outbox.publishers.redis.errors import outcome_of
+from tests.support.claimed import make_message
+from tests.support.redis_server import RedisServer
+from tests.support.waiting import eventually
+
+DEFAULTS = {
+    "maxmemory": "0",
+    "min-replicas-to-write": "0",
+    "proto-max-bulk-len": "512mb",
+    "requirepass": "",
+    "maxclients": "1000",
+}
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis"), "--busy-reply-threshold", "10") as server:
+        yield server
+
+
+@pytest.fixture
+def server(own_server: RedisServer) -> Iterator[RedisServer]:
+    yield own_server
+    for name, value in DEFAULTS.items():
+        own_server.client.config_set(name, value)
+    own_server.client.replicaof("NO", "ONE")
+    own_server.client.flushall()
+
+
+@pytest.fixture
+def publisher(server: RedisServer) -> Iterator[RedisStreamsPublisher]:
+    publisher = RedisStreamsPublisher("shop", url=server.url, timeout=5.0)
+    assert publisher.publish([make_message("s")]) == [ACCEPTED]
+    yield publisher
+    publisher.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [("maxmemory", "1", "raise maxmemory"), ("min-replicas-to-write", "1", "check the replicas")],
+)
+def test_a_server_that_refuses_every_write_is_an_outage(server, publisher, setting, value, text):
+    server.client.config_set(setting, value)
+    outcomes = publisher.publish([make_message("s")] * 3)
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNANSWERED] * 3
+    assert text in outcomes[0].error
+    server.client.config_set(setting, DEFAULTS[setting])
+    assert publisher.publish([make_message("s")]) == [ACCEPTED]
+
+
+def test_memory_that_runs_out_within_a_batch_leaves_the_rest_unanswered(server, publisher):
+    server.client.config_set("maxmemory", str(server.client.info("memory")["used_memory"] + 3_000_000))
+    outcomes = publisher.publish([make_message("s", b'"%s"' % (b"x" * 10_000))] * 500)
+    accepted = outcomes.count(ACCEPTED)
+    assert 0 < accepted < 500
+    assert {outcome.verdict for outcome in outcomes} == {Verdict.ACCEPTED, Verdict.UNANSWERED}
+    server.client.config_set("maxmemory", "0")
+    assert server.client.xlen("s") == accepted + 1
+
+
+def test_a_replica_is_an_outage_and_is_named_by_the_check(server, publisher):
+    server.client.replicaof("127.0.0.1", 1)
+    (outcome,) = publisher.publish([make_message("s")])
+    assert outcome.verdict is Verdict.UNANSWERED
+    assert "name the master in url" in outcome.error
+    assert "replica" in publisher.check()[0]
+
+
+def test_a_login_that_is_refused_is_an_outage_with_a_remedy(server):
+    server.client.config_set("requirepass", "right")
+    server.client.auth("right")
+    for url in (server.url, f"redis://:wrong@127.0.0.1:{server.port}"):
+        publisher = RedisStreamsPublisher("shop", url=url)
+        (outcome,) = publisher.publish([make_message("s")])
+        assert outcome.verdict is Verdict.UNANSWERED
+        assert "check user, password" in outcome.error
+        assert "wrong" not in outcome.error
+    publisher = RedisStreamsPublisher("shop", url=f"redis://:right@127.0.0.1:{server.port}")
+    assert publisher.publish([make_message("s")]) == [ACCEPTED]
+    publisher.close()
+
+
+def test_a_stream_without_permission_is_deferred_and_a_missing_command_is_an_outage(server):
+    server.client.execute_command(
+        "ACL", "SETUSER", "shop", "on", ">pw", "resetkeys", "~allowed", "-@all", "+xadd", "+ping"
+    )
+    publisher = RedisStreamsPublisher("shop", url=f"redis://shop:pw@127.0.0.1:{server.port}")
+    outcomes = publisher.publish([make_message("other"), make_message("allowed")])
+    assert [outcome.error_class for outcome in outcomes] == ["redis.no_permission", ""]
+    assert outcomes[0].verdict is Verdict.DEFERRED
+    server.client.execute_command("ACL", "SETUSER", "shop", "-xadd")
+    (outcome,) = publisher.publish([make_message("allowed")])
+    assert outcome.verdict is Verdict.UNANSWERED
+    publisher.close()
+
+
+def test_a_payload_beyond_the_limit_of_the_server_is_rejected_alone(server):
+    server.client.config_set("proto-max-bulk-len", "1mb")
+    publisher = RedisStreamsPublisher("shop", url=server.url)
+    outcomes = publisher.publish([make_message("s"), make_message("s", b"1" * 2_000_000), make_message("s")])
+    assert [outcome.error_class for outcome in outcomes] == ["", "redis.too_large", ""]
+    publisher.close()
+
+
+def test_a_server_that_is_busy_with_a_script_is_an_outage(server, publisher):
+    def run_script() -> None:
+        with redis.Redis(port=server.port, socket_timeout=30) as client, suppress(redis.RedisError):
+            client.eval("while true do end", 0)
+
+    thread = threading.Thread(target=run_script)
+    thread.start()
+    try:
+        outcome = eventually(lambda: not_accepted(publisher), "the server is busy")
+        assert outcome.verdict is Verdict.UNANSWERED
+        assert "script" in outcome.error
+    finally:
+        server.client.script_kill()
+        thread.join()
+
+
+def not_accepted(publisher: RedisStreamsPublisher) -> Any:
+    (outcome,) = publisher.publish([make_message("s")])
+    return None if outcome is ACCEPTED else outcome
+
+
+def test_a_stream_whose_ids_are_used_up_defers_its_messages(server, publisher):
+    server.client.xadd("full", {"a": "b"}, id="18446744073709551615-18446744073709551615")
+    outcomes = publisher.publish([make_message("full"), make_message("s")])
+    assert [outcome.error_class for outcome in outcomes] == ["redis.refused", ""]
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        ("LOADING Redis is loading the dataset in memory", Verdict.UNANSWERED),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", Verdict.UNANSWERED),
+        ("MISCONF Redis is configured to save RDB snapshots, but ...", Verdict.UNANSWERED),
+        ("UNKILLABLE Sorry the script already executed write commands", Verdict.UNANSWERED),
+        ("CLUSTERDOWN Hash slot not served", Verdict.UNANSWERED),
+        ("MOVED 3999 127.0.0.1:6381", Verdict.UNANSWERED),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", Verdict.UNANSWERED),
+        ("ERR max number of clients reached", Verdict.UNANSWERED),
+        ("ERR unknown command 'XADD', with args beginning with: 's'", Verdict.UNANSWERED),
+        ("ERR Elements are too large to be stored", Verdict.REJECTED),
+        ("ERR something else", Verdict.DEFERRED),
+    ],
+)
+def test_other_errors_have_outcomes_too(error, verdict):
+    outcome = outcome_of(error)
+    assert outcome.verdict is verdict
+    assert error in outcome.error

@@ -1,0 +1,108 @@
+"""The options of the Redis publisher: what is wrong is named with its remedy, and no password is shown."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.messages import ACCEPTED
+from django_outbox.publishers.redis import RedisStreamsPublisher
+from tests.support.claimed import make_message
+from tests.support.rabbitmq_tools import free_port
+from tests.support.redis_server import RedisServer
+
+URL = "redis://shop:s3cret@localhost:6379/2"
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "no url": ({"url": ""}, "url is missing"),
+    "no urls": ({"url": []}, "url is missing"),
+    "scheme": ({"url": "http://shop:s3cret@localhost"}, "redis://, rediss:// or unix://"),
+    "port": ({"url": "redis://shop:s3cret@localhost:x"}, "url cannot be read"),
+    "not encoded": ({"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
+    "no host": ({"url": "redis://:s3cret@/0"}, "url cannot be read"),
+    "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
+    "query": ({"url": f"{URL}?protocol=3"}, "must not set protocol"),
+    "several": ({"url": [URL, URL]}, "set cluster=True"),
+    "logins": ({"url": [URL, "redis://localhost"], "cluster": True}, "different logins"),
+    "cluster database": ({"cluster": True}, "no database but 0"),
+    "sentinel port": ({"sentinels": "redis://localhost"}, "without a port"),
+    "sentinel scheme": ({"url": "redis://mymaster", "sentinels": "unix:///tmp/s"}, "sentinels must be redis://"),
+    "stream": ({"stream": "{nothing}"}, "{topic}, {type} or {key}"),
+    "max_length": ({"max_length": 0}, "max_length is 0"),
+    "replicas": ({"replicas": -1}, "replicas is -1"),
+    "replica_timeout": ({"replica_timeout": 0}, "replica_timeout is 0"),
+    "timeout": ({"timeout": 0}, "timeout is 0"),
+    "connect_timeout": ({"connect_timeout": "5"}, "connect_timeout is '5'"),
+    "ssl without TLS": ({"ssl": {}}, "must begin with rediss://"),
+    "ssl keys": ({"url": "rediss://localhost", "ssl": {"ca": "x"}}, "cafile, certfile, keyfile"),
+    "ssl file": ({"url": "rediss://localhost", "ssl": {"cafile": "/missing"}}, "cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_option_is_named_with_its_remedy(options, text):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        RedisStreamsPublisher("shop", **{"url": URL, **options})
+    assert text in str(raised.value)
+    assert "s3cret" not in str(raised.value)
+
+
+DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
+    "server": ({"url": URL}, "Redis at redis://localhost:6379 database 2, stream '{topic}'"),
+    "socket": ({"url": "unix:///run/redis.sock"}, "Redis at unix:///run/redis.sock, stream '{topic}'"),
+    "sentinels": (
+        {"url": "redis://:s3cret@mymaster", "sentinels": ["redis://:s3cret@a", "redis://:s3cret@b:1"], "stream": "s"},
+        "Redis at master 'mymaster' of the Sentinels at a:26379, b:1, stream 's'",
+    ),
+    "cluster": ({"url": "rediss://a:7000", "cluster": True}, "Redis at cluster at a:7000, stream '{topic}'"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), DESCRIBED.values(), ids=DESCRIBED.keys())
+def test_it_is_described_without_a_password(options, text):
+    assert RedisStreamsPublisher("shop", **options).describe() == text
+
+
+def test_a_unix_socket_is_used(tmp_path: Path):
+    # The path of a socket has at most about 100 characters.
+    with RedisServer(tmp_path, "--unixsocket", "redis.sock") as server:
+        path = next(tmp_path.rglob("redis.sock"))
+        publisher = RedisStreamsPublisher("shop", url=f"unix://{path}?db=3")
+        assert publisher.publish([make_message("s")]) == [ACCEPTED]
+        publisher.close()
+        assert "db3" in server.client.info("keyspace")
+    assert "connection refused" in publisher.prepare()
+    path.unlink()
+    assert "the socket does not exist" in publisher.prepare()
+
+
+def test_tls_verifies_the_server(tmp_path: Path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *(
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+        ),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    port = free_port()
+    files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    with RedisServer(tmp_path, "--tls-port", str(port), *files):
+        url = f"rediss://localhost:{port}"
+        publisher = RedisStreamsPublisher("shop", url=url, ssl={"cafile": str(certificate)})
+        assert publisher.publish([make_message("s", b"1" * 100_000)] * 100) == [ACCEPTED] * 100
+        publisher.close()
+        reason = RedisStreamsPublisher("shop", url=url).prepare()
+        assert "check cafile in the option ssl" in reason
+        other = RedisStreamsPublisher("shop", url=f"rediss://127.0.0.1:{port}", ssl={"cafile": str(certificate)})
+        assert "IP address mismatch" in other.prepare()
+        assert RedisStreamsPublisher("shop", url=f"redis://localhost:{port}").prepare()
