@@ -1,0 +1,328 @@
+"""What the JetStream publisher sends, and the outcomes by what a stream responds."""
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
+
+from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.publishers.nats.responses import read_response
+from tests.support.claimed import make_message
+from tests.support.nats_tools import MakeJetStream, Nats
+
+pytest_plugins = ["tests.support.nats_fixtures"]
+
+
+def only(outcomes: Sequence[Outcome]) -> Outcome:
+    (outcome,) = outcomes
+    return outcome
+
+
+def summary(outcome: Outcome) -> tuple[Verdict, str, bool]:
+    return outcome.verdict, outcome.error_class, outcome.counted
+
+
+def rejected(error_class: str) -> tuple[Verdict, str, bool]:
+    return Verdict.REJECTED, error_class, True
+
+
+def waiting(error_class: str) -> tuple[Verdict, str, bool]:
+    return Verdict.DEFERRED, error_class, False
+
+
+# What is sent
+
+
+def test_fields_and_headers_arrive_as_headers(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(f"{stream}.created", b'{"n": 1}', key="k-1", headers={"tenant": "größe", "n": [1, None]})
+    assert make_jetstream(stream=stream).publish([message]) == [ACCEPTED]
+    (stored,) = nats.take(stream)
+    assert stored.subject == f"{stream}.created"
+    assert stored.data == b'{"n": 1}'
+    assert stored.headers == {
+        "Nats-Expected-Stream": stream,
+        "Nats-Msg-Id": f"{message.message_id}:{stream}.created",
+        "outbox-message-id": message.message_id,
+        "outbox-type": "order.created",
+        "outbox-occurred-at": "2026-01-02T03:04:05+00:00",
+        "outbox-key": "k-1",
+        "content-type": "application/json",
+        "tenant": "größe",
+        "n": "[1,null]",
+    }
+
+
+def test_the_subject_may_depend_on_the_message(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    publisher = make_jetstream(subject=f"{stream}.{{type}}.{{key}}")
+    message = make_message("", key="k-1")
+    assert publisher.publish([message]) == [ACCEPTED]
+    assert [each.subject for each in nats.take(stream)] == [f"{stream}.order.created.k-1"]
+    assert publisher.name_destination(message) == f"{stream}.order.created.k-1"
+
+
+def test_a_message_that_is_published_again_is_stored_once(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    publisher = make_jetstream()
+    message = make_message(stream)
+    assert publisher.publish([message, message]) == [ACCEPTED] * 2
+    assert publisher.publish([message]) == [ACCEPTED]
+    assert len(nats.take(stream)) == 1
+
+
+def test_copies_of_a_message_for_several_subjects_of_a_stream_are_all_stored(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(f"{stream}.orders")
+    assert make_jetstream().publish([message]) == [ACCEPTED]
+    assert make_jetstream(subject=f"{stream}.audit").publish([message]) == [ACCEPTED]
+    assert [each.subject for each in nats.take(stream)] == [f"{stream}.orders", f"{stream}.audit"]
+
+
+def test_headers_that_the_publisher_itself_sets_are_not_replaced(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(stream, headers={"nats-msg-id": "mine", "Outbox-Type": "mine", "Nats-Expected-Stream": "x"})
+    assert make_jetstream(stream=stream).publish([message]) == [ACCEPTED]
+    (stored,) = nats.take(stream)
+    assert "mine" not in stored.headers.values()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_batch_beyond_the_window_is_delivered(nats: Nats, make_jetstream: MakeJetStream, size: int):
+    stream = nats.stream()
+    messages = [make_message(stream, b"%d" % n) for n in range(50)]
+    assert make_jetstream(max_in_flight=size).publish(messages) == [ACCEPTED] * 50
+    assert [each.data for each in nats.take(stream)] == [each.payload for each in messages]
+
+
+# CloudEvents
+
+EVENT: dict[str, Any] = {
+    "key": "Schlüssel 1",
+    "headers": {"traceparent": "00-1-2-01", "ce-id": "forged", "tenant": "a"},
+}
+
+
+def test_cloudevents_have_their_attributes_in_headers(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(stream, b'{"a":  1}', type='say "50 %" größe', **EVENT)
+    assert make_jetstream(format="cloudevents", source="/shop").publish([message]) == [ACCEPTED]
+    (stored,) = nats.take(stream)
+    assert stored.data == message.payload
+    assert stored.headers["ce-datacontenttype"] == "application/json"
+    assert stored.headers["ce-type"] == "say%20%2250%20%25%22%20gr%C3%B6%C3%9Fe"
+    assert stored.headers["tenant"] == "a"
+    # The SDK has no binding for NATS; that for HTTP has the same names and the same encoding.
+    event = from_binary_event(HTTPMessage(stored.headers, stored.data))
+    assert event.get_attributes() == {
+        "specversion": "1.0",
+        "id": message.message_id,
+        "source": "/shop",
+        "type": 'say "50 %" größe',
+        "time": message.occurred_at,
+        "subject": stream,
+        "partitionkey": "Schlüssel 1",
+        "traceparent": "00-1-2-01",
+        "datacontenttype": "application/json",
+    }
+    assert event.get_data() == {"a": 1}
+
+
+def test_structured_cloudevents_are_one_json_object(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    message = make_message(stream, b'{"a":  1}', **EVENT)
+    assert make_jetstream(format="cloudevents-structured", source="/shop").publish([message]) == [ACCEPTED]
+    (stored,) = nats.take(stream)
+    assert stored.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert message.payload in stored.data
+    event = from_structured_event(HTTPMessage(stored.headers, stored.data))
+    assert event.get_id() == message.message_id
+    assert event.get_data() == {"a": 1}
+
+
+# Messages that NATS cannot carry
+
+UNENCODABLE = {
+    "line break": ({"headers": {"a": "b\nc"}}, "nats.unencodable", "headers['a'] contains a line break"),
+    "name": ({"headers": {"a b": "c"}}, "nats.unencodable", "printable ASCII without colon or space"),
+    "surrogate": ({"headers": {"a": "\udcff"}}, "nats.unencodable", "lone surrogate"),
+    "headers": ({"headers": {"a": "b" * 66_000}}, "nats.too_large", "the limit of JetStream is 65,535"),
+    "space": ({"topic": "a b"}, "nats.invalid_subject", "whitespace"),
+    "control": ({"topic": "a\x00b"}, "nats.invalid_subject", "control character"),
+    "empty token": ({"topic": "a..b"}, "nats.invalid_subject", "an empty token"),
+    "last dot": ({"topic": "a."}, "nats.invalid_subject", "an empty token"),
+    "star": ({"topic": "a.*"}, "nats.invalid_subject", "a wildcard"),
+    "greater": ({"topic": "a.>"}, "nats.invalid_subject", "a wildcard"),
+    "api": ({"topic": "$JS.API.STREAM.DELETE.orders"}, "nats.invalid_subject", "NATS itself serves requests"),
+    "long": ({"topic": "a" * 2049}, "nats.invalid_subject", "longer than 2,048 bytes"),
+    "payload": ({"payload": b"1" * 1024 * 1024}, "nats.too_large", "the server's max_payload is 1,048,576"),
+}
+
+
+@pytest.mark.parametrize(("fields", "error_class", "text"), UNENCODABLE.values(), ids=UNENCODABLE.keys())
+def test_a_message_that_nats_cannot_carry_is_rejected_alone(
+    nats: Nats, make_jetstream: MakeJetStream, fields: dict[str, Any], error_class: str, text: str
+):
+    stream = nats.stream()
+    outcomes = make_jetstream().publish(
+        [make_message(stream), make_message(**{"topic": stream, **fields}), make_message(stream)]
+    )
+    assert [outcomes[0], outcomes[2]] == [ACCEPTED] * 2
+    assert summary(outcomes[1]) == rejected(error_class)
+    assert text in outcomes[1].error
+    assert nats.count(stream) == 2
+
+
+# What a stream responds
+
+
+def test_a_subject_that_no_stream_has_is_rejected_with_the_remedy(nats: Nats, make_jetstream: MakeJetStream):
+    stream, missing = nats.stream(), f"outbox-test-{uuid.uuid4()}"
+    publisher = make_jetstream()
+    outcomes = publisher.publish([make_message(missing), make_message(stream), make_message(missing)])
+    assert [summary(outcome) for outcome in (outcomes[0], outcomes[2])] == [rejected("nats.no_stream")] * 2
+    assert f"no stream has the subject '{missing}'; add it to a stream's subjects" in outcomes[0].error
+    assert outcomes[1] is ACCEPTED
+
+
+def test_a_subscriber_that_is_no_stream_does_not_confirm(nats: Nats, make_jetstream: MakeJetStream):
+    subject = f"outbox-test-{uuid.uuid4()}"
+
+    async def respond(message: Any) -> None:
+        await message.respond(b'{"stream": "", "seq": 1}')
+        await message.respond(b'{"stored": true}')
+
+    nats.run(lambda: nats.client.subscribe(subject, cb=respond))
+    nats.run(nats.client.flush)
+    outcome = only(make_jetstream(timeout=1.5).publish([make_message(subject)]))
+    assert summary(outcome) == rejected("nats.no_stream")
+
+
+def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
+    nats: Nats, make_jetstream: MakeJetStream
+):
+    silent, stream = nats.stream(no_ack=True), nats.stream()
+    publisher = make_jetstream(timeout=1.5, max_in_flight=2)
+    messages = [make_message(topic) for topic in (silent, silent, silent, stream, stream)]
+    outcomes = publisher.publish(messages)
+    assert [summary(outcome) for outcome in outcomes[:3]] == [waiting("nats.stalled")] * 3
+    assert f"the stream '{silent}' confirms nothing" in outcomes[0].error
+    assert outcomes[3:] == [ACCEPTED] * 2
+    # For a while, nothing is sent to that stream, so that it holds up no other messages.
+    count = nats.count(silent)
+    outcomes = publisher.publish(messages)
+    assert [summary(outcome) for outcome in outcomes[:3]] == [waiting("nats.stalled")] * 3
+    assert (outcomes[0].retry_after or 0) > 5
+    assert outcomes[3:] == [ACCEPTED] * 2
+    assert nats.count(silent) == count
+
+
+def test_a_wrong_stream_is_rejected(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    outcome = only(make_jetstream(stream="orders").publish([make_message(stream)]))
+    assert summary(outcome) == rejected("nats.wrong_stream")
+    assert "expected stream does not match" in outcome.error
+    assert "correct the option stream" in outcome.error
+
+
+FULL = {
+    "messages": {"max_msgs": 1},
+    "bytes": {"max_bytes": 1000},
+    "messages of a subject": {"max_msgs_per_subject": 1, "discard_new_per_subject": True},
+}
+
+
+@pytest.mark.parametrize("limits", FULL.values(), ids=FULL.keys())
+def test_messages_for_a_full_stream_wait_without_using_up_attempts(
+    nats: Nats, make_jetstream: MakeJetStream, limits: dict[str, Any]
+):
+    stream = nats.stream(discard="new", **limits)
+    publisher = make_jetstream()
+    first, second = [make_message(stream, b"1" * 400) for _ in range(2)]
+    assert publisher.publish([first]) == [ACCEPTED]
+    outcome = only(publisher.publish([second]))
+    assert summary(outcome) == waiting("nats.stream_full")
+    assert outcome.retry_after == 5.0
+    nats.run(lambda: nats.js.purge_stream(stream))
+    assert publisher.publish([second]) == [ACCEPTED]
+
+
+def test_a_message_beyond_the_limit_of_the_stream_is_rejected(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream(max_msg_size=600)
+    outcomes = make_jetstream().publish([make_message(stream, b"1" * 600), make_message(stream)])
+    assert summary(outcomes[0]) == rejected("nats.too_large")
+    assert "raise the stream's max_msg_size" in outcomes[0].error
+    assert outcomes[1] is ACCEPTED
+
+
+OWN_HEADERS = {
+    "last sequence": {"Nats-Expected-Last-Sequence": "7"},
+    "last ID": {"Nats-Expected-Last-Msg-Id": "7"},
+    "rollup": {"Nats-Rollup": "sub"},
+}
+
+
+@pytest.mark.parametrize("headers", OWN_HEADERS.values(), ids=OWN_HEADERS.keys())
+def test_a_condition_in_a_header_that_the_stream_does_not_meet_is_a_rejection(
+    nats: Nats, make_jetstream: MakeJetStream, headers: dict[str, str]
+):
+    outcome = only(make_jetstream().publish([make_message(nats.stream(), headers=headers)]))
+    assert summary(outcome) == rejected("nats.refused")
+    assert "correct the header of the message that begins with Nats-" in outcome.error
+
+
+def test_a_sealed_stream_rejects(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    nats.seal(stream)
+    assert summary(only(make_jetstream().publish([make_message(stream)]))) == rejected("nats.sealed")
+
+
+def test_a_stream_that_was_deleted_and_created_again_is_found(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    publisher = make_jetstream()
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    nats.delete(stream)
+    assert summary(only(publisher.publish([make_message(stream)]))) == rejected("nats.no_stream")
+    nats.stream(stream)
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+
+
+# What cannot be provoked on a server
+
+
+def response(code: int, err_code: int, text: str = "text") -> bytes:
+    return json.dumps(
+        {"error": {"code": code, "err_code": err_code, "description": text}, "stream": "s", "seq": 0}
+    ).encode()
+
+
+RESPONSES = {
+    "no storage": (response(503, 10023), waiting("nats.no_resources")),
+    "account limits": (response(400, 10002), waiting("nats.no_resources")),
+    "no leader": (response(503, 10008), waiting("nats.unavailable")),
+    "too many requests": (response(429, 10167), waiting("nats.busy")),
+    "duplicate in process": (response(409, 10158), waiting("nats.busy")),
+    "too large for the store": (response(503, 10077, "message too large"), rejected("nats.too_large")),
+    "store failed": (response(503, 10077, "disk"), (Verdict.DEFERRED, "nats.refused", True)),
+    "TTL": (response(400, 10166), rejected("nats.refused")),
+    "unknown": (response(500, 99_999), (Verdict.DEFERRED, "nats.refused", True)),
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), RESPONSES.values(), ids=RESPONSES.keys())
+def test_an_error_of_jetstream_is_an_outcome(data: bytes, expected: tuple[Verdict, str, bool]):
+    outcome = read_response(data)
+    assert outcome is not None
+    assert summary(outcome) == expected
+    assert "JetStream refused the message: " in outcome.error
+
+
+OTHERS = [b"", b"\xff", b"[]", b"null", b"{}", b'{"error": 1}', b'{"error": {}}', b'{"stream": "s", "seq": "1"}']
+
+
+@pytest.mark.parametrize("data", OTHERS, ids=range(len(OTHERS)))
+def test_what_is_no_response_of_a_stream_is_ignored(data: bytes):
+    assert read_response(data) is None

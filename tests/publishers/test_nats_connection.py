@@ -1,0 +1,216 @@
+"""Connections of the JetStream publisher that are refused, lost or silent, and clusters."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from nats.js.api import Placement
+
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.publishers.base import BatchRefused
+from tests.support.claimed import make_message
+from tests.support.nats_server import NatsServer, cluster
+from tests.support.nats_tools import MakeJetStream, Nats, free_port, nats_url, only_error
+from tests.support.proxies import Proxies
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.nats_fixtures"]
+
+TARGET = 4222
+
+
+# Outages
+
+
+def test_a_refused_port_is_an_error_that_names_it(make_jetstream: MakeJetStream):
+    port = free_port()
+    publisher = make_jetstream([f"nats://127.0.0.1:{port}", "nats://no-such-host.invalid"], connect_timeout=2.0)
+    error = only_error(publisher.publish([make_message("t")]), Verdict.UNANSWERED)
+    assert f"127.0.0.1:{port}: connection refused; start the server, or correct host and port in servers" in error
+    assert "no-such-host.invalid:4222: the host name cannot be resolved, check the host in servers" in error
+
+
+def test_another_server_of_the_list_is_used(nats: Nats, make_jetstream: MakeJetStream):
+    stream = nats.stream()
+    publisher = make_jetstream([f"nats://127.0.0.1:{free_port()}", nats_url()])
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+
+
+def test_a_connection_that_was_lost_while_it_was_idle_is_replaced(
+    nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream
+):
+    stream, proxy = nats.stream(), proxies.open(TARGET)
+    publisher = make_jetstream(nats_url(port=proxy.port))
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    proxy.cut()
+    eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
+    assert proxy.connections == 2
+
+
+def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and_nothing_twice(
+    nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream
+):
+    stream, proxy = nats.stream(), proxies.open(TARGET)
+    publisher = make_jetstream(nats_url(port=proxy.port), max_in_flight=10)
+    messages = [make_message(stream, b"%d" % n) for n in range(500)]
+    assert publisher.prepare() == ""
+    proxy.cut(after=60_000)
+    outcomes = publisher.publish(messages)
+    accepted = [outcome is ACCEPTED for outcome in outcomes]
+    assert accepted.count(True) > 0
+    left = [message for message, is_accepted in zip(messages, accepted, strict=True) if not is_accepted]
+    error = only_error([each for each in outcomes if each is not ACCEPTED], Verdict.UNANSWERED)
+    assert f"the connection to NATS at 127.0.0.1:{proxy.port} was lost" in error
+    assert publisher.publish(left) == [ACCEPTED] * len(left)
+    assert sorted(each.data for each in nats.take(stream)) == sorted(each.payload for each in messages)
+
+
+def test_a_server_that_does_not_respond_is_an_outage(nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream):
+    stream, proxy = nats.stream(), proxies.open(TARGET)
+    publisher = make_jetstream(nats_url(port=proxy.port), timeout=1.2)
+    assert publisher.prepare() == ""
+    proxy.go_silent()
+    error = only_error(publisher.publish([make_message(stream)] * 2), Verdict.UNANSWERED)
+    assert error == f"NATS at 127.0.0.1:{proxy.port} does not respond"
+    proxy.speak()
+    eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
+
+
+def test_a_server_that_reads_no_more_is_an_outage(make_jetstream: MakeJetStream):
+    with NatsServer() as server:
+        with Nats(server.url) as nats:
+            stream = nats.stream()
+            nats.keep_streams()
+        publisher = make_jetstream(server.url, timeout=1.5)
+        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+        server.pause()
+        # More than the buffers of the sockets take.
+        outcomes = publisher.publish([make_message(stream, b"1" * 500_000)] * 40)
+        assert "does not respond" in only_error(outcomes, Verdict.UNANSWERED)
+        server.resume()
+        eventually(lambda: publisher.publish([make_message(stream)]) == [ACCEPTED], "it has connected again")
+
+
+def test_a_message_because_of_which_the_server_ends_the_connection_has_to_be_found(make_jetstream: MakeJetStream):
+    with NatsServer() as server:
+        with Nats(server.url) as nats:
+            stream = nats.stream()
+            nats.keep_streams()
+        publisher = make_jetstream(server.url)
+        assert publisher.prepare() == ""
+        # The publisher knows the limit that held when it connected.
+        server.reload("max_payload: 2000")
+        with pytest.raises(BatchRefused, match=r"(?i)maximum payload violation") as refused:
+            publisher.publish([make_message(stream, b"1" * 3000), make_message(stream)])
+        assert refused.value.permanent
+        # The next connection knows the new one.
+        rejected, accepted = publisher.publish([make_message(stream, b"1" * 3000), make_message(stream)])
+        assert rejected.error_class == "nats.too_large"
+        assert accepted is ACCEPTED
+
+
+def test_a_server_that_does_not_greet_is_an_outage(proxies: Proxies, make_jetstream: MakeJetStream):
+    proxy = proxies.open(TARGET)
+    proxy.go_silent()
+    publisher = make_jetstream(nats_url(port=proxy.port), timeout=0.5)
+    assert publisher.prepare() == f"cannot connect to NATS at 127.0.0.1:{proxy.port}: no response in time"
+
+
+def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies, make_jetstream: MakeJetStream):
+    proxy = proxies.open(TARGET)
+    proxy.go_silent()
+    publisher = make_jetstream(nats_url(port=proxy.port), timeout=600.0, connect_timeout=600.0)
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.extend(publisher.publish([make_message("t")])), daemon=True)
+    thread.start()
+    eventually(lambda: proxy.connections, "it connects")
+    publisher.close()
+    thread.join(10)
+    assert only_error(outcomes, Verdict.UNANSWERED) == "the publisher was closed"
+
+
+def test_jetstream_that_is_not_enabled_is_an_outage(make_jetstream: MakeJetStream):
+    with NatsServer(jetstream=False) as server:
+        publisher = make_jetstream(server.url)
+        error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+        assert "JetStream is not enabled on the server, or not for this account; start nats-server with -js" in error
+        assert publisher.check() == [error]
+
+
+def test_a_server_that_is_killed_loses_no_confirmed_message(make_jetstream: MakeJetStream):
+    with NatsServer() as server:
+        publisher = make_jetstream(server.url, timeout=5.0)
+        with Nats(server.url) as nats:
+            stream = nats.stream(storage="file")
+            nats.keep_streams()
+        outcomes: list[tuple[Message, Outcome]] = []
+
+        def publish() -> None:
+            number = 0
+            while all(outcome is ACCEPTED for _, outcome in outcomes):
+                batch = [make_message(stream, b"%d" % (number + n)) for n in range(500)]
+                outcomes.extend(zip(batch, publisher.publish(batch), strict=True))
+                number += 500
+
+        thread = threading.Thread(target=publish, daemon=True)
+        thread.start()
+        eventually(lambda: outcomes, "messages are confirmed")
+        server.stop()
+        thread.join(30)
+        server.start()
+        left = [message for message, outcome in outcomes if outcome is not ACCEPTED]
+        assert left
+        eventually(lambda: not publisher.prepare(), "it has connected again")
+        assert publisher.publish(left) == [ACCEPTED] * len(left)
+        with Nats(server.url) as nats:
+            stored = [each.data for each in nats.take(stream)]
+        assert sorted(stored) == sorted(message.payload for message, _ in outcomes)
+
+
+# Clusters
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[NatsServer]]:
+    with cluster() as servers:
+        yield servers
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_servers(servers: list[NatsServer], make_jetstream: MakeJetStream):
+    """One test, because a cluster takes seconds to start."""
+    publisher = make_jetstream([server.url for server in servers], timeout=6.0)
+    with Nats(servers[0].url) as nats:
+        lonely = nats.stream(placement=Placement(cluster="test"), storage="file")
+        shared = nats.stream(num_replicas=3, storage="file")
+        leader_of_lonely = nats.leader(lonely)
+        nats.keep_streams()
+        messages = [make_message(topic) for topic in (lonely, shared)]
+        assert publisher.publish(messages) == [ACCEPTED] * 2
+    victim = servers[int(leader_of_lonely.removeprefix("node"))]
+
+    # A stream of one replica has no leader while its server is down; others are delivered.
+    victim.stop()
+
+    def outcomes() -> list[Outcome]:
+        found = list(publisher.publish([make_message(topic) for topic in (lonely, shared)]))
+        assert not [outcome for outcome in found if outcome.verdict is Verdict.REJECTED]
+        return found
+
+    def is_set_aside() -> bool:
+        found = outcomes()
+        return found[0].error_class == "nats.no_leader" and found[1] is ACCEPTED
+
+    eventually(is_set_aside, "only the stream without a leader is set aside")
+
+    # Without a majority there is no JetStream.
+    other = next(server for server in servers if server is not victim)
+    other.stop()
+
+    def is_outage() -> bool:
+        return {outcome.verdict for outcome in outcomes()} <= {Verdict.UNANSWERED}
+
+    eventually(is_outage, "everything is unanswered", seconds=90)
+    victim.start()
+    other.start()
+    eventually(lambda: outcomes() == [ACCEPTED] * 2, "everything is accepted again", seconds=60)

@@ -1,0 +1,209 @@
+"""How the JetStream publisher logs in: users, seeds, credentials, permissions and TLS."""
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from django_outbox.messages import ACCEPTED, Verdict
+from tests.support.certificates import make_certificate
+from tests.support.claimed import make_message
+from tests.support.nats_credentials import make_credentials
+from tests.support.nats_server import NatsServer
+from tests.support.nats_tools import MakeJetStream, Nats, only_error
+
+pytest_plugins = ["tests.support.nats_fixtures"]
+
+# Logins
+
+
+SEED = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode()
+PUBLIC = nkeys.from_seed(bytearray(SEED.encode())).public_key.decode()
+
+USERS = f"""
+authorization {{
+    users: [
+        {{ user: "outbox", password: "p@ss/wörd" }}
+        {{ nkey: {PUBLIC} }}
+        {{
+            user: "narrow", password: "narrow",
+            permissions: {{ publish: ["shop.>"], subscribe: ["_INBOX.narrow.>"] }}
+        }}
+    ]
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[NatsServer]:
+    """A server with users."""
+    with NatsServer(USERS) as server:
+        yield server
+
+
+@pytest.fixture
+def guarded_nats(guarded: NatsServer) -> Iterator[Nats]:
+    with Nats(guarded.url, user="outbox", password="p@ss/wörd") as nats:
+        yield nats
+
+
+def test_user_and_password_may_have_special_characters(
+    guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
+):
+    stream = guarded_nats.stream()
+    publisher = make_jetstream(f"nats://outbox:p%40ss%2Fw%C3%B6rd@127.0.0.1:{guarded.port}")
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+
+
+def test_a_seed_logs_in(guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream, tmp_path: Path):
+    stream = guarded_nats.stream()
+    (tmp_path / "user.nk").write_text(f"{SEED}\n")
+    publisher = make_jetstream(guarded.url, credentials=str(tmp_path / "user.nk"))
+    assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+    publisher.close()
+    # It is read for each connection.
+    (tmp_path / "user.nk").write_text("not a seed")
+    error = publisher.prepare()
+    assert "is neither a .creds file, with a JWT and a seed, nor the seed of a user's nkey" in error
+
+
+def test_a_file_of_credentials_logs_in(make_jetstream: MakeJetStream, tmp_path: Path):
+    config, credentials = make_credentials()
+    (tmp_path / "user.creds").write_text(credentials)
+    with NatsServer(config) as server:
+        publisher = make_jetstream(server.url, credentials=str(tmp_path / "user.creds"))
+        assert publisher.check() == []
+        (outcome,) = publisher.publish([make_message("outbox-test-none")])
+        assert outcome.error_class == "nats.no_stream"
+
+
+def test_a_token_logs_in(make_jetstream: MakeJetStream):
+    with NatsServer('authorization { token: "s3cret" }') as server, Nats(server.url, token="s3cret") as nats:
+        stream = nats.stream()
+        publisher = make_jetstream(f"nats://s3cret@127.0.0.1:{server.port}")
+        assert publisher.publish([make_message(stream)]) == [ACCEPTED]
+
+
+def test_a_refused_login_is_an_error_that_does_not_show_the_password(
+    guarded: NatsServer, make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)
+    publisher = make_jetstream(f"nats://outbox:s3cret@127.0.0.1:{guarded.port}")
+    error = only_error(publisher.publish([make_message("t")] * 2), Verdict.UNANSWERED)
+    assert f"cannot connect to NATS at 127.0.0.1:{guarded.port}: Authorization Violation; check user" in error
+    assert "s3cret" not in error + caplog.text + repr(publisher) + publisher.describe()
+
+
+def test_a_user_who_may_only_publish_needs_no_other_permission(
+    guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
+):
+    guarded_nats.stream("shop.>")
+    publisher = make_jetstream(
+        f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
+    )
+    denied, allowed, unknown = publisher.publish([make_message(topic) for topic in ("Other", "shop.a", "shop")])
+    assert allowed is ACCEPTED
+    assert (denied.verdict, denied.error_class, denied.counted) == (Verdict.DEFERRED, "nats.not_permitted", True)
+    assert "the user may not publish to this subject" in denied.error
+    assert unknown.error_class == "nats.not_permitted"
+    assert not publisher.check()
+
+
+def test_whether_a_stream_has_a_subject_may_be_unknown(
+    guarded: NatsServer, guarded_nats: Nats, make_jetstream: MakeJetStream
+):
+    publisher = make_jetstream(
+        f"nats://narrow:narrow@127.0.0.1:{guarded.port}", inbox_prefix="_INBOX.narrow", timeout=3.0
+    )
+    (outcome,) = publisher.publish([make_message("shop.a")])
+    assert (outcome.verdict, outcome.error_class, outcome.counted) == (Verdict.DEFERRED, "nats.not_confirmed", False)
+    assert "permit the user to publish to $JS.API.STREAM.NAMES" in outcome.error
+
+
+def test_a_user_who_may_not_subscribe_to_the_inbox_gets_the_remedy(guarded: NatsServer, make_jetstream: MakeJetStream):
+    error = make_jetstream(f"nats://narrow:narrow@127.0.0.1:{guarded.port}").prepare()
+    assert "permissions violation for subscription" in error
+    assert "set inbox_prefix" in error
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A certificate for 127.0.0.1 with its key, and one for another host."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name, address in (("server", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
+        make_certificate(folder, name, address)
+    return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def tls_server(certificates: dict[str, Path]) -> Iterator[NatsServer]:
+    """A server that demands TLS and a client's certificate."""
+    server, key = certificates["server.pem"], certificates["server.key"]
+    with NatsServer(
+        f'tls {{ cert_file: "{server}", key_file: "{key}", ca_file: "{server}", verify: true }}'
+    ) as running:
+        yield running
+
+
+def test_tls_with_a_trusted_certificate(
+    tls_server: NatsServer, certificates: dict[str, Path], make_jetstream: MakeJetStream
+):
+    files = {
+        "cafile": str(certificates["server.pem"]),
+        "certfile": str(certificates["server.pem"]),
+        "keyfile": str(certificates["server.key"]),
+    }
+    publisher = make_jetstream(f"tls://127.0.0.1:{tls_server.port}", ssl=files)
+    assert publisher.prepare() == ""
+    (outcome,) = publisher.publish([make_message("outbox-test-none")])
+    assert outcome.error_class == "nats.no_stream"
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error(
+    tls_server: NatsServer, certificates: dict[str, Path], make_jetstream: MakeJetStream
+):
+    files = {"cafile": str(certificates["stranger.pem"])}
+    error = make_jetstream(f"tls://127.0.0.1:{tls_server.port}", ssl=files).prepare()
+    assert "the server's TLS certificate is refused" in error
+    assert "check cafile in the option ssl" in error
+
+
+def test_a_url_with_tls_never_connects_without_it(make_jetstream: MakeJetStream, caplog: pytest.LogCaptureFixture):
+    sent: list[bytes] = []
+    with FakeServer(b'INFO {"headers":true,"max_payload":1048576,"auth_required":true}\r\n', sent) as port:
+        error = make_jetstream(f"tls://outbox:s3cret@127.0.0.1:{port}").prepare()
+    assert "the server offers no TLS: use nats:// in servers, or configure TLS on the server" in error
+    assert b"".join(sent) == b""
+
+
+class FakeServer:
+    """A server that greets once, and keeps what it is sent."""
+
+    def __init__(self, greeting: bytes, received: list[bytes]) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._greeting = greeting
+        self._received = received
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        connection, _ = self._listening.accept()
+        with connection:
+            connection.sendall(self._greeting)
+            while data := connection.recv(65_536):
+                self._received.append(data)
+
+    def __enter__(self) -> int:
+        self._thread.start()
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        self._listening.close()

@@ -1,0 +1,36 @@
+"""Fixtures of the NATS tests: `pytest_plugins = ["tests.support.nats_fixtures"]`."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from django_outbox.publishers.nats import JetStreamPublisher
+from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.proxies import Proxies
+
+
+@pytest.fixture
+def nats() -> Iterator[Nats]:
+    with Nats() as nats:
+        yield nats
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    with Proxies() as proxies:
+        yield proxies
+
+
+@pytest.fixture
+def make_jetstream() -> Iterator[MakeJetStream]:
+    """Make a publisher, which is closed at the end."""
+    made: list[JetStreamPublisher] = []
+
+    def make(servers: str | Sequence[str] = "", **options: Any) -> JetStreamPublisher:
+        made.append(JetStreamPublisher("shop", servers=servers or nats_url(), **options))
+        return made[-1]
+
+    yield make
+    for publisher in made:
+        publisher.close()

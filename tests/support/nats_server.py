@@ -1,0 +1,119 @@
+"""Servers of NATS that tests start, stop and configure."""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from nats.js.api import StreamConfig
+
+from tests.support.nats_tools import Nats, free_port
+from tests.support.waiting import eventually
+
+PROGRAM = "nats-server"
+
+RELOADED = "Reloaded server configuration"
+"""What a server logs."""
+
+
+class NatsServer:
+    """A server with its own port and folder; it runs within its context.
+
+    Args:
+        config: its configuration, but for the address and JetStream.
+        jetstream: whether JetStream is enabled.
+        name: its name in a cluster.
+        port: where clients connect; a free port by default.
+
+    Attributes:
+        port: where clients connect.
+    """
+
+    def __init__(self, config: str = "", *, jetstream: bool = True, name: str = "test", port: int = 0) -> None:
+        self.port = port or free_port()
+        self._home = Path(tempfile.mkdtemp(prefix="outbox-nats-"))
+        store = f'jetstream {{ store_dir: "{self._home}", max_mem: 256MB, max_file: 256MB }}\n' if jetstream else ""
+        self._file = self._home / "nats.conf"
+        self._head = f'listen: "127.0.0.1:{self.port}"\nserver_name: {name}\n{store}'
+        self._file.write_text(self._head + config)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def reload(self, config: str) -> None:
+        """Change the configuration while it runs."""
+        assert self._process is not None
+        log = self._home / "log"
+        count = log.read_text().count(RELOADED)
+        self._file.write_text(self._head + config)
+        self._process.send_signal(signal.SIGHUP)
+        eventually(lambda: log.read_text().count(RELOADED) > count, "the server has reloaded its configuration")
+
+    def start(self) -> None:
+        """Start it, and wait until it accepts connections."""
+        program = shutil.which(PROGRAM)
+        assert program, "nats-server is missing; on Debian and Ubuntu: apt-get install nats-server"
+        log = self._home / "log"
+        ready = "Server is ready"
+        started = log.read_text().count(ready) if log.exists() else 0
+        self._process = subprocess.Popen([program, "-c", str(self._file), "-l", str(log)])
+        eventually(lambda: log.exists() and log.read_text().count(ready) > started, "the server is ready")
+
+    def pause(self) -> None:
+        """Let it read and send nothing until `resume`, while its connections remain."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End it at once, as a crash does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> "NatsServer":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+@contextmanager
+def cluster(size: int = 3) -> Iterator[list[NatsServer]]:
+    """Run a cluster whose servers share streams, and wait until it has a leader."""
+    routes = [free_port() for _ in range(size)]
+    urls = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                NatsServer(
+                    f'cluster {{ name: test, listen: "127.0.0.1:{port}", routes: [{urls}] }}\n', name=f"node{index}"
+                )
+            )
+            for index, port in enumerate(routes)
+        ]
+        with Nats(servers[0].url) as nats:
+            impatient = nats.client.jetstream(timeout=2)
+            probe = StreamConfig(name="probe", subjects=["probe"], num_replicas=size)
+
+            def is_complete() -> bool:
+                try:
+                    nats.run(lambda: impatient.add_stream(probe))
+                except Exception:
+                    return False
+                return True
+
+            eventually(is_complete, "the servers of the cluster share a stream")
+            nats.delete("probe")
+        yield servers
