@@ -1,0 +1,154 @@
+"""What each error of Kafka and librdkafka means for a message.
+
+Sources: the broker's codes are in https://kafka.apache.org/protocol.html#protocol_error_codes, librdkafka's own (with
+an underscore) in its rdkafka.h. Which of them librdkafka retries by itself is in `rd_kafka_handle_Produce_error` and
+`rd_kafka_err_action` of its rdkafka_request.c; they never appear in a delivery report before the producer is purged.
+"""
+
+import enum
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError
+
+from django_outbox.messages import Outcome, rejected, retry_later
+
+
+class Blame(enum.Enum):
+    """Who is to blame for an error in a delivery report."""
+
+    MESSAGE = "message"
+    """This message."""
+
+    BATCH = "batch"
+    """One of the messages that were written to the partition together; the broker does not say which one."""
+
+    TOPIC = "topic"
+    """The topic: all messages for it have this error."""
+
+    NONE = "none"
+    """No message: this one was not written because of another one, or because the producer ended. Send it again."""
+
+    BROKER = "broker"
+    """The broker, or the way to it: an outage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an error means.
+
+    Args:
+        blame: who is to blame.
+        word: the second part of the `error_class`.
+        permanent: whether another attempt cannot succeed.
+        remedy: what to do.
+    """
+
+    blame: Blame
+    word: str = ""
+    permanent: bool = False
+    remedy: str = ""
+
+    def outcome(self, reason: str) -> Outcome:
+        """Return the outcome of a message that is to blame."""
+        make = rejected if self.permanent else retry_later
+        return make(f"{reason}: {self.remedy}" if self.remedy else reason, error_class=f"kafka.{self.word}")
+
+
+_TOO_LARGE = "send less, or raise message.max.bytes in config and on the broker (topics: max.message.bytes)"
+_UNKNOWN_TOPIC = "create the topic, or correct the option topic"
+_NOT_AUTHORIZED = "give the user of config the permission to write to the topic"
+_REFUSED = "the topic's settings, or a policy of the cluster, do not accept it"
+
+MEANINGS: dict[int, Meaning] = {
+    # The message itself. `produce` raises these two before anything is sent.
+    KafkaError._INVALID_ARG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
+    KafkaError._BAD_MSG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
+    # One of a batch of records: the broker checks each batch as a whole.
+    KafkaError.MSG_SIZE_TOO_LARGE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
+    KafkaError.RECORD_LIST_TOO_LARGE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
+    KafkaError.INVALID_MSG_SIZE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
+    # A compacted topic needs keys; an interceptor or a schema check of the broker refuses records.
+    KafkaError.INVALID_RECORD: Meaning(Blame.BATCH, "invalid_record", permanent=True, remedy=_REFUSED),
+    KafkaError.INVALID_MSG: Meaning(Blame.BATCH, "invalid_record", permanent=True, remedy=_REFUSED),
+    KafkaError.INVALID_TIMESTAMP: Meaning(Blame.BATCH, "invalid_timestamp", permanent=True, remedy=_REFUSED),
+    KafkaError.POLICY_VIOLATION: Meaning(Blame.BATCH, "policy_violation", permanent=True, remedy=_REFUSED),
+    # The topic. Someone may create it, or permit to write to it.
+    KafkaError.UNKNOWN_TOPIC_OR_PART: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
+    KafkaError._UNKNOWN_TOPIC: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
+    KafkaError._UNKNOWN_PARTITION: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
+    KafkaError.UNKNOWN_TOPIC_ID: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Meaning(Blame.TOPIC, "not_authorized", remedy=_NOT_AUTHORIZED),
+    KafkaError.TOPIC_EXCEPTION: Meaning(
+        Blame.TOPIC,
+        "invalid_topic",
+        permanent=True,
+        remedy="a topic has up to 249 letters, digits, periods, hyphens and underscores; correct the option topic",
+    ),
+    # Not written because of another message or because the producer ended.
+    KafkaError._INVALID_DIFFERENT_RECORD: Meaning(Blame.NONE),
+    KafkaError._FATAL: Meaning(Blame.NONE),
+    KafkaError._PURGE_QUEUE: Meaning(Blame.NONE),
+    KafkaError._PURGE_INFLIGHT: Meaning(Blame.NONE),
+    KafkaError._RETRY: Meaning(Blame.NONE),
+    # The broker has lost, or never had, the producer's sequence. A new producer begins another one.
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: Meaning(Blame.NONE),
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER: Meaning(Blame.NONE),
+    KafkaError.UNKNOWN_PRODUCER_ID: Meaning(Blame.NONE),
+    KafkaError.INVALID_PRODUCER_EPOCH: Meaning(Blame.NONE),
+    KafkaError.INVALID_PRODUCER_ID_MAPPING: Meaning(Blame.NONE),
+    KafkaError.PRODUCER_FENCED: Meaning(Blame.NONE),
+    # All messages are concerned. They wait until someone has changed the cluster or the settings.
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: Meaning(Blame.BROKER),
+    KafkaError.SASL_AUTHENTICATION_FAILED: Meaning(Blame.BROKER),
+    KafkaError.UNSUPPORTED_VERSION: Meaning(Blame.BROKER),
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: Meaning(Blame.BROKER),
+    KafkaError.REQUEST_TIMED_OUT: Meaning(Blame.BROKER),
+    KafkaError.LEADER_NOT_AVAILABLE: Meaning(Blame.BROKER),
+    KafkaError.NOT_LEADER_FOR_PARTITION: Meaning(Blame.BROKER),
+    KafkaError.BROKER_NOT_AVAILABLE: Meaning(Blame.BROKER),
+    KafkaError.REPLICA_NOT_AVAILABLE: Meaning(Blame.BROKER),
+    KafkaError.NETWORK_EXCEPTION: Meaning(Blame.BROKER),
+    KafkaError.NOT_ENOUGH_REPLICAS: Meaning(Blame.BROKER),
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Meaning(Blame.BROKER),
+    KafkaError.KAFKA_STORAGE_ERROR: Meaning(Blame.BROKER),
+}
+
+_FIRST_CODE_OF_THE_BROKER = -1
+"""UNKNOWN. Lower codes are librdkafka's own."""
+
+
+def meaning_of(error: KafkaError) -> Meaning:
+    """Return what an error in a delivery report means.
+
+    An unknown code of the broker is the refusal of a batch, which may succeed later; one of librdkafka is an outage.
+    """
+    known = MEANINGS.get(error.code())
+    if known is not None:
+        return known
+    if error.code() >= _FIRST_CODE_OF_THE_BROKER:
+        return Meaning(Blame.BATCH, error.name().lower())
+    return Meaning(Blame.BROKER)
+
+
+_CONNECTION_REMEDIES: dict[int, str] = {
+    KafkaError._AUTHENTICATION: "check security.protocol and the sasl options in config",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "check the sasl options in config",
+    KafkaError._SSL: "check the ssl options in config",
+    KafkaError._RESOLVE: "check the host names of bootstrap.servers in config",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: (
+        "give the user of config the permission to write to a topic, or the cluster permission IdempotentWrite"
+    ),
+    KafkaError.UNSUPPORTED_VERSION: "the publisher needs Kafka 0.11 or later",
+}
+
+
+_TLS_FAILED = "in state SSL_HANDSHAKE"
+"""In the reason of a broker that has closed the connection, because it does not speak TLS."""
+
+
+def explain(error: KafkaError) -> str:
+    """Return why the connection failed, with the remedy if it is known."""
+    reason = error.str().rstrip(".")
+    code = KafkaError._SSL if _TLS_FAILED in reason else error.code()
+    remedy = _CONNECTION_REMEDIES.get(code, "")
+    return f"{reason}: {remedy}" if remedy else reason

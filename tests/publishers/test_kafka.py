@@ -1,0 +1,301 @@
+"""The Kafka publisher on a cluster of three brokers: outcomes, order and outages."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.kafka import KafkaPublisher
+from django_outbox.publishers.kafka.errors import MEANINGS, Blame
+from tests.publishers.subjects.base import unique_name
+from tests.support.claimed import make_message
+from tests.support.kafka_cluster import INIT_PRODUCER_ID, PRODUCE, KafkaCluster, kafka_cluster
+from tests.support.kafka_tools import read_topic
+
+MakePublisher = Callable[..., KafkaPublisher]
+
+ONE_BY_ONE = {"batch.num.messages": 1}
+"""Each request has one record."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[KafkaCluster]:
+    cluster = kafka_cluster()
+    yield cluster
+    cluster.stop_failing()
+
+
+@pytest.fixture
+def topic(cluster: KafkaCluster) -> str:
+    name = unique_name()
+    cluster.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def make_publisher(cluster: KafkaCluster) -> Iterator[MakePublisher]:
+    made = []
+
+    def make(config: dict[str, Any] | None = None, **options: Any) -> KafkaPublisher:
+        publisher = KafkaPublisher(
+            "default", config={"bootstrap.servers": cluster.servers, **(config or {})}, **{"timeout": 5.0, **options}
+        )
+        made.append(publisher)
+        return publisher
+
+    yield make
+    for publisher in made:
+        publisher.close()
+
+
+def keyed(topic: str, count: int, key: str = "order-7") -> list[Message]:
+    return [make_message(topic, str(n).encode(), key=key) for n in range(count)]
+
+
+def unkeyed(topic: str, count: int) -> list[Message]:
+    return [make_message(topic, str(n).encode()) for n in range(count)]
+
+
+def bodies(cluster: KafkaCluster, topic: str) -> list[int]:
+    return [int(record.value()) for record in read_topic(cluster.servers, topic, {})]
+
+
+def verdicts(outcomes: Any) -> list[Verdict]:
+    return [outcome.verdict for outcome in outcomes]
+
+
+def only(outcomes: Any) -> Outcome:
+    (outcome,) = outcomes
+    return outcome  # type: ignore[no-any-return]
+
+
+# Partitions
+
+
+def test_messages_of_a_key_are_in_one_partition_and_those_without_a_key_in_all(cluster, topic, make_publisher):
+    publisher = make_publisher({"sticky.partitioning.linger.ms": 0})
+    assert publisher.publish([*keyed(topic, 50), *keyed(topic, 200, key="")]) == [ACCEPTED] * 250
+    records = read_topic(cluster.servers, topic, {})
+    assert len({record.partition() for record in records if record.key()}) == 1
+    assert {record.partition() for record in records if not record.key()} == {0, 1, 2, 3}
+
+
+def test_a_key_is_in_the_partition_that_java_producers_choose(cluster, topic, make_publisher):
+    # Java's hash of b"order-7" is positive 1,594,366,293 for 4 partitions.
+    assert make_publisher().publish(keyed(topic, 1)) == [ACCEPTED]
+    (record,) = read_topic(cluster.servers, topic, {})
+    assert record.partition() == (murmur2(b"order-7") & 0x7FFFFFFF) % 4
+
+
+def murmur2(data: bytes) -> int:
+    """Return Java's hash: org.apache.kafka.common.utils.Utils.murmur2."""
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ len(data)
+    for start in range(0, len(data) & ~3, 4):
+        k = int.from_bytes(data[start : start + 4], "little") * m & mask
+        h = (h * m & mask) ^ ((k ^ k >> 24) * m & mask)
+    tail = data[len(data) & ~3 :]
+    if tail:
+        h = (h ^ int.from_bytes(tail, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15
+
+
+# Retries
+
+
+def test_a_request_that_is_sent_again_is_written_once(cluster, topic, make_publisher):
+    publisher = make_publisher({"retry.backoff.ms": 10})
+    cluster.fail(PRODUCE, KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_LEADER_FOR_PARTITION)
+    assert publisher.publish(unkeyed(topic, 20)) == [ACCEPTED] * 20
+    assert sorted(bodies(cluster, topic)) == [*range(20)]
+
+
+# What Kafka refuses
+
+
+REFUSALS = {code: meaning for code, meaning in MEANINGS.items() if code > 0 and meaning.blame is Blame.BATCH}
+
+
+@pytest.mark.parametrize("code", REFUSALS, ids=[KafkaError(code).name() for code in REFUSALS])
+def test_a_batch_that_kafka_refuses_as_a_whole_is_refused(cluster, topic, make_publisher, code):
+    publisher = make_publisher({"linger.ms": 50, "retry.backoff.ms": 10})
+    # librdkafka itself retries a record that was damaged on its way; then the batch is accepted.
+    cluster.fail(PRODUCE, code)
+    messages = [*keyed(topic, 3), *keyed(topic, 1, key="order-8")]
+    if code == KafkaError.INVALID_MSG:
+        assert publisher.publish(messages) == [ACCEPTED] * 4
+        return
+    with pytest.raises(BatchRefused) as raised:
+        publisher.publish(messages)
+    assert raised.value.permanent is REFUSALS[code].permanent
+    assert raised.value.error_class == f"kafka.{REFUSALS[code].word}"
+    assert list(raised.value.outcomes)[:3] == [None] * 3
+    assert raised.value.outcomes[3] in {None, ACCEPTED}
+    assert publisher.publish(messages) == [ACCEPTED] * 4
+
+
+def test_a_refused_message_is_found_if_it_is_alone(cluster, topic, make_publisher):
+    cluster.fail(PRODUCE, KafkaError.MSG_SIZE_TOO_LARGE)
+    outcome = only(make_publisher().publish(keyed(topic, 1)))
+    assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "kafka.too_large")
+
+
+def test_an_unknown_refusal_is_deferred(cluster, topic, make_publisher):
+    cluster.fail(PRODUCE, KafkaError.SECURITY_DISABLED)
+    outcome = only(make_publisher().publish(keyed(topic, 1)))
+    assert (outcome.verdict, outcome.error_class) == (Verdict.DEFERRED, "kafka.security_disabled")
+
+
+TOPIC_ERRORS = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: (Verdict.DEFERRED, "kafka.unknown_topic", "create the topic"),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (Verdict.DEFERRED, "kafka.not_authorized", "permission to write"),
+    KafkaError.TOPIC_EXCEPTION: (Verdict.REJECTED, "kafka.invalid_topic", "up to 249 letters"),
+}
+
+
+@pytest.mark.parametrize("code", TOPIC_ERRORS, ids=[KafkaError(code).name() for code in TOPIC_ERRORS])
+def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, make_publisher, code):
+    elsewhere = unique_name()
+    cluster.create_topic(elsewhere)
+    cluster.set_topic_error(elsewhere, code)
+    publisher = make_publisher(timeout=2.0)
+    messages = [*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8"), *unkeyed(topic, 3)]
+    first, second, *others = publisher.publish(messages)
+    assert [first, *others] == [ACCEPTED] * 4
+    assert (second.verdict, second.error_class) == TOPIC_ERRORS[code][:2]
+    assert TOPIC_ERRORS[code][2] in second.error
+    cluster.set_topic_error(elsewhere, 0)
+    assert publisher.publish(messages[1:2]) == [ACCEPTED]
+
+
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION])
+def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_publisher, code):
+    elsewhere = unique_name()
+    publisher = make_publisher()
+    assert publisher.publish([*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8")]) == [ACCEPTED] * 2
+    for partition in range(4):
+        cluster.fail_partition(elsewhere, partition, PRODUCE, code)
+    outcomes = publisher.publish([*keyed(topic, 2), *keyed(elsewhere, 2, key="order-8")])
+    assert outcomes[:2] == [ACCEPTED] * 2
+    assert {(each.verdict, each.error_class) for each in outcomes[2:]} == {TOPIC_ERRORS[code][:2]}
+
+
+def test_many_topics_are_looked_up_together(cluster, make_publisher):
+    topics = [unique_name() for _ in range(30)]
+    for name in topics:
+        cluster.create_topic(name)
+    assert make_publisher().publish([make_message(name, b"1") for name in topics]) == [ACCEPTED] * 30
+
+
+# Producers that end, and outages
+
+
+LOST = (
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+)
+
+
+@pytest.mark.parametrize("code", LOST, ids=[KafkaError(code).name() for code in LOST])
+def test_a_producer_whose_sequence_is_lost_is_replaced_and_its_messages_are_sent_again(
+    cluster, topic, make_publisher, code
+):
+    publisher = make_publisher(ONE_BY_ONE)
+    cluster.fail(PRODUCE, KafkaError.NO_ERROR, KafkaError.NO_ERROR, code)
+    assert publisher.publish(keyed(topic, 10)) == [ACCEPTED] * 10
+    assert {*bodies(cluster, topic)} == {*range(10)}
+
+
+def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, topic, make_publisher):
+    elsewhere = unique_name()
+    cluster.create_topic(elsewhere)
+    for partition in range(4):
+        cluster.set_leader(topic, partition, 1)
+        cluster.set_leader(elsewhere, partition, 2)
+    publisher = make_publisher(timeout=3.0)
+    assert publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)]) == [ACCEPTED] * 2
+    with cluster.down(2):
+        began = time.monotonic()
+        accepted, outcome = publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)])
+        assert time.monotonic() - began < 2.5
+    assert accepted == ACCEPTED
+    assert (outcome.verdict, outcome.counted, outcome.error_class) == (Verdict.DEFERRED, False, "kafka.stalled")
+
+
+def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_outage(cluster, topic, make_publisher):
+    """After an outage a relay tries the oldest messages alone, which may all be for one topic."""
+    for partition in range(4):
+        cluster.set_leader(topic, partition, 2)
+    publisher = make_publisher(timeout=1.0)
+    assert publisher.publish(unkeyed(topic, 1)) == [ACCEPTED]
+    with cluster.down(2):
+        outcomes = publisher.publish(unkeyed(topic, 3))
+    found = {(outcome.verdict, outcome.counted, outcome.error_class) for outcome in outcomes}
+    assert found == {(Verdict.DEFERRED, False, "kafka.stalled")}
+
+
+def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_publisher):
+    elsewhere = unique_name()
+    cluster.set_topic_error(elsewhere, KafkaError.UNKNOWN_TOPIC_OR_PART)
+    publisher = make_publisher(timeout=8.0)
+    began = time.monotonic()
+    for _ in range(5):
+        missing, accepted = publisher.publish([*unkeyed(elsewhere, 1), *unkeyed(topic, 1)])
+        assert (missing.error_class, accepted) == ("kafka.unknown_topic", ACCEPTED)
+    # The first one waits for 2 seconds.
+    assert time.monotonic() - began < 6
+    cluster.set_topic_error(elsewhere, 0)
+    assert publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED]
+
+
+RETRIED = [
+    code
+    for code, meaning in MEANINGS.items()
+    if code > 0 and meaning.blame is Blame.BROKER and "AUTH" not in KafkaError(code).name()
+]
+
+
+@pytest.mark.parametrize("code", RETRIED, ids=[KafkaError(code).name() for code in RETRIED])
+def test_an_error_of_the_broker_is_not_the_fault_of_a_message(cluster, topic, make_publisher, code):
+    cluster.fail(PRODUCE, code)
+    outcome = only(make_publisher({"retry.backoff.ms": 10}).publish(keyed(topic, 1)))
+    assert outcome.verdict in {Verdict.ACCEPTED, Verdict.UNANSWERED}
+
+
+def test_a_user_who_may_not_use_idempotent_producers_is_told(cluster, topic, make_publisher):
+    cluster.fail(INIT_PRODUCER_ID, *[KafkaError.CLUSTER_AUTHORIZATION_FAILED] * 3)
+    outcome = only(make_publisher(timeout=2.0).publish(keyed(topic, 1)))
+    assert outcome.verdict is Verdict.UNANSWERED
+    assert "IdempotentWrite" in outcome.error
+
+
+def test_a_leader_that_is_down_is_replaced_by_another_one(cluster, topic, make_publisher):
+    publisher = make_publisher()
+    assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
+    with cluster.down(1):
+        for partition in range(4):
+            cluster.set_leader(topic, partition, 2)
+        assert publisher.publish(keyed(topic, 5)) == [ACCEPTED] * 5
+
+
+def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, topic, make_publisher):
+    publisher = make_publisher(timeout=1.0)
+    assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
+    began = time.monotonic()
+    with cluster.down():
+        assert verdicts(publisher.publish(keyed(topic, 100))) == [Verdict.UNANSWERED] * 100
+    assert time.monotonic() - began < 4
+    assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
+    assert sorted(bodies(cluster, topic)) == [0, 7]
+
+
+def test_a_queue_that_is_smaller_than_a_batch_is_enough(topic, make_publisher):
+    publisher = make_publisher({"queue.buffering.max.messages": 10})
+    assert publisher.publish(keyed(topic, 100)) == [ACCEPTED] * 100

@@ -1,0 +1,204 @@
+"""The options of the Kafka publisher, security, and the formats of records."""
+
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cloudevents.v1.kafka import KafkaMessage, from_binary, from_structured
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.publishers.kafka import KafkaPublisher
+from tests.publishers.subjects.base import unique_name
+from tests.support.claimed import make_message
+from tests.support.kafka_cluster import KafkaCluster, kafka_cluster
+from tests.support.kafka_tools import read_topic
+from tests.support.proxies import Proxies
+
+pytest_plugins = ["tests.support.tls_fixtures"]
+
+SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "config must be a dict"),
+        ({"config": {}}, "bootstrap.servers is missing"),
+        ({"config": {"bootstrap.servers": " "}}, "bootstrap.servers is missing"),
+        ({"config": {**SERVERS, "acks": 1}}, "acks cannot be set: a message is accepted only if all in-sync replicas"),
+        ({"config": {**SERVERS, "request.required.acks": 1}}, "request.required.acks cannot be set"),
+        ({"config": {**SERVERS, "enable.idempotence": False}}, "enable.idempotence cannot be set"),
+        ({"config": {**SERVERS, "delivery.timeout.ms": 5}}, "use the option timeout instead"),
+        ({"config": {**SERVERS, "message.timeout.ms": 5}}, "use the option timeout instead"),
+        ({"config": {**SERVERS, "transactional.id": "shop"}}, "transactional.id cannot be set"),
+        ({"config": {**SERVERS, "retries": 1}}, "messages are sent again until the option timeout"),
+        ({"config": {**SERVERS, "on_delivery": print}}, "on_delivery cannot be set"),
+        ({"config": {**SERVERS, "error_cb": print}}, "error_cb cannot be set"),
+        ({"config": {**SERVERS, "delivery.report.only.error": True}}, "each message needs a delivery report"),
+        ({"config": {**SERVERS, "default.topic.config": {"acks": 0}}}, "set its options directly in config"),
+        ({"config": {**SERVERS, "partitioner": "random"}}, "messages of a key would not stay in order"),
+        ({"config": {**SERVERS, "compression.type": None}}, "compression.type must be a string, a number"),
+        ({"config": {**SERVERS, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
+        ({"config": {**SERVERS, "compression.type": "zip"}}, 'Invalid value "zip" for configuration property'),
+        ({"config": {**SERVERS, "max.in.flight": 9}}, "max.in.flight"),
+        ({"config": SERVERS, "topic": "{nothing}"}, "its placeholders must be"),
+        ({"config": SERVERS, "format": "avro"}, "format is 'avro'"),
+        ({"config": SERVERS, "format": "cloudevents"}, "CloudEvents need one"),
+        ({"config": SERVERS, "timeout": 0}, "timeout is 0; it must be a number of seconds above 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_option_is_named_with_the_remedy(options, text):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        KafkaPublisher("default", **options)
+    assert text in str(raised.value)
+
+
+def test_an_error_in_the_options_shows_no_secret(tmp_path):
+    config = {**SERVERS, "security.protocol": "ssl", "ssl.key.pem": "s3cret", "ssl.key.password": "s3cret"}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        KafkaPublisher("default", config=config)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_publisher_states_where_it_publishes_to():
+    publisher = KafkaPublisher("default", config={**SERVERS, "sasl.password": "s3cret"}, topic="shop.{topic}")
+    assert publisher.describe() == "Kafka at 127.0.0.1:9092, topic 'shop.{topic}'"
+    assert publisher.name_destination(make_message("orders")) == "shop.orders"
+    assert publisher.name_destination(make_message("")) == "shop.order.created"
+
+
+# Formats
+
+
+def published(message: Message, **options: Any) -> Any:
+    """Publish a message, and return the record."""
+    cluster, topic = kafka_cluster(), unique_name()
+    cluster.create_topic(topic)
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": cluster.servers}, topic=topic, **options)
+    assert publisher.publish([message]) == [ACCEPTED]
+    publisher.close()
+    (record,) = read_topic(cluster.servers, topic, {})
+    return record
+
+
+MESSAGE = make_message(
+    "orders", b'{"id":  7}', key="order-7", headers={"traceparent": "00-1-2-01", "tenant": "acme", "ce_id": "forged"}
+)
+
+
+def test_headers_describe_a_message():
+    record = published(MESSAGE)
+    assert (record.key(), record.value()) == (b"order-7", b'{"id":  7}')
+    assert dict(record.headers()) == {
+        "outbox-message-id": MESSAGE.message_id.encode(),
+        "outbox-type": b"order.created",
+        "outbox-occurred-at": b"2026-01-02T03:04:05+00:00",
+        "outbox-key": b"order-7",
+        "content-type": b"application/json",
+        "traceparent": b"00-1-2-01",
+        "tenant": b"acme",
+        "ce_id": b"forged",
+    }
+
+
+def test_a_message_is_a_cloudevent_in_binary_mode():
+    record = published(MESSAGE, format="cloudevents", source="/shop")
+    assert record.value() == b'{"id":  7}'
+    event = from_binary(KafkaMessage(dict(record.headers()), record.key().decode(), record.value()))
+    assert event.get_data() == {"id": 7}
+    assert event.get_attributes() == {
+        "specversion": "1.0",
+        "id": MESSAGE.message_id,
+        "source": "/shop",
+        "type": "order.created",
+        "time": "2026-01-02T03:04:05Z",
+        "subject": "orders",
+        "datacontenttype": "application/json",
+        "partitionkey": "order-7",
+        "traceparent": "00-1-2-01",
+    }
+    assert dict(record.headers())["tenant"] == b"acme"
+    assert [name for name, _ in record.headers()].count("ce_id") == 1
+
+
+def test_a_message_is_a_cloudevent_in_structured_mode():
+    record = published(MESSAGE._replace(headers={}), format="cloudevents-structured", source="/shop")
+    headers = dict(record.headers())
+    assert headers == {"content-type": b"application/cloudevents+json; charset=utf-8"}
+    event = from_structured(KafkaMessage(headers, record.key().decode(), record.value()))
+    assert (event["id"], event["source"], event["type"]) == (MESSAGE.message_id, "/shop", "order.created")
+    assert (event["subject"], event["partitionkey"]) == ("orders", "order-7")
+    assert event.get_data() == {"id": 7}
+    assert json.loads(record.value())["datacontenttype"] == "application/json"
+
+
+# Security
+
+
+@pytest.fixture(scope="module")
+def tls_cluster(certificates: dict[str, Path]) -> Iterator[str]:
+    """The address of a cluster of one broker whose clients have to speak TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
+    cluster = KafkaCluster(1)
+    with Proxies() as proxies:
+        proxy = proxies.open(int(cluster.servers.rpartition(":")[2]), context)
+        cluster.advertise(1, proxy.port)
+        yield f"127.0.0.1:{proxy.port}"
+        cluster.close()
+
+
+def test_a_broker_whose_certificate_is_trusted_is_used(tls_cluster, certificates):
+    config = {
+        "bootstrap.servers": tls_cluster,
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(certificates["broker.pem"]),
+    }
+    publisher = KafkaPublisher("default", config=config)
+    assert publisher.publish([make_message(unique_name())]) == [ACCEPTED]
+    publisher.close()
+
+
+def test_a_broker_whose_certificate_is_not_trusted_is_not_used(tls_cluster, certificates):
+    config = {
+        "bootstrap.servers": tls_cluster,
+        "security.protocol": "ssl",
+        "ssl.ca.location": str(certificates["stranger.pem"]),
+    }
+    publisher = KafkaPublisher("default", config=config, timeout=2.0)
+    reason = publisher.prepare()
+    assert "certificate" in reason
+    assert "check the ssl options in config" in reason
+    publisher.close()
+
+
+UNREACHABLE = {
+    "no TLS": ({"security.protocol": "ssl"}, "check the ssl options in config"),
+    "host": ({"bootstrap.servers": "no-such-host.invalid:9092"}, "check the host names of bootstrap.servers"),
+    "port": ({"bootstrap.servers": "127.0.0.1:1"}, "Connection refused"),
+    "no SASL": (
+        {
+            "security.protocol": "sasl_plaintext",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "shop",
+            "sasl.password": "s3cret",
+        },
+        "check security.protocol and the sasl options in config",
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "text"), UNREACHABLE.values(), ids=UNREACHABLE)
+def test_a_connection_that_fails_has_a_remedy(config, text):
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_cluster().servers, **config}, timeout=2.0)
+    reason = publisher.prepare()
+    assert text in reason
+    assert "s3cret" not in reason
+    (outcome,) = publisher.publish([make_message("t")])
+    assert outcome.verdict is Verdict.UNANSWERED
+    publisher.close()
