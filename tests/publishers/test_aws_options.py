@@ -1,0 +1,78 @@
+"""The options of the publishers for Amazon SQS and Amazon SNS."""
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
+
+URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
+ARN = "arn:aws:sns:eu-central-1:123456789012:orders"
+
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"region": ""}, "region is ''"),
+    ({"region": 1}, "region is 1"),
+    ({"endpoint_url": "localhost:4566"}, "endpoint_url must be a URL"),
+    ({"endpoint_url": "http://user:s3cret@localhost"}, "endpoint_url must be a URL"),
+    ({"session": "shop"}, "session must be a dict"),
+    ({"session": {"region_name": "x"}}, "the region is the option region"),
+    ({"session": {"profile_name": ""}}, "session must be a dict"),
+    ({"session": {"aws_secret_access_key": "s3cret", "x": "y"}}, "session must be a dict"),
+    ({"config": "x"}, "config must be a dict"),
+    ({"config": {"retries": {}}}, "the relay retries"),
+    ({"config": {"read_timeout": 5}}, "the option timeout"),
+    ({"config": {"max_pool_connections": 5}}, "the option concurrency"),
+    ({"config": {"no_such_argument": 5}}, "config is invalid"),
+    ({"timeout": 0}, "timeout is 0"),
+    ({"concurrency": 0}, "concurrency is 0"),
+    ({"concurrency": 1001}, "from 1 to 1,000"),
+    ({"max_message_bytes": 1024 * 1024 + 1}, "from 1,024 to 1,048,576"),
+    ({"format": "cloudevents", "source": "/shop"}, "cloudevents-structured"),
+    ({"format": "xml"}, "format is 'xml'"),
+    ({"source": "/shop"}, "source is set"),
+]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **o: SQSPublisher("a", queue="q", **o), lambda **o: SNSPublisher("a", topic_arn=ARN, **o)]
+)
+@pytest.mark.parametrize(("options", "error"), INVALID, ids=[str(n) for n in range(len(INVALID))])
+def test_an_invalid_option_is_refused_with_the_remedy(make: Any, options: dict[str, Any], error: str):
+    with pytest.raises(ImproperlyConfigured) as caught:
+        make(**options)
+    assert error in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, "set either queue"),
+        ({"queue": "a", "queue_url": URL}, "set either queue"),
+        ({"queue": "{id}"}, "queue is '{id}'"),
+        ({"queue_url": "orders"}, "A name is the option queue"),
+    ],
+)
+def test_a_publisher_for_sqs_needs_the_name_or_the_url_of_a_queue(options: dict[str, Any], error: str):
+    with pytest.raises(ImproperlyConfigured, match=error):
+        SQSPublisher("default", **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"topic_arn": "orders"}, {"topic_arn": 1}, {"topic_arn": URL}, {"topic_arn": "arn:aws:sns:x"}]
+)
+def test_a_publisher_for_sns_needs_the_arn_of_a_topic(options: dict[str, Any]):
+    with pytest.raises(ImproperlyConfigured, match="topic_arn is"):
+        SNSPublisher("default", **options)
+
+
+def test_the_region_of_a_topic_is_that_of_its_arn():
+    assert "at eu-central-1" in SNSPublisher("default", topic_arn=ARN).describe()
+    with pytest.raises(ImproperlyConfigured, match="topic_arn is in 'eu-central-1'"):
+        SNSPublisher("default", topic_arn=ARN, region="us-east-1")
+
+
+def test_a_description_names_the_service_the_region_and_the_destination():
+    assert SQSPublisher("a", queue="orders", region="eu-central-1").describe() == "Amazon SQS at eu-central-1, 'orders'"
+    assert SNSPublisher("a", topic_arn=ARN).describe() == f"Amazon SNS at eu-central-1, '{ARN}'"

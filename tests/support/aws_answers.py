@@ -1,0 +1,261 @@
+"""A server in front of moto that answers chosen requests itself, in the protocol of the service.
+
+moto neither throttles nor fails entries, and accepts every signature. These are the answers of AWS for that: JSON for
+SQS (`awsJson1_0`), XML for SNS (`awsQuery`). All other requests are passed on.
+"""
+
+import http.client
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl
+from xml.sax.saxutils import escape
+
+from tests.support.aws_server import address
+
+BATCH_ACTIONS = ("SendMessageBatch", "PublishBatch")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """AWS refuses a request."""
+
+    code: str
+    message: str = "the reason"
+    status: int = 400
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """AWS fails these entries of a batch, by their place: the code, and whether it is the sender's fault."""
+
+    entries: Mapping[int, tuple[str, bool]]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Something that is not an answer of AWS, such as a page of a proxy in between."""
+
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Silence:
+    """No answer for some seconds, and then the connection ends."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """The beginning of an answer, a byte at a time for some seconds, so that no single read lasts long."""
+
+    seconds: float
+
+
+Answer = Refusal | Failures | Raw | Silence | Trickle
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request: its action, and for a batch its entries, each with `Id`, `MessageGroupId` and so on."""
+
+    action: str
+    entries: Sequence[Mapping[str, Any]]
+
+
+class AwsAnswers:
+    """The server, in a thread.
+
+    Attributes:
+        seen: the requests, in the order of their arrival.
+        accepted: the bodies of the entries that were accepted, in the order of the answers.
+        in_flight: the largest number of batch requests at one time.
+        delay: seconds for which each batch request is held.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.accepted: list[str] = []
+        self.in_flight = 0
+        self.delay = 0.0
+        self._now_in_flight = 0
+        self._answers: dict[str, deque[Answer]] = {}
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def answer(self, action: str, *answers: Answer) -> None:
+        """Answer the next requests for an action: the first one with the first answer, and so on."""
+        self._answers.setdefault(action, deque()).extend(answers)
+
+    def batches(self) -> list[Seen]:
+        """Return the batch requests that have arrived."""
+        return [each for each in self.seen if each.action in BATCH_ACTIONS]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def take(self, seen: Seen) -> Answer | None:
+        with self._lock:
+            self.seen.append(seen)
+            answers = self._answers.get(seen.action)
+            return answers.popleft() if answers else None
+
+    def count(self, change: int) -> None:
+        with self._lock:
+            self._now_in_flight += change
+            self.in_flight = max(self.in_flight, self._now_in_flight)
+
+
+def _handler(server: AwsAnswers) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            target = self.headers.get("X-Amz-Target")
+            seen = _read_json(target, body) if target else _read_query(body)
+            answer = server.take(seen)
+            is_batch = seen.action in BATCH_ACTIONS
+            server.count(is_batch)
+            if is_batch and isinstance(answer, Failures | None):
+                failed = answer.entries if answer else ()
+                server.accepted += [_body(each) for place, each in enumerate(seen.entries) if place not in failed]
+            try:
+                if is_batch and server.delay:
+                    time.sleep(server.delay)
+                if answer is None:
+                    self._pass_on(body)
+                elif isinstance(answer, Silence):
+                    time.sleep(answer.seconds)
+                    self.close_connection = True
+                elif isinstance(answer, Trickle):
+                    self._trickle(answer.seconds)
+                else:
+                    self._send(*_write(answer, seen, is_json=bool(target)))
+            finally:
+                server.count(-is_batch)
+
+        def _trickle(self, seconds: float) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            end = time.monotonic() + seconds
+            with suppress(OSError):
+                while time.monotonic() < end:
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+            self.close_connection = True
+
+        def _pass_on(self, body: bytes) -> None:
+            connection = http.client.HTTPConnection(*address(), timeout=60)
+            try:
+                connection.request("POST", self.path, body, dict(self.headers))
+                response = connection.getresponse()
+                data = response.read()
+                self._send(response.status, data, dict(response.getheaders()))
+            finally:
+                connection.close()
+
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                if name.lower() not in ("content-length", "connection", "date", "server", "transfer-encoding"):
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+def _body(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("MessageBody") or entry["Message"])
+
+
+def _read_json(target: str, body: bytes) -> Seen:
+    return Seen(target.partition(".")[2], json.loads(body).get("Entries", []))
+
+
+def _read_query(body: bytes) -> Seen:
+    fields = dict(parse_qsl(body.decode(), keep_blank_values=True))
+    entries: dict[str, dict[str, str]] = {}
+    for name, value in fields.items():
+        parts = name.split(".")
+        if parts[:2] == ["PublishBatchRequestEntries", "member"] and len(parts) == 4:
+            entries.setdefault(parts[2], {})[parts[3]] = value
+    return Seen(fields["Action"], list(entries.values()))
+
+
+def _write(answer: Refusal | Failures | Raw, seen: Seen, *, is_json: bool) -> tuple[int, bytes, Mapping[str, str]]:
+    if isinstance(answer, Raw):
+        return answer.status, answer.body, {"Content-Type": "text/html"}
+    write = _write_json if is_json else _write_xml
+    return write(answer, seen)
+
+
+def _write_json(answer: Refusal | Failures, seen: Seen) -> tuple[int, bytes, Mapping[str, str]]:
+    content_type = {"Content-Type": "application/x-amz-json-1.0"}
+    if isinstance(answer, Refusal):
+        error = {"__type": f"com.amazonaws.sqs#{answer.code}", "message": answer.message}
+        # SQS once had codes of its own, which the header still names.
+        headers = {"x-amzn-query-error": f"AWS.SimpleQueueService.{answer.code};Sender", **answer.headers}
+        return answer.status, json.dumps(error).encode(), {**content_type, **headers}
+    ids = [each["Id"] for each in seen.entries]
+    body = {
+        "Successful": [
+            {"Id": each, "MessageId": "m", "MD5OfMessageBody": "0"}
+            for place, each in enumerate(ids)
+            if place not in answer.entries
+        ],
+        "Failed": [
+            {"Id": ids[place], "Code": code, "Message": "the reason", "SenderFault": fault}
+            for place, (code, fault) in answer.entries.items()
+        ],
+    }
+    return 200, json.dumps(body).encode(), content_type
+
+
+def _write_xml(answer: Refusal | Failures, seen: Seen) -> tuple[int, bytes, Mapping[str, str]]:
+    namespace = 'xmlns="http://sns.amazonaws.com/doc/2010-03-31/"'
+    metadata = "<ResponseMetadata><RequestId>r</RequestId></ResponseMetadata>"
+    if isinstance(answer, Refusal):
+        text = (
+            f"<ErrorResponse {namespace}><Error><Type>Sender</Type><Code>{answer.code}</Code>"
+            f"<Message>{escape(answer.message)}</Message></Error><RequestId>r</RequestId></ErrorResponse>"
+        )
+        return answer.status, text.encode(), {"Content-Type": "text/xml", **answer.headers}
+    ids = [each["Id"] for each in seen.entries]
+    successful = "".join(
+        f"<member><Id>{each}</Id><MessageId>m</MessageId></member>"
+        for place, each in enumerate(ids)
+        if place not in answer.entries
+    )
+    failed = "".join(
+        f"<member><Id>{ids[place]}</Id><Code>{code}</Code><Message>the reason</Message>"
+        f"<SenderFault>{str(fault).lower()}</SenderFault></member>"
+        for place, (code, fault) in answer.entries.items()
+    )
+    text = (
+        f"<PublishBatchResponse {namespace}><PublishBatchResult><Successful>{successful}</Successful>"
+        f"<Failed>{failed}</Failed></PublishBatchResult>{metadata}</PublishBatchResponse>"
+    )
+    return 200, text.encode(), {"Content-Type": "text/xml"}
