@@ -1,0 +1,141 @@
+"""Publish a batch: hand its requests to the servers, and turn what came of them into outcomes."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+from django_outbox.messages import Message, Outcome, rejected, retry_later, set_aside, unanswered
+from django_outbox.publishers.http.availability import FIRST_WAIT, MIN_WAIT, Availability
+from django_outbox.publishers.http.batch import Batch
+from django_outbox.publishers.http.encoding import Encoder, Request
+from django_outbox.publishers.http.errors import Failure
+from django_outbox.publishers.http.lane import Job, Lane
+from django_outbox.publishers.http.responses import Response, Statuses
+from django_outbox.publishers.http.urls import Origin, Unsendable
+
+BEGIN_FACTOR = 1.25
+"""Requests are begun for that many times the timeout: after one that gets no response, another one shows whether the
+message or the server is to blame."""
+
+LATE = "it was not sent, because the messages before it took too long"
+
+
+class Sorting:
+    """The messages of one call of `publish`, by their index in the call.
+
+    Messages for a server that is unavailable are set aside, so that those for other servers are delivered. If all
+    servers of the publisher are unavailable, it is an outage, and they are unanswered.
+
+    Args:
+        messages: the batch.
+        lanes: the servers.
+        encoder: encodes the messages.
+        statuses: the outcomes of responses.
+        timeout: seconds that a request may take.
+    """
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        lanes: Mapping[Origin, Lane],
+        encoder: Encoder,
+        statuses: Statuses,
+        timeout: float,
+    ) -> None:
+        self._lanes = lanes
+        self._statuses = statuses
+        self._timeout = timeout
+        self._batch = Batch(len(messages), BEGIN_FACTOR * timeout)
+        self._requests: dict[int, Request] = {}
+        self._indexes: dict[Origin, list[int]] = {}
+        for index, message in enumerate(messages):
+            try:
+                request = encoder.encode(message)
+            except Unsendable as error:
+                text = f"HTTP cannot carry the message: {error}."
+                self._batch.results[index] = rejected(text, error_class="http.unsendable")
+            else:
+                self._requests[index] = request
+                self._indexes.setdefault(request.origin, []).append(index)
+
+    def publish(self) -> None:
+        """Send all messages; to a server that is suspended only one, and the others if that has a response."""
+        trials: dict[Origin, list[int]] = {}
+        first: dict[Origin, list[int]] = {}
+        for origin, indexes in self._indexes.items():
+            availability = self._lanes[origin].availability
+            if not availability.is_suspended:
+                first[origin] = indexes
+            elif availability.begin_trial():
+                trials[origin] = indexes
+        # By chance, so that a message that the server never responds to does not keep it suspended.
+        chosen = {origin: random.choice(indexes) for origin, indexes in trials.items()}  # noqa: S311
+        self._send(first, {origin: [index] for origin, index in chosen.items()})
+        for origin in trials:
+            self._lanes[origin].availability.end_trial()
+        self._send(
+            {
+                origin: [index for index in indexes if index != chosen[origin]]
+                for origin, indexes in trials.items()
+                if not self._lanes[origin].availability.is_suspended
+            },
+            {},
+        )
+
+    def result(self) -> list[Outcome]:
+        """Return an outcome for each message."""
+        responding = set()
+        for origin, indexes in self._indexes.items():
+            results = [self._batch.results[index] for index in indexes]
+            if any(isinstance(result, Response) and not self._statuses.is_busy(result) for result in results):
+                responding.add(origin)
+            else:
+                for result in results:
+                    if isinstance(result, Failure):
+                        self._lanes[origin].availability.suspend(result.error)
+                        break
+        all_suspended = all(lane.availability.is_suspended for lane in self._lanes.values())
+        return [
+            result if isinstance(result, Outcome) else self._outcome(index, responding, all_suspended=all_suspended)
+            for index, result in enumerate(self._batch.results)
+        ]
+
+    def _send(self, ordinary: Mapping[Origin, Sequence[int]], trials: Mapping[Origin, Sequence[int]]) -> None:
+        for indexes in (*ordinary.values(), *trials.values()):
+            self._batch.expect(indexes)
+        for some, is_trial in ((ordinary, False), (trials, True)):
+            for origin, indexes in some.items():
+                jobs = [Job(self._batch, index, self._requests[index], is_trial) for index in indexes]
+                self._lanes[origin].submit(jobs)
+        # One second for threads that are late.
+        self._batch.wait((BEGIN_FACTOR + 1) * self._timeout + 1)
+
+    def _outcome(self, index: int, responding: set[Origin], *, all_suspended: bool) -> Outcome:
+        """Return the outcome of a message that was sent, or not sent because of its server."""
+        result = self._batch.results[index]
+        origin = self._requests[index].origin
+        availability = self._lanes[origin].availability
+        if isinstance(result, Response):
+            return self._response_outcome(result, availability)
+        if isinstance(result, Failure) and origin in responding:
+            return _failure_outcome(origin, result)
+        if not availability.is_suspended:
+            return set_aside(LATE, MIN_WAIT, error_class="http.late")
+        reason = f"{origin}: {result.error if isinstance(result, Failure) else availability.reason}"
+        if all_suspended:
+            return unanswered(reason)
+        return set_aside(reason, availability.seconds_left, error_class="http.unavailable")
+
+    def _response_outcome(self, response: Response, availability: Availability) -> Outcome:
+        if not self._statuses.is_busy(response):
+            return self._statuses.outcome(response)
+        seconds = availability.seconds_left if response.retry_after is None else response.retry_after
+        text = f"the receiver responded {response.text}"
+        return set_aside(text, max(seconds, MIN_WAIT), error_class=f"http.{response.status}")
+
+
+def _failure_outcome(origin: Origin, failure: Failure) -> Outcome:
+    """Return the outcome of a message without a response, although others for the same server have one."""
+    error = f"{origin}: {failure.error}"
+    if failure.sent:
+        return retry_later(error, error_class=failure.error_class)
+    return set_aside(error, FIRST_WAIT, error_class=failure.error_class)

@@ -1,0 +1,304 @@
+"""The publisher for HTTP: requests, responses and signatures."""
+
+import base64
+import datetime
+import logging
+import socket
+import threading
+from email.utils import format_datetime
+from urllib.parse import unquote
+
+import pytest
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from django_outbox.messages import ACCEPTED, Verdict, set_aside
+from django_outbox.publishers.http import HTTPPublisher
+from tests.support.claimed import make_message
+from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
+
+pytest_plugins = ["tests.support.http_fixtures"]
+
+NEW, OLD, OTHER = (f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"noz")
+
+
+# Requests
+
+
+def test_the_parts_of_a_url_are_percent_encoded(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher = make_webhooks(receiver.url("/a/{topic}/{key}?type={type}&x=%20"))
+    message = make_message("a/b?c#d", type="größe & x", key="%41 {k}")
+    assert publisher.publish([message]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert call.path == "/a/a%2Fb%3Fc%23d/%2541%20%7Bk%7D?type=gr%C3%B6%C3%9Fe%20%26%20x&x=%20"
+
+
+def test_a_message_that_would_leave_the_path_is_rejected(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher = make_webhooks(receiver.url("/hooks/{key}/x"))
+    messages = [make_message(key=key) for key in ("..", ".", "", "...", "a..b")]
+    outcomes = publisher.publish(messages)
+    assert [outcome.verdict.value for outcome in outcomes] == ["rejected"] * 3 + ["accepted"] * 2
+    assert {outcome.error_class for outcome in outcomes[:3]} == {"http.unsendable"}
+    assert sorted(call.path for call in receiver.calls) == ["/hooks/.../x", "/hooks/a..b/x"]
+
+
+def test_the_first_pattern_that_matches_a_type_decides_the_url(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher = make_webhooks({"order.*": receiver.url("/orders"), "order.paid": receiver.url("/never")})
+    outcomes = publisher.publish([make_message(type="order.paid"), make_message(type="invoice.sent")])
+    assert outcomes[0] is ACCEPTED
+    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "http.unsendable")
+    assert "no pattern in the option url matches its type" in outcomes[1].error
+    assert [call.path for call in receiver.calls] == ["/orders"]
+
+
+def test_headers_describe_the_message(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher = make_webhooks(receiver.url(), headers={"Authorization": "Bearer s3cret", "tenant": "all"})
+    headers = {
+        "tenant": "acme",
+        "note": " 50 % für Größe ",
+        "tracestate": "a=1, b=2",
+        "n": {"a": [1]},
+        "Host": "evil.example.com",
+        "Content-Length": "0",
+        "webhook-id": "forged",
+        "outbox-type": "forged",
+    }
+    message = make_message("t", b'{"n": 1}', type="order.größe", key="k 1", headers=headers)
+    assert publisher.publish([message]) == [ACCEPTED]
+    (call,) = receiver.calls
+    sent = call.headers
+    assert (call.method, call.body) == ("POST", b'{"n": 1}')
+    assert sent["webhook-id"] == sent["outbox-message-id"] == message.message_id
+    assert (unquote(sent["outbox-type"]), sent["outbox-key"]) == ("order.größe", "k 1")
+    assert sent["outbox-occurred-at"] == "2026-01-02T03:04:05+00:00"
+    assert sent["content-type"] == "application/json"
+    assert (sent["authorization"], sent["tenant"]) == ("Bearer s3cret", "all")
+    assert (unquote(sent["note"]), sent["tracestate"], sent["n"]) == (" 50 % für Größe ", "a=1, b=2", '{"a":[1]}')
+    assert sent["host"] == f"127.0.0.1:{receiver.port}"
+    assert sent["content-length"] == "8"
+
+
+@pytest.mark.parametrize("value", ["a\r\nx-injected: 1", "a\0b", "a\nb", "\t", " ", "%0D%0A"])
+def test_a_header_cannot_inject_another_one(receiver: Receiver, make_webhooks: MakePublisher, value: str):
+    assert make_webhooks(receiver.url()).publish([make_message(headers={"note": value})]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert unquote(call.headers["note"]) == value
+    assert "x-injected" not in call.headers
+
+
+def test_connections_are_used_again(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher = make_webhooks(receiver.url(), concurrency=3)
+    for _ in range(5):
+        assert publisher.publish([make_message() for _ in range(20)]) == [ACCEPTED] * 20
+    assert len(receiver.calls) == 100
+    assert len({call.connection for call in receiver.calls}) <= 3
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_no_error(receiver: Receiver, make_webhooks: MakePublisher):
+    receiver.reply = lambda _call: Reply(200, {"connection": "close"})
+    publisher = make_webhooks(receiver.url(), concurrency=1)
+    for _ in range(5):
+        assert publisher.publish([make_message(), make_message()]) == [ACCEPTED] * 2
+
+
+def test_no_more_requests_than_concurrency_are_under_way(make_webhooks: MakePublisher):
+    barrier = threading.Barrier(4, timeout=20)
+    running: list[int] = []
+    seen: list[int] = []
+
+    def reply(_call: Call) -> Reply:
+        running.append(1)
+        barrier.wait()
+        seen.append(len(running))
+        barrier.wait()
+        running.pop()
+        return Reply()
+
+    with Receiver(reply) as receiver:
+        publisher = make_webhooks(receiver.url(), concurrency=4)
+        assert publisher.publish([make_message() for _ in range(12)]) == [ACCEPTED] * 12
+    assert max(seen) == 4
+
+
+# Signatures
+
+
+def test_a_receiver_verifies_the_signature_with_the_library_of_standard_webhooks(
+    receiver: Receiver, make_webhooks: MakePublisher
+):
+    payload = '{"total": 1.50, "name": "Größe 🦡"}'.encode()
+    assert make_webhooks(receiver.url(), secrets=NEW).publish([make_message(payload=payload)]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert Webhook(NEW).verify(call.body, call.headers) == {"total": 1.5, "name": "Größe 🦡"}
+    for body, headers in (
+        (call.body + b" ", call.headers),
+        (call.body, {**call.headers, "webhook-id": "another"}),
+        (call.body, {**call.headers, "webhook-timestamp": str(int(call.headers["webhook-timestamp"]) + 1)}),
+    ):
+        with pytest.raises(WebhookVerificationError):
+            Webhook(NEW).verify(body, headers)
+
+
+def test_the_receiver_may_know_any_of_several_secrets(receiver: Receiver, make_webhooks: MakePublisher):
+    assert make_webhooks(receiver.url(), secrets=[NEW, OLD]).publish([make_message()]) == [ACCEPTED]
+    (call,) = receiver.calls
+    for secret in (NEW, OLD):
+        assert Webhook(secret).verify(call.body, call.headers) == {}
+    with pytest.raises(WebhookVerificationError):
+        Webhook(OTHER).verify(call.body, call.headers)
+
+
+def test_without_secrets_there_is_an_id_but_no_signature(receiver: Receiver, make_webhooks: MakePublisher):
+    message = make_message()
+    assert make_webhooks(receiver.url()).publish([message]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert call.headers["webhook-id"] == message.message_id
+    assert "webhook-signature" not in call.headers
+
+
+# Responses
+
+VERDICTS = {
+    **dict.fromkeys((200, 201, 202, 204, 299), "accepted"),
+    **dict.fromkeys((400, 401, 403, 404, 405, 409, 410, 413, 422, 431, 451, 499), "rejected"),
+    **dict.fromkeys((300, 301, 302, 303, 304, 307, 308), "rejected"),
+    **dict.fromkeys((408, 425, 500, 501, 502, 504, 507, 599), "deferred"),
+}
+
+
+def test_the_status_decides_the_outcome(receiver: Receiver, make_webhooks: MakePublisher):
+    receiver.reply = lambda call: Reply(int(call.path[1:]))
+    publisher = make_webhooks(receiver.url("/{key}"))
+    for status, verdict in VERDICTS.items():
+        (outcome,) = publisher.publish([make_message(key=str(status))])
+        assert (status, outcome.verdict.value) == (status, verdict)
+        assert outcome.error_class == ("" if verdict == "accepted" else f"http.{status}")
+        assert outcome.counted
+        assert str(status) in outcome.error or verdict == "accepted"
+    assert publisher.publish([make_message(key="410")])[0].error == "the receiver responded 410 Gone"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_receiver_uses_up_no_attempt(receiver: Receiver, make_webhooks: MakePublisher, status: int):
+    receiver.reply = lambda _call: Reply(status)
+    (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
+    assert (outcome.verdict, outcome.counted, outcome.error_class) == (Verdict.DEFERRED, False, f"http.{status}")
+    assert outcome.retry_after is not None
+    assert 0.1 <= outcome.retry_after <= 1.0
+
+
+def test_statuses_are_rejected_or_retried_by_option(receiver: Receiver, make_webhooks: MakePublisher):
+    receiver.reply = lambda call: Reply(int(call.path[1:]))
+    publisher = make_webhooks(receiver.url("/{key}"), reject=[500, 503], retry=[404, 429])
+    outcomes = publisher.publish([make_message(key=key) for key in ("500", "503", "404", "429")])
+    assert [outcome.verdict.value for outcome in outcomes] == ["rejected", "rejected", "deferred", "deferred"]
+    assert all(outcome.counted for outcome in outcomes)
+
+
+def test_a_redirect_is_not_followed_and_names_the_host_only(receiver: Receiver, make_webhooks: MakePublisher):
+    receiver.reply = lambda _call: Reply(307, {"location": f"{receiver.url('/s3cret', host='localhost')}?t=s3cret"})
+    (outcome,) = make_webhooks(receiver.url("/from")).publish([make_message()])
+    assert outcome.verdict is Verdict.REJECTED
+    assert "a redirect to the host 'localhost'" in outcome.error
+    assert "s3cret" not in outcome.error
+    assert [call.path for call in receiver.calls] == ["/from"]
+
+
+IN_A_MINUTE = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("header", "bounds"),
+    [
+        ("7", (7, 7)),
+        ("99999999999999999999", (86_400, 86_400)),
+        ("date", (0, 60)),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", (0, 0)),
+    ],
+)
+def test_the_receiver_says_when_to_try_again(
+    receiver: Receiver, make_webhooks: MakePublisher, header: str, bounds: tuple[float, float]
+):
+    value = format_datetime(IN_A_MINUTE, usegmt=True) if header == "date" else header
+    receiver.reply = lambda _call: Reply(500, {"Retry-After": value})
+    (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
+    assert outcome.verdict is Verdict.DEFERRED
+    assert outcome.retry_after is not None
+    assert bounds[0] <= outcome.retry_after <= bounds[1]
+
+
+@pytest.mark.parametrize("header", ["soon", "-5", "", "1.5", "Wed, 99 Oct 2015 07:28:00 GMT"])
+def test_a_retry_after_that_cannot_be_read_is_ignored(receiver: Receiver, make_webhooks: MakePublisher, header: str):
+    receiver.reply = lambda _call: Reply(500, {"Retry-After": header})
+    (outcome,) = make_webhooks(receiver.url()).publish([make_message()])
+    assert (outcome.verdict, outcome.retry_after) == (Verdict.DEFERRED, None)
+
+
+def test_a_receiver_that_asks_to_wait_gets_no_further_request_meanwhile(
+    receiver: Receiver, make_webhooks: MakePublisher
+):
+    receiver.reply = lambda _call: Reply(429, {"Retry-After": "60"})
+    publisher = make_webhooks(receiver.url(), concurrency=1)
+    outcomes = publisher.publish([make_message() for _ in range(3)])
+    assert outcomes[0] == set_aside("the receiver responded 429 Too Many Requests", 60.0, error_class="http.429")
+    assert [outcome.verdict for outcome in outcomes[1:]] == [Verdict.UNANSWERED] * 2
+    assert "429 Too Many Requests" in publisher.prepare()
+    assert publisher.publish([make_message()])[0].verdict is Verdict.UNANSWERED
+    assert len(receiver.calls) == 1
+
+
+def test_a_large_response_is_not_read_to_its_end(receiver: Receiver, make_webhooks: MakePublisher):
+    receiver.reply = lambda _call: Reply(200, {"content-length": str(10**12)}, b"x" * 1_000_000)
+    publisher = make_webhooks(receiver.url(), timeout=10)
+    assert publisher.publish([make_message(), make_message()]) == [ACCEPTED] * 2
+
+
+def test_nothing_of_request_and_response_is_shown(
+    receiver: Receiver, make_webhooks: MakePublisher, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG, "django_outbox")
+    receiver.reply = lambda _call: Reply(400, {"x-token": "s3cret"}, b"s3cret")
+    publisher = make_webhooks(receiver.url("/s3cret?token=s3cret"), secrets=NEW, headers={"authorization": "s3cret"})
+    (outcome,) = publisher.publish([make_message(payload=b'"s3cret"', headers={"n": "s3cret"})])
+    shown = f"{outcome} {publisher.describe()} {publisher.check()} {caplog.text}"
+    assert "s3cret" not in shown
+    assert NEW not in shown
+    assert publisher.describe() == f"HTTP POST to http://127.0.0.1:{receiver.port}"
+
+
+# Responses that are none
+
+
+def serve_bytes(data: bytes) -> tuple[socket.socket, int]:
+    """Serve one connection that gets these bytes whatever it sends, and is closed then."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(data)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener, listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH\r\n", b"", b"HTTP/1.1 200", b"HTTP/1.1 99999 OK\r\n\r\n"])
+def test_what_is_not_http_is_an_outage(make_webhooks: MakePublisher, data: bytes):
+    listener, port = serve_bytes(data)
+    with listener:
+        (outcome,) = make_webhooks(f"http://127.0.0.1:{port}/", timeout=5).publish([make_message()])
+    assert outcome.verdict is Verdict.UNANSWERED
+    assert outcome.error == f"http://127.0.0.1:{port}: the connection was lost, or the response is not HTTP"
+
+
+def test_a_lost_connection_after_the_status_does_not_take_the_response_back(make_webhooks: MakePublisher):
+    listener, port = serve_bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+    with listener:
+        assert make_webhooks(f"http://127.0.0.1:{port}/").publish([make_message()]) == [ACCEPTED]
+
+
+def test_a_lone_surrogate_is_rejected(receiver: Receiver, make_webhooks: MakePublisher):
+    publisher: HTTPPublisher = make_webhooks(receiver.url("/{key}"))
+    for message in (make_message(key="\ud800"), make_message(key="k", headers={"n": "\ud800"})):
+        (outcome,) = publisher.publish([message])
+        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "http.unsendable")

@@ -1,0 +1,175 @@
+"""The options of the publisher for HTTP, including TLS and HTTP/2."""
+
+import base64
+import ssl
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.publishers.http import HTTPPublisher
+from tests.support.certificates import make_certificate
+from tests.support.claimed import make_message
+from tests.support.http2_receiver import Http2Receiver
+from tests.support.http_receiver import MakePublisher, Receiver
+
+pytest_plugins = ["tests.support.http_fixtures"]
+
+URL = "https://shop.example.com/s3cret"
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A certificate for 127.0.0.1 with its key, and one for another host."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name, address in (("server", "IP:127.0.0.1"), ("stranger", "IP:127.0.0.2")):
+        make_certificate(folder, name, address)
+    return {path.name: str(path) for path in folder.iterdir()}
+
+
+def server_context(certificates: dict[str, str], *, clients: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=clients)
+    if clients:
+        context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificates["server.pem"], certificates["server.key"])
+    return context
+
+
+def test_a_certificate_that_is_not_trusted_is_refused(make_webhooks: MakePublisher, certificates: dict[str, str]):
+    with Receiver(context=server_context(certificates)) as receiver:
+        url = receiver.url(scheme="https")
+        assert make_webhooks(url, ssl={"cafile": certificates["server.pem"]}).publish([make_message()]) == [ACCEPTED]
+        for untrusting in ({"cafile": certificates["stranger.pem"]}, None):
+            (outcome,) = make_webhooks(url, ssl=untrusting).publish([make_message()])
+            assert outcome.verdict is Verdict.UNANSWERED
+            assert "the receiver's TLS certificate is refused: self-signed certificate" in outcome.error
+            assert "check cafile in the option ssl" in outcome.error
+
+
+def test_a_client_certificate_is_presented(make_webhooks: MakePublisher, certificates: dict[str, str]):
+    trust = {"cafile": certificates["server.pem"]}
+    own = {"certfile": certificates["stranger.pem"], "keyfile": certificates["stranger.key"]}
+    context = server_context(certificates, clients=certificates["stranger.pem"])
+    with Receiver(context=context) as receiver:
+        url = receiver.url(scheme="https")
+        (outcome,) = make_webhooks(url, ssl=trust).publish([make_message()])
+        assert outcome.verdict is Verdict.UNANSWERED
+        assert make_webhooks(url, ssl={**trust, **own}).publish([make_message()]) == [ACCEPTED]
+
+
+def test_a_server_without_tls_is_named(receiver: Receiver, make_webhooks: MakePublisher):
+    (outcome,) = make_webhooks(receiver.url(scheme="https")).publish([make_message()])
+    assert outcome.verdict is Verdict.UNANSWERED
+    assert "check scheme and port in url" in outcome.error
+
+
+def test_http2_sends_many_requests_over_each_connection(make_webhooks: MakePublisher, certificates: dict[str, str]):
+    with Http2Receiver(server_context(certificates)) as receiver:
+        url, trust = f"https://127.0.0.1:{receiver.port}/", {"cafile": certificates["server.pem"]}
+        publisher = make_webhooks(url, ssl=trust, http2=True, concurrency=8)
+        batch = [make_message(payload=str(n).encode() * 1000) for n in range(50)]
+        assert publisher.publish(batch) == [ACCEPTED] * 50
+        assert sorted(receiver.bodies) == sorted(message.payload for message in batch)
+        assert receiver.connections <= 8
+
+
+def test_a_server_without_http2_gets_http1(make_webhooks: MakePublisher, certificates: dict[str, str]):
+    with Receiver(context=server_context(certificates)) as receiver:
+        trust = {"cafile": certificates["server.pem"]}
+        publisher = make_webhooks(receiver.url(scheme="https"), ssl=trust, http2=True, concurrency=4)
+        assert publisher.publish([make_message() for _ in range(20)]) == [ACCEPTED] * 20
+
+
+# Options
+
+
+def secret_of(length: int) -> str:
+    return f"whsec_{base64.b64encode(b's' * length).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"url": ""}, 'url is missing; set it to a string like "https://shop.example.com/hooks/{type}"'),
+        ({"url": None}, "url is missing"),
+        ({"url": {}}, "url must be a string like"),
+        ({"url": {"": URL}}, "url must be a string like"),
+        ({"url": {"order.*": ""}}, "url is missing"),
+        ({"url": "ftp://shop.example.com/s3cret"}, "url cannot be read"),
+        ({"url": "shop.example.com/s3cret"}, "url cannot be read"),
+        ({"url": "https:///s3cret"}, "url cannot be read"),
+        ({"url": "https://shop.example.com:0/s3cret"}, "url cannot be read"),
+        ({"url": "https://shop.example.com:99999/s3cret"}, "url cannot be read"),
+        ({"url": "https://[::1/s3cret"}, "url cannot be read"),
+        ({"url": "https://shop.example.com/s3cret#part"}, "without a fragment"),
+        ({"url": "https://shop.example.com/s3cret\r\nx: y"}, "url cannot be read"),
+        ({"url": "https://user:s3cret@shop.example.com/"}, "url contains a user or a password"),
+        ({"url": "https://{key}.example.com/"}, "url has a placeholder in its host"),
+        ({"url": "https://größe.example.com/s3cret"}, "a host that is not ASCII; write its name as in DNS"),
+        ({"url": "https://shop.example.com/s3cret/{id}"}, "it may have {topic}, {type} and {key}"),
+        ({"url": "https://shop.example.com/s3cret/{"}, "it may have {topic}, {type} and {key}"),
+        ({"url": "https://shop.example.com/s3cret/{key!r}"}, "it may have {topic}, {type} and {key}"),
+        ({"url": "https://shop.example.com/a b"}, "must be percent-encoded, such as a space as %20"),
+        ({"url": "https://shop.example.com/ä"}, "must be percent-encoded"),
+        ({"secrets": 5}, "secrets must be a string like 'whsec_...', or a list of such strings"),
+        ({"secrets": "s3cret"}, "secret 1 in secrets cannot be read"),
+        ({"secrets": [secret_of(24), "whsec_s3cret!"]}, "secret 2 in secrets cannot be read"),
+        ({"secrets": secret_of(23)}, "24 to 64 random bytes in base64"),
+        ({"secrets": secret_of(65)}, "24 to 64 random bytes in base64"),
+        ({"secrets": [None]}, "secret 1 in secrets cannot be read"),
+        ({"headers": ["a"]}, "headers must be a dict of strings"),
+        ({"headers": {"a b": "s3cret"}}, "'a b' is not a valid name of an HTTP header"),
+        ({"headers": {"x": "s3cret\r\n"}}, "the value of 'x' (it is not shown) must be printable ASCII"),
+        ({"headers": {"x": "s3crét"}}, "the value of 'x' (it is not shown) must be printable ASCII"),
+        ({"headers": {"x": " s3cret"}}, "without spaces at its ends"),
+        ({"headers": {"x": 5}}, "must be printable ASCII"),
+        ({"headers": {"Content-Type": "text/plain"}}, "headers must not set Content-Type"),
+        ({"headers": {"Webhook-Signature": "s3cret"}}, "headers must not set Webhook-Signature"),
+        ({"headers": {"transfer-encoding": "chunked"}}, "headers must not set transfer-encoding"),
+        ({"timeout": 0}, "timeout is 0; it must be a number of seconds above 0, at most a day"),
+        ({"connect_timeout": "5"}, "connect_timeout is '5'"),
+        ({"concurrency": 0}, "concurrency is 0; it must be a whole number from 1 to 200"),
+        ({"concurrency": 201}, "concurrency is 201"),
+        ({"http2": 1}, "http2 is 1; it must be True or False"),
+        ({"allow_private_addresses": "yes"}, "allow_private_addresses is 'yes'"),
+        ({"ssl": {"ca": "x"}}, "ssl must be a dict with any of the keys cafile, certfile, keyfile"),
+        ({"url": "http://shop.example.com", "ssl": {}}, "ssl is set, but url is without TLS"),
+        ({"reject": 404}, "reject is 404; it must be a list of different statuses from 400 to 599"),
+        ({"reject": [200]}, "reject is [200]"),
+        ({"retry": [600]}, "retry is [600]"),
+        ({"retry": [404, 404]}, "retry is [404, 404]"),
+        ({"retry": [True]}, "retry is [True]"),
+        ({"retry": [404], "reject": [404]}, "reject and retry both contain 404"),
+        ({"format": "json"}, "format is 'json'; it must be one of 'plain', 'cloudevents', 'cloudevents-structured'"),
+        ({"format": "cloudevents"}, "source is ''; CloudEvents need one"),
+        ({"source": "/shop"}, "source is set, but format is 'plain'"),
+    ],
+)
+def test_a_mistake_in_the_options_names_the_remedy_and_no_secret(options: dict[str, Any], remedy: str):
+    with pytest.raises(ImproperlyConfigured) as error:
+        HTTPPublisher("shop", **{"url": URL, **options})
+    assert remedy in str(error.value)
+    assert "s3cret" not in str(error.value)
+    assert "whsec_c3" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "described"),
+    [
+        ("https://shop.example.com/hooks?token=s3cret", "https://shop.example.com"),
+        ("https://shop.example.com:443", "https://shop.example.com"),
+        ("http://shop.example.com:8080/{type}", "http://shop.example.com:8080"),
+        ("http://[2001:DB8::1]:8080/", "http://[2001:db8::1]:8080"),
+        (
+            {"a": "https://a.example.com/1", "b": "https://a.example.com/2", "*": "https://b.example.com/"},
+            "https://a.example.com, https://b.example.com",
+        ),
+    ],
+    ids=["query", "port", "http", "IPv6", "several"],
+)
+def test_the_servers_are_described(url: Any, described: str):
+    assert HTTPPublisher("shop", url=url).describe() == f"HTTP POST to {described}"
