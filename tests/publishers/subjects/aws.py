@@ -1,0 +1,130 @@
+"""The publishers for Amazon SQS and Amazon SNS; `tests.support.aws_server` stands for AWS."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from django_outbox.messages import Message
+from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
+from django_outbox.publishers.aws.publisher import AWSPublisher
+from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
+from tests.support.aws_server import CREDENTIALS, REGION, address, client
+from tests.support.claimed import make_message
+from tests.support.proxies import Proxies
+
+ATTRIBUTE_BYTES = 512
+"""More than the attributes of a message without headers take."""
+
+
+class AWSSubject(BrokerSubject):
+    """A queue from which what arrived is read, and a proxy to AWS."""
+
+    fifo = False
+    # Requests are in flight together.
+    order = False
+    # For each message, moto looks at all others in the queue.
+    many = 100
+
+    def __init__(self) -> None:
+        super().__init__()
+        suffix = ".fifo" if self.fifo else ""
+        self.topic = unique_name() + suffix
+        self._client = client("sqs")
+        self._queue_url = self._client.create_queue(
+            QueueName=self.topic, Attributes={"FifoQueue": "true"} if self.fifo else {}
+        )["QueueUrl"]
+        self._proxies = Proxies().__enter__()
+        self._proxy = self._proxies.open(address()[1])
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        return {
+            "region": REGION,
+            "endpoint_url": f"http://127.0.0.1:{self._proxy.port}",
+            "session": CREDENTIALS,
+            **options,
+        }
+
+    def make(self, **options: Any) -> AWSPublisher:
+        return SQSPublisher("default", queue="{topic}", **self.options(**options))
+
+    def with_secret(self) -> AWSPublisher:
+        return self.make(session={**CREDENTIALS, "aws_secret_access_key": self.secret}, timeout=2.0)
+
+    def received(self) -> Sequence[Received]:
+        found: list[Received] = []
+        while messages := self._receive():
+            found += map(_read, messages)
+            self._client.delete_message_batch(
+                QueueUrl=self._queue_url,
+                Entries=[
+                    {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]} for number, each in enumerate(messages)
+                ],
+            )
+        return found
+
+    def _receive(self) -> Sequence[Any]:
+        response = self._client.receive_message(
+            QueueUrl=self._queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=0, MessageAttributeNames=["All"]
+        )
+        messages: Sequence[Any] = response.get("Messages", [])
+        return messages
+
+    def go_down(self) -> None:
+        self._proxy.go_down()
+
+    def come_back(self) -> None:
+        self._proxy.come_back()
+
+    def poison(self) -> Message:
+        return make_message(self.topic, '"\uffff"'.encode())
+
+    def close(self) -> None:
+        super().close()
+        self._proxies.__exit__()
+        self._client.delete_queue(QueueUrl=self._queue_url)
+
+
+class SQSSubject(AWSSubject):
+    largest = 1024 * 1024 - ATTRIBUTE_BYTES
+
+
+class FIFOSubject(SQSSubject):
+    fifo = True
+
+
+class SNSSubject(AWSSubject):
+    """A topic to which the queue is subscribed."""
+
+    largest = 256 * 1024 - ATTRIBUTE_BYTES
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sns = client("sns")
+        self.arn = self._sns.create_topic(Name=self.topic)["TopicArn"]
+        attributes = self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
+        self._sns.subscribe(
+            TopicArn=self.arn,
+            Protocol="sqs",
+            Endpoint=attributes["Attributes"]["QueueArn"],
+            Attributes={"RawMessageDelivery": "true"},
+        )
+
+    def make(self, **options: Any) -> AWSPublisher:
+        prefix = self.arn.rpartition(":")[0]
+        return SNSPublisher("default", topic_arn=f"{prefix}:{{topic}}", **self.options(**options))
+
+    def close(self) -> None:
+        self._sns.delete_topic(TopicArn=self.arn)
+        super().close()
+
+
+def _read(message: Any) -> Received:
+    attributes = {name: each["StringValue"] for name, each in message["MessageAttributes"].items()}
+    headers = json.loads(attributes.pop("outbox-headers", "{}"))
+    return Received(
+        attributes["outbox-message-id"],
+        message["Body"].encode(),
+        attributes["outbox-type"],
+        attributes.get("outbox-key", ""),
+        headers,
+    )

@@ -1,0 +1,56 @@
+"""The publisher for NATS JetStream."""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from django_outbox.messages import Message
+from django_outbox.publishers.nats import JetStreamPublisher
+from tests.publishers.subjects.base import BrokerSubject, Received
+from tests.support.claimed import make_message
+from tests.support.nats_tools import Nats, Stored, nats_url
+from tests.support.proxies import Proxies
+
+
+class JetStreamSubject(BrokerSubject):
+    # `max_payload` is 1 MiB by default, headers included.
+    largest = 1024 * 1024 - 1024
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nats = Nats()
+        self.topic = self._nats.stream()
+        self._proxies = Proxies().__enter__()
+        self._proxy = self._proxies.open(urlsplit(str(settings.NATS_URL)).port or 4222)
+
+    def make(self, **options: Any) -> JetStreamPublisher:
+        return JetStreamPublisher("default", servers=nats_url(port=self._proxy.port), **options)
+
+    def with_secret(self) -> JetStreamPublisher:
+        return JetStreamPublisher("default", servers=nats_url(port=self._proxy.port, login=f"outbox:{self.secret}"))
+
+    def received(self) -> Sequence[Received]:
+        return [_read(each) for each in self._nats.take(self.topic)]
+
+    def go_down(self) -> None:
+        self._proxy.go_down()
+
+    def come_back(self) -> None:
+        self._proxy.come_back()
+
+    def poison(self) -> Message:
+        return make_message(self.topic, b"2", headers={"tenant": "a\r\nb"})
+
+    def close(self) -> None:
+        super().close()
+        self._proxies.__exit__()
+        self._nats.__exit__()
+
+
+def _read(stored: Stored) -> Received:
+    headers = stored.headers
+    return Received(
+        headers["outbox-message-id"], stored.data, headers["outbox-type"], headers.get("outbox-key", ""), headers
+    )
