@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.publishers.options import require_number
+
 __all__ = ["Consumer", "Incoming", "Unavailable"]
 
 UNKNOWN_TYPES = ("store", "drop", "reject")
@@ -33,6 +35,8 @@ class Incoming(NamedTuple):
         encoding: the content encoding, such as `gzip`; blank if there is none.
         sent_at: when it was sent, if the sender states that.
         problem: why the message cannot be read; blank if it can.
+        position: where the broker keeps it, such as its partition and offset: the same whenever it is delivered, and
+            no other message's. Blank if the broker does not tell.
     """
 
     tag: int
@@ -45,6 +49,7 @@ class Incoming(NamedTuple):
     encoding: str = ""
     sent_at: datetime.datetime | None = None
     problem: str = ""
+    position: str = ""
 
 
 class Consumer(abc.ABC):
@@ -63,7 +68,8 @@ class Consumer(abc.ABC):
             `reject` it to the broker's dead letters.
         invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
             it as a failed message, or `reject` it to the broker's dead letters.
-        id_source: what identifies a message without an ID: `body`, or `header:NAME`.
+        id_source: what identifies a message without an ID: its `position`, its `body`, or `header:NAME`. RabbitMQ
+            tells no position; the body takes its place.
         remember: whether to record the IDs of stored messages apart from the messages, for
             `OUTBOX["INBOX_RETENTION"]`: then a message that comes again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
@@ -82,7 +88,7 @@ class Consumer(abc.ABC):
         publisher: str = "handlers",
         unknown_types: Literal["store", "drop", "reject"] = "store",
         invalid: Literal["store", "reject"] = "store",
-        id_source: str = "body",
+        id_source: str = "position",
         remember: bool = False,
         max_backlog: int = 100_000,
         batch_size: int = 1000,
@@ -100,11 +106,11 @@ class Consumer(abc.ABC):
         _require_text("publisher", publisher, ".+", "the alias of a publisher")
         _require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
         _require_choice("invalid", invalid, INVALID)
-        _require_text("id_source", id_source, "body|header:.+", "'body' or 'header:NAME'")
+        _require_text("id_source", id_source, "position|body|header:.+", "'position', 'body' or 'header:NAME'")
         _require_choice("remember", remember, (True, False))
-        _require_number("max_backlog", max_backlog, 10**9)
-        _require_number("batch_size", batch_size, MAX_BATCH_SIZE)
-        _require_number("batch_bytes", batch_bytes, 2**30)
+        require_number("max_backlog", max_backlog, 1, 10**9)
+        require_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
+        require_number("batch_bytes", batch_bytes, 1, 2**30)
 
     @property
     @abc.abstractmethod
@@ -132,13 +138,13 @@ class Consumer(abc.ABC):
         """Tell the broker that messages are done with. It does not wait, and a connection that has ended is no error.
 
         Args:
-            batch: all messages of one call of `receive`.
+            batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
             rejected: the tags of those that go to the broker's dead letters.
         """
 
     @abc.abstractmethod
     def pause(self) -> None:
-        """Let the broker deliver nothing more. What it has delivered can still be received."""
+        """Let the broker deliver nothing more. What it has delivered can still be received, or comes again."""
 
     @abc.abstractmethod
     def resume(self) -> None:
@@ -168,8 +174,3 @@ def _require_choice(option: str, value: object, choices: Sequence[object]) -> No
 def _require_text(option: str, value: object, pattern: str, description: str) -> None:
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be {description}.")
-
-
-def _require_number(option: str, value: object, highest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a whole number from 1 to {highest:,}.")

@@ -20,7 +20,7 @@ from django_outbox.inbox.base import Consumer, Incoming
 from django_outbox.inbox.ids import derive_uuid, read_uuid
 from django_outbox.messages import MAX_ERROR_LENGTH
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
-from django_outbox.stores import Store
+from django_outbox.stores import NewRow, Store
 
 INVALID_TYPE = "inbox.invalid"
 """The type of a failed message that stands for one that could not be stored as it came, and its error class."""
@@ -76,8 +76,8 @@ class Content:
             message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
         return message
 
-    def to_row(self, store: Store) -> dict[str, Any]:
-        """Return it as `Store.insert_json` takes it."""
+    def to_row(self, store: Store) -> NewRow:
+        """Return it as `Store.insert_rows` takes it."""
         time = self.occurred_at
         return {
             "message_id": self.message_id.hex,
@@ -87,7 +87,7 @@ class Content:
             "partition": partition_of(self.key),
             "payload": encode(self.payload),
             "headers": encode(self.headers),
-            "occurred_at": time and str(store.connection.ops.adapt_datetimefield_value(time)),
+            "occurred_at": None if time is None else str(store.connection.ops.adapt_datetimefield_value(time)),
         }
 
 
@@ -108,12 +108,15 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
     if incoming.message_id:
         found = read_uuid(incoming.message_id)
         return found or derive_uuid(_bytes(consumer.alias), b"id", _bytes(incoming.message_id))
-    name = consumer.id_source.removeprefix("header:")
-    if consumer.id_source != "body" and (value := incoming.headers.get(name)) is not None:
+    source, _, name = consumer.id_source.partition(":")
+    if source == "header" and (value := incoming.headers.get(name)) is not None:
         text = _text(value)
         return read_uuid(text) or derive_uuid(_bytes(consumer.alias), b"header", _bytes(text))
+    # A header that is missing must not make different messages equal.
+    position = "" if source == "body" else incoming.position
     sent_at = "" if incoming.sent_at is None else incoming.sent_at.isoformat()
-    parts = (incoming.type, incoming.topic, incoming.key, sent_at)
+    # With the content, because positions begin again in a stream that was deleted and created anew.
+    parts = (position, incoming.type, incoming.topic, incoming.key, sent_at)
     return derive_uuid(_bytes(consumer.alias), b"body", *map(_bytes, parts), incoming.body)
 
 

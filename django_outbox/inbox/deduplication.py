@@ -8,7 +8,7 @@ from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
-from django_outbox.db.transactions import in_transaction
+from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox.ids import id_of
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
@@ -83,8 +83,8 @@ def _check_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
     using = connection.alias
     raise TransactionRequired(
         f"{function}() needs an open transaction on the database {using!r}, so that the record and the work are saved "
-        f"together or not at all. Put both inside `with transaction.atomic(using={using!r}):`; in async code, in a "
-        f"function that you call with `await sync_to_async(function)()`."
+        f"together or not at all.{hint_elsewhere()} Put both inside `with transaction.atomic(using={using!r}):`; "
+        f"in async code, in a function that you call with `await sync_to_async(function)()`."
     )
 
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from django.db import connections, router
@@ -15,11 +15,13 @@ from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.registry import make_consumers
+from django_outbox.inbox.reports import InboxReporter
 from django_outbox.inbox.retention import purge
 from django_outbox.inbox.shared import LIMITS, Limits, Shared, Tally
 from django_outbox.inbox.storing import TypeFilter
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
+from django_outbox.relay.heartbeats import reporting
 from django_outbox.relay.outages import Outage
 from django_outbox.restarting import restart_on_crash
 from django_outbox.threads import Threads, own_connection
@@ -84,7 +86,7 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.run()")
-        with announcing(self._shared, self.consumers), self._purging():
+        with announcing(self._shared, self.consumers), self._reporting("run"), self._purging():
             return self._in_threads(self._keep_reading)
 
     def drain(self) -> Tally:
@@ -96,7 +98,8 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.drain()")
-        return self._in_threads(lambda consumer: Reader(consumer, self._shared).drain())
+        with self._reporting("drain"):
+            return self._in_threads(lambda consumer: Reader(consumer, self._shared).drain())
 
     def read_once(self) -> Tally:
         """Read one batch of each consumer.
@@ -107,11 +110,15 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.read_once()")
-        return self._in_threads(lambda consumer: Reader(consumer, self._shared).read_once())
+        with self._reporting("once"):
+            return self._in_threads(lambda consumer: Reader(consumer, self._shared).read_once())
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
         self._shared.stopping = True
+
+    def _reporting(self, mode: str) -> AbstractContextManager[None]:
+        return reporting(InboxReporter(self._shared, self.consumers, mode), self._shared.limits.report_patience)
 
     def _keep_reading(self, consumer: Consumer) -> None:
         shared, subject = self._shared, f"Consumer {consumer.alias!r}: its reader"

@@ -9,7 +9,7 @@ from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.backlog import Backlog
 from django_outbox.inbox.base import Consumer, Incoming, Unavailable
-from django_outbox.inbox.shared import Shared
+from django_outbox.inbox.shared import Shared, name_consumer
 from django_outbox.inbox.storing import Stored, Storing
 from django_outbox.logs import logger
 from django_outbox.stores.schema import require_schema
@@ -34,7 +34,7 @@ class Reader:
         self._consumer = consumer
         self._shared = shared
         self._limits = shared.limits
-        self._name = f"Consumer {consumer.alias!r}"
+        self._name = name_consumer(consumer.alias)
         self._database = f"Database {shared.using!r}"
         self._storing = Storing(consumer, shared.using, shared.is_known_type)
         self._backlog = Backlog(shared.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
@@ -98,14 +98,17 @@ class Reader:
         batch = self._consumer.receive(self._limits.receive_time)
         if not batch:
             return
-        self._shared.begin()
+        allowed = self._shared.begin(len(batch))
+        allowed_batch, settled = batch[:allowed], None
         try:
-            stored = self._store(batch, patience)
+            if allowed_batch and (stored := self._store(allowed_batch, patience)) is not None:
+                self._consumer.settle(allowed_batch, stored.rejected)
+                settled = stored
         finally:
-            self._shared.end()
-        if stored is not None:
-            self._consumer.settle(batch, stored.rejected)
-            self._shared.count(self._consumer.alias, len(batch), stored)
+            self._shared.end(self._consumer.alias, allowed, settled)
+        if allowed < len(batch):
+            # The broker has the others back; later ones must not be settled before them.
+            self._close()
 
     def _store(self, batch: list[Incoming], patience: int | None) -> Stored | None:
         """Store a batch; return None if the inbox stops before that was possible."""
@@ -147,6 +150,7 @@ class Reader:
         self._consumer.open()
         self._is_open = True
         self._is_paused = False
+        self._shared.set_paused(self._consumer.alias, False)
         self._broker_outages = 0
         self._shared.outages.end(self._name)
 
@@ -168,7 +172,7 @@ class Reader:
             )
             self._consumer.pause()
         else:
-            logger.warning("%s resumes: publisher %r has delivered half of its backlog.", self._name, publisher)
+            logger.warning("%s resumes: publisher %r has half of its maximum backlog left.", self._name, publisher)
             self._consumer.resume()
         self._is_paused = wanted
         self._shared.set_paused(self._consumer.alias, wanted)

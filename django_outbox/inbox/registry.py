@@ -7,6 +7,7 @@ from django.utils.module_loading import import_string
 
 from django_outbox.conf import ConsumerConfig, SettingsProblem, get_settings
 from django_outbox.inbox.base import Consumer
+from django_outbox.publishers.registry import import_hint
 
 EXAMPLE = (
     'For example: "CONSUMERS": {"billing": {"BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer", '
@@ -47,8 +48,7 @@ def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[st
         raise SettingsProblem(
             "E036",
             f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
-            "Correct the dotted path, or install the driver. For RabbitMQ: "
-            'pip install "django-transactional-outbox[rabbitmq]".',
+            import_hint(config.backend),
         ) from error
     if not (isinstance(backend, type) and issubclass(backend, Consumer)):
         raise SettingsProblem(

@@ -1,5 +1,6 @@
 """What the readers of an inbox share, and its waits and limits."""
 
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from django_outbox.backoff import Backoff
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.storing import Stored, TypeFilter
-from django_outbox.relay.outages import Outages
+from django_outbox.relay.outages import Outage, Outages
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Limits:
         announce_interval: time between two log lines of an inbox about its work.
         purge_interval: time between two purges of the records of `once`.
         stop_delay: how long a waiting reader may take to notice that the inbox is stopping.
+        report_pace: factor of the interval between two reports, which depends on the database.
+        report_patience: how long an inbox that ends waits for its last report.
     """
 
     broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
@@ -39,6 +42,8 @@ class Limits:
     announce_interval: float = 60.0
     purge_interval: float = 60.0
     stop_delay: float = 0.1
+    report_pace: float = 1.0
+    report_patience: float = 0.5
 
 
 LIMITS = Limits()
@@ -101,7 +106,8 @@ class Shared:
         self.stopping = False
         self.outages = Outages()
         self.open_batches = 0
-        self._max_messages = max_messages
+        self._max_messages = sys.maxsize if max_messages is None else max_messages
+        self._in_hand = 0
         self._tallies = {alias: Tally() for alias in aliases}
         self._paused: set[str] = set()
         self._lock = threading.Lock()
@@ -122,28 +128,35 @@ class Shared:
         """Return the counts of one consumer."""
         return self._tallies[alias]
 
+    def outage_of(self, alias: str) -> Outage | None:
+        """Return the outage of a consumer's broker; None if it is available."""
+        subject = name_consumer(alias)
+        return next((outage for outage in self.outages.current if outage.subject == subject), None)
+
     def is_done(self) -> bool:
         """Return whether no further batch may begin."""
-        limit = self._max_messages
-        return self.stopping or (limit is not None and self.tally.received >= limit)
-
-    def begin(self) -> None:
-        """Note that a reader has a batch in hand."""
         with self._lock:
-            self.open_batches += 1
+            return self.stopping or self._left() == 0
 
-    def end(self) -> None:
-        """Note that a reader has a batch in hand no more."""
+    def begin(self, messages: int) -> int:
+        """Begin a batch, and return how many of its messages may be stored: `max_messages` may allow fewer."""
+        with self._lock:
+            allowed = min(messages, self._left())
+            self.open_batches += 1
+            self._in_hand += allowed
+            return allowed
+
+    def end(self, alias: str, messages: int, stored: Stored | None) -> None:
+        """End a batch of as many messages as `begin` returned; count them if they were stored and settled."""
         with self._lock:
             self.open_batches -= 1
-
-    def count(self, alias: str, received: int, stored: Stored) -> None:
-        """Count a batch that was stored and settled."""
-        with self._lock:
+            self._in_hand -= messages
+            if stored is None:
+                return
             before = self._tallies[alias]
             self._tallies[alias] = replace(
                 before,
-                received=before.received + received,
+                received=before.received + messages,
                 stored=before.stored + stored.messages,
                 invalid=before.invalid + stored.invalid,
                 dropped=before.dropped + stored.dropped,
@@ -159,3 +172,13 @@ class Shared:
         end = time.monotonic() + seconds
         while not self.stopping and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, self.limits.stop_delay))
+
+    def _left(self) -> int:
+        """Return how many further messages may be stored, apart from those in hand."""
+        received = sum(tally.received for tally in self._tallies.values())
+        return max(self._max_messages - received - self._in_hand, 0)
+
+
+def name_consumer(alias: str) -> str:
+    """Return the name of a consumer for the log."""
+    return f"Consumer {alias!r}"

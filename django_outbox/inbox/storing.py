@@ -1,6 +1,5 @@
 """Store a batch of a broker's messages in one transaction."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -123,7 +122,7 @@ class Storing:
 
     def _log_rejected(self, incoming: Incoming, reason: str) -> None:
         logger.error(
-            "Consumer %r: message %s of type %s was rejected; it is lost unless %s has a dead-letter exchange: %s",
+            "Consumer %r: message %s of type %s was rejected; it is lost unless %s has dead letters: %s",
             self._consumer.alias,
             id_of_incoming(incoming, self._consumer),
             one_line(incoming.type, 100),
@@ -140,9 +139,11 @@ class Storing:
                 new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
                 sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
                 messages = [message for message in messages if message.message_id in new]
-            if store.inserts_json:
-                pending = [message.to_row(store) for message in messages if not message.error]
-                store.insert_json(self._consumer.publisher, json.dumps(pending))
+            if store.inserts_rows:
+                pending = [number for number, message in enumerate(messages) if not message.error]
+                rows = [messages[number].to_row(store) for number in pending]
+                for part in chunked(rows, [sizes[number] for number in pending]):
+                    store.insert_rows(self._consumer.publisher, part)
                 messages = [message for message in messages if message.error]
                 sizes = [len(message.payload["body"]) for message in messages]
             for chunk in chunked([message.to_model() for message in messages], sizes):

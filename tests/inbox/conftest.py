@@ -1,15 +1,10 @@
-"""Fixtures of the inbox's tests: a queue with a dead-letter queue, and inboxes over it."""
+"""Fixtures of the inbox's tests: a source with its dead letters, and inboxes over it."""
 
-import json
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import pika
 import pytest
-from django.conf import settings
 from django.test import override_settings
 
 from django_outbox.backoff import Backoff
@@ -17,7 +12,8 @@ from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.shared import Limits
 from django_outbox.models import OutboxMessage
 from django_outbox.threads import Threads
-from tests.support.rabbitmq_tools import Broker
+from tests.inbox.sources.base import Source
+from tests.inbox.sources.rabbitmq import RabbitMQSource
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 
@@ -32,29 +28,6 @@ QUICK = Limits(
 )
 
 
-@dataclass
-class Source:
-    """A queue of the broker, and its dead letters."""
-
-    broker: Broker
-    queue: str
-    dead_letters: str
-
-    def send(self, *payloads: Any, raw: bytes | None = None, routing_key: str = "", **properties: Any) -> list[str]:
-        """Publish payloads as JSON, or one raw body, and return the IDs of the messages."""
-        bodies = [json.dumps(payload).encode() for payload in payloads] if raw is None else [raw]
-        ids = []
-        for body in bodies:
-            values = {"message_id": str(uuid.uuid4()), "type": "order.created", "delivery_mode": 2, **properties}
-            ids.append(values["message_id"])
-            self.broker.channel.basic_publish("", routing_key or self.queue, body, pika.BasicProperties(**values))
-        return ids
-
-    def unsettled(self) -> int:
-        """Return the number of messages that are left in the queue."""
-        return self.broker.depth(self.queue)
-
-
 @pytest.fixture(params=["classic", "quorum"])
 def kind(request: pytest.FixtureRequest) -> str:
     """Run the test with each kind of queue."""
@@ -63,11 +36,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def source(broker: Broker, request: pytest.FixtureRequest) -> Source:
-    kind = request.getfixturevalue("kind") if "kind" in request.fixturenames else "classic"
-    dead_letters = broker.queue()
-    queue = broker.queue(kind, dead_letter_exchange="", dead_letter_routing_key=dead_letters)
-    return Source(broker, queue, dead_letters)
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    """A queue of RabbitMQ. The contract suite has a fixture of the same name, with the sources of all brokers."""
+    source = RabbitMQSource(request.getfixturevalue("kind") if "kind" in request.fixturenames else "classic")
+    yield source
+    source.close()
 
 
 MakeInbox = Callable[..., Inbox]
@@ -86,12 +59,10 @@ def make_inbox(source: Source) -> Iterator[MakeInbox]:
 
 
 def outbox_of(source: Source, **options: Any) -> dict[str, Any]:
-    given = {"url": settings.AMQP_URL, "queue": source.queue, "publisher": "default", **options}
+    given = {**source.options, "publisher": "default", **options}
     return {
         "PUBLISHERS": {"default": MEMORY},
-        "CONSUMERS": {
-            "billing": {"BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer", "OPTIONS": given},
-        },
+        "CONSUMERS": {"billing": {"BACKEND": source.backend, "OPTIONS": given}},
     }
 
 

@@ -14,7 +14,7 @@ from django_outbox.inbox.base import Incoming
 from django_outbox.inbox.rabbitmq.decoding import decode_properties, read_delivery
 from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryWire
 from django_outbox.publishers.rabbitmq.encoding import Encoder
-from tests.support.rabbitmq_tools import make_message
+from tests.support.claimed import make_message
 
 NAMES = st.text(max_size=20)
 VALUES = st.recursive(

@@ -27,7 +27,7 @@ INVALID: dict[str, dict[str, Any]] = {
     "not JSON": {"raw": b"{"},
     "not UTF-8": {"raw": b'"\xff"'},
     "empty": {"raw": b""},
-    "compressed": {"raw": b"1", "content_encoding": "gzip"},
+    "compressed": {"raw": b"1", "properties": {"content_encoding": "gzip"}},
     "NaN": {"raw": b"[NaN]"},
     "infinity": {"raw": b"1e999"},
     "NUL": {"raw": b'"\\u0000"'},
@@ -35,9 +35,9 @@ INVALID: dict[str, dict[str, Any]] = {
     "deep": {"raw": b"[" * 3000 + b"]" * 3000},
     "deeper": {"raw": b"[" * 200_000},
     "long integer": {"raw": b"9" * 5000},
-    "long key": {"raw": b"1", "headers": {"outbox-key": "x" * 256}},
+    "long key": {"raw": b"1", "key": "x" * 256},
     "large headers": {"raw": b"1", "headers": {"a": "x" * 70_000}},
-    "NUL in the key": {"raw": b"1", "headers": {"outbox-key": "a\x00"}},
+    "NUL in the key": {"raw": b"1", "key": "a\x00"},
 }
 
 
@@ -79,7 +79,7 @@ def test_an_invalid_message_is_rejected_to_the_dead_letters_by_option(source, ma
     assert (tally.received, tally.stored, tally.invalid, tally.rejected) == (3, 2, 1, 1)
     (dead,) = eventually(lambda: [*source.broker.take(source.dead_letters)])
     assert (dead.properties.message_id, dead.body) == (id, sent["raw"])
-    assert f"message {id} of type order.created was rejected; it is lost unless queue '{source.queue}'" in caplog.text
+    assert f"message {id} of type order.created was rejected; it is lost unless queue '{source.name}' at" in caplog.text
 
 
 def test_a_message_that_is_too_large_to_be_stored_at_all_is_rejected(source, make_inbox):

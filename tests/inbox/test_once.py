@@ -202,6 +202,13 @@ def test_outside_a_transaction_nothing_is_written(using, function):
     assert count(using) == 0
 
 
+def test_a_transaction_on_another_database_is_named():
+    with transaction.atomic(using="postgresql"):
+        with pytest.raises(TransactionRequired, match="open on 'postgresql': did you mean using='postgresql'"):
+            once("7", "billing", using="default")
+        assert once("7", "billing", using="postgresql")
+
+
 @pytest.mark.parametrize("id", ["", "x" * 256, None, 7, b"7"])
 def test_an_invalid_id_is_refused_and_the_transaction_goes_on(using, id):
     with transaction.atomic(using=using):

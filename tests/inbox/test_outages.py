@@ -1,7 +1,6 @@
 """Outages and crashes: of the broker, of the database and of the inbox itself. Each message is stored, once."""
 
 import json
-import logging
 import os
 import signal
 import time
@@ -12,13 +11,15 @@ import pytest
 from django.db import OperationalError, connections
 
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
-from django_outbox.inbox import reading
+from django_outbox.inbox import backlog, reading
 from django_outbox.inbox.models import HandledMessage
+from django_outbox.inbox.rabbitmq import session
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
-from tests.support.rabbitmq_tools import broker_url, free_port
+from tests.inbox.processes import RUN_INBOX
+from tests.support.rabbitmq_tools import free_port
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 
@@ -27,31 +28,6 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 
 # The broker.
-
-
-def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, proxy, caplog):
-    caplog.set_level(logging.INFO, "django_outbox")
-    with running(make_inbox(url=broker_url(port=proxy.port), batch_size=5)):
-        for round in range(3):
-            source.send(*range(round * 100, round * 100 + 100))
-            eventually(lambda: len(payloads("default")) > 20)
-            proxy.end_connections()
-        eventually(lambda: len(payloads("default")) == 300)
-        eventually(lambda: source.unsettled() == 0)
-    assert sorted(payloads("default")) == [*range(300)]
-    began = [text for text in caplog.messages if text.startswith("Consumer 'billing' is unavailable: the connection")]
-    ended = [text for text in caplog.messages if text.startswith("Consumer 'billing' is available again after")]
-    assert len(began) == len(ended) > 0
-
-
-def test_an_outage_of_the_broker_is_logged_once_and_the_inbox_can_be_stopped(make_inbox, caplog):
-    url = f"amqp://guest:guest@127.0.0.1:{free_port()}"
-    with running(make_inbox(url=url)) as inbox:
-        eventually(lambda: inbox.outages)
-        time.sleep(0.3)
-    lines = [text for text in caplog.messages if "is unavailable" in text]
-    assert len(lines) == 1
-    assert "connection refused; start the broker" in lines[0]
 
 
 def test_a_drain_gives_up_if_the_broker_remains_unavailable(make_inbox):
@@ -80,12 +56,27 @@ def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_i
     with running(make_inbox()) as inbox:
         source.send(1)
         eventually(lambda: payloads("default") == [1])
-        source.broker.channel.queue_delete(source.queue)
+        source.broker.channel.queue_delete(source.name)
         eventually(lambda: inbox.outages)
         assert "was deleted" in inbox.outages[0].reason or "declare the queue" in inbox.outages[0].reason
-        source.broker.channel.queue_declare(source.queue, durable=True)
+        source.broker.channel.queue_declare(source.name, durable=True)
         source.send(2)
         eventually(lambda: payloads("default") == [1, 2])
+
+
+def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
+    monkeypatch.setattr(session, "MAX_HOLD_TIME", 0.05)
+    source.send(*range(300))
+    with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:
+        eventually(lambda: inbox.paused)
+        eventually(lambda: source.receivable() == 300 - len(payloads("default")), "nothing is delivered any more")
+
+        def deliver() -> bool:
+            OutboxMessage.objects.pending().update(available_at=None, processed_at="2026-01-01T00:00Z")
+            return len(payloads("default")) == 300
+
+        eventually(deliver, "all messages are stored")
+    assert sorted(payloads("default")) == [*range(300)]
 
 
 def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monkeypatch):
@@ -105,6 +96,7 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
 
 def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
     """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
+    monkeypatch.setattr(session, "READ_INTERVAL", 60)
     store = Storing.store
     sizes: list[int] = []
 
@@ -123,6 +115,32 @@ def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypat
     assert source.unsettled() == 0
     # One read of the socket has at most 100 KiB, and a message may end in it.
     assert max(sizes) <= 2 * 500_000 + 300_000
+
+
+def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(source, make_inbox, monkeypatch):
+    """Heartbeats must be read, and with them comes one read of the socket, of at most 100 KiB."""
+    interval, body, batch_bytes = 0.1, "x" * 1_000, 100_000
+    monkeypatch.setattr(session, "READ_INTERVAL", interval)
+    store = Storing.store
+    growths: list[tuple[float, int]] = []
+
+    def stand_still(self, batch):
+        intake = inbox.consumers[0]._session.intake
+        if not growths:
+            eventually(lambda: not intake.has_room)
+            started, size = time.monotonic(), intake._size
+            time.sleep(5 * interval)
+            growths.append((time.monotonic() - started, intake._size - size))
+        return store(self, batch)
+
+    inbox = make_inbox(batch_bytes=batch_bytes)
+    monkeypatch.setattr(Storing, "store", stand_still)
+    source.send(*[body] * 1_900)
+    eventually(lambda: source.unsettled() == 1_900)
+    inbox.drain()
+    assert len(payloads("default")) == 1_900
+    [(seconds, growth)] = growths
+    assert 0 < growth <= (seconds / interval + 2) * 2 * 102_400
 
 
 # The database.
@@ -226,13 +244,14 @@ def test_a_reader_that_crashes_is_started_again(source, make_inbox, monkeypatch,
 # The backlog.
 
 
-@pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
-def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbox, keys, caplog):
-    source.send(*range(400), headers={"outbox-key": "order-1"} if keys else {})
-    eventually(lambda: source.unsettled() == 400)
+def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbox, caplog, monkeypatch):
+    # A count that takes long delays the next one by at most as much.
+    monkeypatch.setattr(backlog, "MAX_SHARE", 1)
+    source.send(*range(400), key="order-1")
+    eventually(lambda: source.receivable() == 400)
     with running(make_inbox(using, max_backlog=10, batch_size=1)) as inbox:
         eventually(lambda: inbox.paused)
-        eventually(lambda: len(payloads(using)) + source.unsettled() == 400)
+        time.sleep(0.3)
         count = len(payloads(using))
         assert 10 < count < 400
         time.sleep(0.3)
@@ -248,50 +267,6 @@ PROCESSED = {"available_at": None, "processed_at": "2026-01-01T00:00Z", "blocks_
 
 
 # The process.
-
-RUN_INBOX = """
-import json, os, sys, threading
-from tests import settings
-alias, name, outbox, point, *flags = sys.argv[1:]
-settings.DATABASES[alias]["NAME"] = name
-settings.OUTBOX = json.loads(outbox)
-
-import django
-django.setup()
-from django_outbox.inbox.rabbitmq import RabbitMQConsumer
-from django_outbox.inbox.storing import Storing
-
-def hang():
-    print("here", flush=True)
-    threading.Event().wait()
-
-insert, store, settle = Storing._insert, Storing.store, RabbitMQConsumer.settle
-batches = 0
-
-def insert_and_hang(self, *arguments):
-    from django.db import transaction
-    global batches
-    batches += 1
-    if batches < 3 or point not in ("before", "inside"):
-        return insert(self, *arguments)
-    if point == "before":
-        hang()
-    with transaction.atomic(using=alias):
-        insert(self, *arguments)
-        hang()
-
-def settle_and_hang(self, *arguments):
-    if batches >= 3 and point == "committed":
-        hang()
-    settle(self, *arguments)
-    if batches >= 3 and point == "settled":
-        hang()
-
-Storing._insert, RabbitMQConsumer.settle = insert_and_hang, settle_and_hang
-
-from django.core.management import execute_from_command_line
-execute_from_command_line(["manage.py", "run_inbox", "--database", alias, *flags])
-"""
 
 
 @pytest.fixture
@@ -330,7 +305,7 @@ def test_a_signal_ends_it_in_time_with_exit_code_0(source, run_inbox, number):
     out, log = process.stdout.read().decode(), process.stderr.read().decode()
     assert out == "2 received, 2 stored, 0 invalid, 0 dropped, 0 rejected.\n"
     assert "started on" in log
-    assert f"consumer 'billing' (queue {source.queue!r} at 127.0.0.1:5672) for publisher 'default'." in log
+    assert f"consumer 'billing' (queue {source.name!r} at 127.0.0.1:5672) for publisher 'default'." in log
     assert "Inbox ended after" in log
     assert "guest:guest" not in log
 

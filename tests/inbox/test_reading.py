@@ -4,11 +4,13 @@ import datetime
 import uuid
 
 import pytest
+from django.test import override_settings
 
+from django_outbox.inbox.inbox import Inbox
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import payloads, running, stored
-from tests.support.rabbitmq_tools import make_message
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
+from tests.support.claimed import make_message
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
@@ -26,30 +28,18 @@ def test_messages_are_stored_in_the_order_of_their_delivery(using, source, make_
 def test_a_message_of_an_outbox_keeps_its_fields(using, source, make_inbox):
     source.send(
         {"id": 7, "total": "9.50"},
-        headers={"outbox-key": "order-7", "trace": "a", "nested": {"a": [1, "b", None, True]}},
-        correlation_id="c-1",
-        timestamp=1_700_000_000,
-        content_encoding="utf-8",
+        key="order-7",
+        headers={"trace": "a", "nested": {"a": [1, "b", None, True]}},
+        properties={"correlation_id": "c-1", "timestamp": 1_700_000_000, "content_encoding": "utf-8"},
     )
     make_inbox(using).drain()
     (message,) = stored(using)
-    assert (message.type, message.topic, message.key) == ("order.created", source.queue, "order-7")
+    assert (message.type, message.topic, message.key) == ("order.created", source.name, "order-7")
     assert message.payload == {"id": 7, "total": "9.50"}
     assert message.headers == {"trace": "a", "nested": {"a": [1, "b", None, True]}, "correlation_id": "c-1"}
     assert message.occurred_at == datetime.datetime.fromtimestamp(1_700_000_000, datetime.timezone.utc)
     assert message.publisher == "default"
     assert message.status is Status.PENDING
-
-
-def test_a_message_that_comes_again_is_stored_once(using, source, make_inbox):
-    source.send(1, 2, message_id="not a UUID")
-    (id,) = source.send(3)
-    make_inbox(using).drain()
-    source.send(4, message_id=id)
-    source.send(5, message_id="not a UUID")
-    tally = make_inbox(using).drain()
-    assert payloads(using) == [1, 3]
-    assert tally.received == 2
 
 
 def test_a_running_inbox_stores_what_arrives_later(using, source, make_inbox):
@@ -61,33 +51,11 @@ def test_a_running_inbox_stores_what_arrives_later(using, source, make_inbox):
     assert source.unsettled() == 0
 
 
-def test_once_stores_one_batch(source, make_inbox):
-    source.send(*range(10))
-    eventually(lambda: source.unsettled() == 10)
-    assert make_inbox(batch_size=1).read_once().received == 1
-    eventually(lambda: source.unsettled() == 9)
-
-
-def test_an_inbox_ends_after_max_messages(source, make_inbox):
-    source.send(*range(10))
-    assert make_inbox(batch_size=2, arguments={"max_messages": 4}).run().received == 4
-    eventually(lambda: source.unsettled() == 6)
-
-
-def test_messages_in_hand_go_back_to_the_queue_when_the_inbox_stops(source, make_inbox, monkeypatch):
-    inbox = make_inbox(batch_size=1)
-    monkeypatch.setattr(type(inbox._shared), "count", lambda self, *_: self.__dict__.update(stopping=True))
-    source.send(*range(10))
-    inbox.run()
-    eventually(lambda: source.unsettled() == 9)
-    assert payloads("default") == [0]
-
-
 def test_a_message_without_a_type_has_the_routing_key_as_its_type(source, make_inbox):
     source.send(1, type=None)
     make_inbox().drain()
     (message,) = stored("default")
-    assert (message.type, message.topic) == (source.queue, "")
+    assert (message.type, message.topic) == (source.name, "")
 
 
 def test_a_message_without_an_id_is_known_by_its_body(source, make_inbox):
@@ -132,13 +100,49 @@ def test_two_inboxes_share_a_queue(using, source, make_inbox, kind):
     assert source.unsettled() == 0
 
 
+def test_the_consumers_of_an_inbox_share_max_messages(source):
+    source.send(*range(40))
+    outbox = outbox_of(source, batch_size=3)
+    consumer = outbox["CONSUMERS"]["billing"]
+    with override_settings(OUTBOX={**outbox, "CONSUMERS": {"billing": consumer, "shipping": consumer}}):
+        inbox = Inbox(using="postgresql", limits=QUICK, max_messages=19)
+        assert inbox.run().received == 19
+    assert len(payloads("postgresql")) == 19
+    eventually(lambda: source.receivable() == 21)
+
+
 def test_what_the_rabbitmq_publisher_sends_arrives_unchanged(source, make_inbox, make_publisher):
     headers = {"float": 2.5, "large": 2**40, "text": "é", "list": [1, {"a": None}], "correlation_id": "c-1"}
-    message = make_message(source.queue, b'{"total": "9.50"}', key="order-7", headers=headers)
+    message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
     make_publisher(exchange="").publish([message])
     make_inbox().drain()
     (found,) = stored("default")
     assert str(found.message_id) == message.message_id
-    assert (found.type, found.topic, found.key) == ("order.created", source.queue, "order-7")
+    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
     assert (found.payload, found.headers) == ({"total": "9.50"}, headers)
     assert found.occurred_at == message.occurred_at
+
+
+@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
+def test_the_cloudevents_that_the_rabbitmq_publisher_sends_arrive_as_messages(
+    source, make_inbox, make_publisher, format
+):
+    headers = {"tenant": "acme", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    message = make_message(source.name, b'{"total": "9.50"}', key="order-7", headers=headers)
+    publisher = make_publisher(exchange="", format=format, source="/shop")
+    publisher.publish([message, message])
+    make_inbox().drain()
+    (found,) = stored("default")
+    assert str(found.message_id) == message.message_id
+    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
+    assert found.payload == {"total": "9.50"}
+    assert found.headers == {**headers, "ce-source": "/shop", "ce-subject": source.name}
+    assert found.occurred_at == message.occurred_at
+
+
+def test_a_cloudevent_that_cannot_be_read_is_stored_as_a_failed_message(source, make_inbox, make_publisher):
+    source.send(1, headers={"ce-specversion": "1.0", "ce-id": "7"})
+    make_inbox().drain()
+    (found,) = stored("default")
+    assert (found.status, found.type) == (Status.FAILED, "inbox.invalid")
+    assert found.error == "it is an invalid CloudEvent: it has no attribute source, or one that is not text"

@@ -88,7 +88,12 @@ class RabbitMQConsumer(Consumer):
 
     def is_drained(self) -> bool:
         session = self._open_session()
-        return session.intake.is_empty and not session.count_ready() and session.intake.is_empty
+        return (
+            not session.has_given_back
+            and session.intake.is_empty
+            and not session.count_ready()
+            and session.intake.is_empty
+        )
 
     def close(self) -> None:
         if self._session is not None:

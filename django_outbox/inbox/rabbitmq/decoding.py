@@ -8,9 +8,20 @@ from typing import Any
 
 from django_outbox.error_text import describe
 from django_outbox.inbox.base import Incoming
+from django_outbox.inbox.cloudevents import read_event
 from django_outbox.inbox.rabbitmq.wire import Delivery
 
 CORRELATION_ID = "correlation_id"
+
+EVENT_PREFIXES = ("ce-", "cloudEvents_", "cloudEvents:")
+"""How the names of headers begin that hold the attributes of CloudEvents in binary mode.
+
+Senders use Knative's binding for RabbitMQ (`ce-`), or the binding for AMQP 1.0, whose application properties RabbitMQ
+passes on as headers (`cloudEvents_`, or formerly `cloudEvents:`):
+
+https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-protocol-spec/spec.md
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/amqp-protocol-binding.md
+"""
 
 MAX_DEPTH = 100
 """Maximum nesting of a header."""
@@ -41,8 +52,8 @@ def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
     """Return a message as the inbox reads it.
 
     The property `type` is the type; without it, the routing key is. The key is in a header. The property
-    `correlation_id` becomes a header if there is none of that name. If they cannot be decoded, the message's `problem`
-    is the reason.
+    `correlation_id` becomes a header if there is none of that name. The attributes of a CloudEvent take precedence. If
+    they cannot be decoded, the message's `problem` is the reason.
     """
     problem = ""
     try:
@@ -56,7 +67,7 @@ def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
     if CORRELATION_ID in properties and CORRELATION_ID not in headers:
         headers[CORRELATION_ID] = properties[CORRELATION_ID]
     topic = _text(delivery.routing_key)
-    return Incoming(
+    incoming = Incoming(
         tag=delivery.tag,
         body=delivery.body,
         message_id=properties.get("message_id", ""),
@@ -68,6 +79,7 @@ def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
         sent_at=_read_time(properties.get("timestamp")),
         problem=problem,
     )
+    return read_event(incoming, properties.get("content_type", ""), EVENT_PREFIXES)
 
 
 def decode_properties(data: bytes) -> dict[str, Any]:

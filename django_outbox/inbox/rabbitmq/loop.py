@@ -1,6 +1,7 @@
 """The event loop of a connection that can stop reading from its socket for a while."""
 
 from collections.abc import Callable
+from typing import Any
 
 from django_outbox.publishers.rabbitmq.loop import Loop
 
@@ -12,6 +13,7 @@ class ThrottledLoop(Loop):
     """
 
     _is_paused = False
+    _resumption: Any = None
     _wanted = 0
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
@@ -25,12 +27,18 @@ class ThrottledLoop(Loop):
                 events &= ~self.READ
         super().update_handler(fd, events)
 
-    def pause_reading(self) -> None:
-        """Read nothing from the socket until `resume_reading`."""
+    def pause_reading(self, max_seconds: float) -> None:
+        """Read nothing from the socket until `resume_reading`, or for that long."""
         self._set_paused(True)
+        # One timer at a time, or those of many pauses would together keep the socket open.
+        if self._resumption is None:
+            self._resumption = self.call_later(max_seconds, self.resume_reading)
 
     def resume_reading(self) -> None:
         """Read from the socket again."""
+        if self._resumption is not None:
+            self.remove_timeout(self._resumption)
+            self._resumption = None
         self._set_paused(False)
 
     def _set_paused(self, paused: bool) -> None:

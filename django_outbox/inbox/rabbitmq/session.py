@@ -9,8 +9,8 @@ import pika
 from pika.channel import Channel
 
 from django_outbox.inbox.base import Unavailable
+from django_outbox.inbox.intake import Intake
 from django_outbox.inbox.rabbitmq.decoding import read_delivery
-from django_outbox.inbox.rabbitmq.intake import Intake
 from django_outbox.inbox.rabbitmq.loop import ThrottledLoop
 from django_outbox.inbox.rabbitmq.options import QueueOptions
 from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryWire
@@ -23,6 +23,13 @@ from django_outbox.publishers.rabbitmq.wire import WireServices
 
 CLOSE_TIMEOUT = 5.0
 """Seconds that the broker has to close the connection cleanly, before it is cut."""
+
+CHANNEL_INTERVAL = 0.01
+"""Seconds until it is seen again whether a channel is closed."""
+
+MAX_HOLD_TIME = 600.0
+"""Seconds for which messages are held while the consumer pauses. By default RabbitMQ closes a channel with a message
+that was not acknowledged for 30 minutes (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout)."""
 
 READ_INTERVAL = 1.0
 """Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
@@ -57,7 +64,9 @@ class Session:
             on_lost=self._on_lost,
         )
         self._channel: Channel | None = None
-        self._consumer_tag = ""
+        self._has_given_back = False
+        self._is_reopening = False
+        self._pausing: Any = None
         self._is_ready = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name=f"outbox-rabbitmq-{options.publisher_alias}", daemon=True
@@ -79,17 +88,23 @@ class Session:
         if self.intake.error is not None:
             raise Unavailable(self.intake.error)
 
+    @property
+    def has_given_back(self) -> bool:
+        """Whether messages went back to the queue because the consumer paused for long."""
+        return self._has_given_back
+
     def settle(self, accepted: int, rejected: Collection[int]) -> None:
         """Reject messages with these tags, and acknowledge all others up to the tag `accepted`, unless that is 0."""
         self._call(partial(self._settle, accepted, sorted(rejected)))
 
     def pause(self) -> None:
-        """Let the broker deliver no more."""
-        self._call(self._cancel)
+        """Hand over nothing. The broker soon delivers no more, because what it has delivered is not acknowledged."""
+        self.intake.hold()
+        self._call(self._pause)
 
     def resume(self) -> None:
-        """Let the broker deliver again."""
-        self._call(self._consume)
+        """Hand over what was delivered, and let the broker deliver again."""
+        self._call(self._resume)
 
     def count_ready(self) -> int:
         """Return the number of messages in the queue that were not delivered.
@@ -102,7 +117,21 @@ class Session:
 
         def ask() -> None:
             if self._channel is not None and self._channel.is_open:
-                self._channel.queue_declare(self._queue.name, passive=True, callback=note)
+                declare(self._channel)
+            elif self._connector.connection.is_open:
+                self._connector.connection.channel(on_open_callback=declare)
+
+        def declare(channel: Channel) -> None:
+            if channel is not self._channel:
+                channel.add_on_close_callback(refused)
+            channel.queue_declare(self._queue.name, passive=True, callback=note)
+            if channel is not self._channel:
+                channel.close()
+
+        def refused(_channel: Channel, error: Exception) -> None:
+            if not answered.is_set():
+                self._end(f"RabbitMQ closed the channel: {explain_queue(error)}")
+                self._close()
 
         def note(frame: Any) -> None:
             found.append(frame.method.message_count)
@@ -147,14 +176,15 @@ class Session:
 
     def _on_channel_open(self, channel: Channel) -> None:
         self._channel = channel
+        self._has_given_back = self._is_reopening = False
         channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_cancel_callback(self._on_cancelled)
         channel.basic_qos(prefetch_count=self._queue.prefetch, callback=lambda _frame: self._consume())
 
     def _consume(self) -> None:
-        if self._channel is not None and self._channel.is_open and not self._consumer_tag:
+        if self._channel is not None and self._channel.is_open:
             # The wire takes the deliveries.
-            self._consumer_tag = self._channel.basic_consume(self._queue.name, _ignore, callback=self._on_consuming)
+            self._channel.basic_consume(self._queue.name, _ignore, callback=self._on_consuming)
 
     def _on_consuming(self, _frame: object) -> None:
         if not self._is_ready.is_set():
@@ -167,9 +197,11 @@ class Session:
     # Reading
 
     def _on_delivery(self, delivery: Delivery) -> None:
+        if self._has_given_back:
+            # It comes again, because the channel is being closed.
+            return
         if not self.intake.put(read_delivery(delivery, key_header=self._queue.key_header)):
-            self._loop.pause_reading()
-            self._loop.call_later(READ_INTERVAL, self._loop.resume_reading)
+            self._loop.pause_reading(READ_INTERVAL)
 
     def _settle(self, accepted: int, rejected: list[int]) -> None:
         channel = self._channel
@@ -181,10 +213,37 @@ class Session:
         if accepted:
             channel.basic_ack(accepted, multiple=True)
 
-    def _cancel(self) -> None:
-        if self._channel is not None and self._channel.is_open and self._consumer_tag:
-            tag, self._consumer_tag = self._consumer_tag, ""
-            self._channel.basic_cancel(tag)
+    def _pause(self) -> None:
+        # Not by `basic.cancel`, for the same reason as in `_keep_order`.
+        if self._pausing is None:
+            self._pausing = self._loop.call_later(MAX_HOLD_TIME, self._give_back)
+
+    def _resume(self) -> None:
+        if self._pausing is not None:
+            self._loop.remove_timeout(self._pausing)
+            self._pausing = None
+        # On this thread, so that nothing of a closed channel is handed over.
+        self.intake.release()
+        if self._has_given_back and not self._is_reopening:
+            self._is_reopening = True
+            self._reopen()
+
+    def _reopen(self) -> None:
+        if self._channel is not None and self._channel.is_closing:
+            self._loop.call_later(CHANNEL_INTERVAL, self._reopen)
+        elif self._connector.connection.is_open:
+            self._connector.connection.channel(on_open_callback=self._on_channel_open)
+
+    def _give_back(self) -> None:
+        """Close the channel, so that the broker has its messages back."""
+        self._pausing = None
+        if self.intake.is_empty:
+            self._pause()
+        elif self._channel is not None and self._channel.is_open:
+            self._has_given_back = True
+            self.intake.clear()
+            _keep_order(self._channel)
+            self._channel.close()
 
     # Ending
 
@@ -193,6 +252,8 @@ class Session:
         self._close()
 
     def _on_channel_closed(self, _channel: Channel, error: Exception) -> None:
+        if self._has_given_back:
+            return
         # When the connection ends, pika closes its channels too.
         if self._connector.connection.is_open:
             self._end(f"RabbitMQ closed the channel: {explain_queue(error)}")
@@ -214,6 +275,8 @@ class Session:
         # The broker's response must be read.
         self._loop.resume_reading()
         connection = self._connector.connection
+        if self._channel is not None:
+            _keep_order(self._channel)
         if connection.is_open:
             connection.close()
         elif not connection.is_closing:
@@ -227,6 +290,14 @@ class Session:
             return
         self._loop.hang_up()
         self._loop.call_later(1.0, self._loop.stop)
+
+
+def _keep_order(channel: Channel) -> None:
+    """Let pika close a channel without `basic.cancel`.
+
+    A quorum queue returns what is under way to a cancelled consumer behind later messages. pika has no option for this.
+    """
+    channel._consumers.clear()  # type: ignore[attr-defined]
 
 
 def _ignore(*_: object) -> None:

@@ -1,16 +1,19 @@
 """`manage.py run_inbox`: arguments and signals of the operating system, nothing else."""
 
+import sys
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.exceptions import OutboxError
+from django_outbox.inbox.figures import InboxFiguresReader
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.proof import check_inbox
 from django_outbox.inbox.shared import LIMITS
 from django_outbox.management.gc import frozen
 from django_outbox.management.output import print_line
+from django_outbox.management.progress import ProgressLine
 from django_outbox.management.service import ServiceCommand
 
 
@@ -63,7 +66,8 @@ class Command(ServiceCommand):
         if options["check_inbox"]:
             self.report_findings(check_inbox(inbox.using, inbox.consumers), options["verbosity"])
             return
-        with frozen():
+        terminal = sys.stderr if options["verbosity"] > 0 else None
+        with frozen(), ProgressLine(InboxFiguresReader(inbox), terminal):
             try:
                 self._read(inbox, options)
             except OutboxError as error:

@@ -24,6 +24,7 @@ class Intake:
         self._changed = threading.Condition()
         self._error: str | None = None
         self._was_full = False
+        self._is_held = False
 
     def put(self, message: Incoming) -> bool:
         """Add a message, and return whether there is room for more."""
@@ -42,10 +43,12 @@ class Intake:
         """
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not self._messages and self._error is None and (left := deadline - time.monotonic()) > 0:
+            while not self._has_next and self._error is None and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             if self._error is not None:
                 raise Unavailable(self._error)
+            if not self._has_next:
+                return []
             taken: list[Incoming] = []
             size = 0
             while self._messages and len(taken) < max_messages:
@@ -60,10 +63,39 @@ class Intake:
             self._on_room()
         return taken
 
+    def hold(self) -> None:
+        """Hand over nothing until `release`."""
+        with self._changed:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Hand over messages again."""
+        with self._changed:
+            self._is_held = False
+            self._changed.notify()
+
+    def clear(self) -> None:
+        """Forget all messages that were not taken."""
+        with self._changed:
+            self._messages.clear()
+            self._size = 0
+            has_room, self._was_full = self._was_full, False
+        if has_room:
+            self._on_room()
+
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._messages) and not self._is_held
+
     @property
     def is_empty(self) -> bool:
         """Whether every message was taken."""
         return not self._messages
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the messages are smaller than the maximum."""
+        return self._size <= self._max_bytes
 
     @property
     def error(self) -> str | None:

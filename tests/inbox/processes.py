@@ -1,0 +1,47 @@
+"""A process that runs an inbox, and hangs at a point of its third batch."""
+
+RUN_INBOX = """
+import json, os, sys, threading
+from tests import settings
+alias, name, outbox, point, *flags = sys.argv[1:]
+settings.DATABASES[alias]["NAME"] = name
+settings.OUTBOX = json.loads(outbox)
+
+import django
+django.setup()
+from django.utils.module_loading import import_string
+from django_outbox.inbox.storing import Storing
+
+def hang():
+    print("here", flush=True)
+    threading.Event().wait()
+
+Backend = import_string(settings.OUTBOX["CONSUMERS"]["billing"]["BACKEND"])
+insert, settle = Storing._insert, Backend.settle
+batches = 0
+
+def insert_and_hang(self, *arguments):
+    from django.db import transaction
+    global batches
+    batches += 1
+    if batches < 3 or point not in ("before", "inside"):
+        return insert(self, *arguments)
+    if point == "before":
+        hang()
+    with transaction.atomic(using=alias):
+        insert(self, *arguments)
+        hang()
+
+def settle_and_hang(self, *arguments):
+    if batches >= 3 and point == "committed":
+        hang()
+    settle(self, *arguments)
+    if batches >= 3 and point == "settled":
+        hang()
+
+Storing._insert, Backend.settle = insert_and_hang, settle_and_hang
+
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "run_inbox", "--database", alias, *flags])
+"""
+"""The arguments are the database alias and its name, OUTBOX as JSON, the point, and options of `run_inbox`."""

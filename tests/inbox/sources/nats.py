@@ -1,0 +1,71 @@
+"""A stream of NATS JetStream with a durable consumer."""
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
+
+from tests.inbox.sources.base import Dead, Sent, Source
+from tests.support.nats_tools import Nats, nats_url
+
+ACK_WAIT = 1.0
+"""Seconds after which a message that a dead process has left is delivered again."""
+
+HEADERS = {"message_id": "outbox-message-id", "type": "outbox-type", "key": "outbox-key"}
+
+
+class JetStreamSource(Source):
+    backend = "django_outbox.inbox.nats.JetStreamConsumer"
+
+    def __init__(self) -> None:
+        self.nats = Nats()
+        self.name = self.nats.stream()
+        self.dead_letters = self.nats.stream()
+        self.port = urlsplit(str(settings.NATS_URL)).port or 4222
+        config = ConsumerConfig(durable_name="billing", ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT)
+        self.nats.run(lambda: self.nats.js.add_consumer(self.name, config))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "servers": str(settings.NATS_URL),
+            "stream": self.name,
+            "durable": "billing",
+            "dead_letters": self.dead_letters,
+        }
+
+    def via(self, port: int) -> dict[str, Any]:
+        return {"servers": nats_url(port=port)}
+
+    def put(self, messages: Sequence[Sent]) -> None:
+        for each in messages:
+            found = {name: getattr(each, field) for field, name in HEADERS.items() if getattr(each, field)}
+            self.nats.publish(self.name, each.body, {**found, **each.headers, **each.properties})
+
+    def unsettled(self) -> int:
+        info = self._info()
+        return (info.num_pending or 0) + (info.num_ack_pending or 0)
+
+    def receivable(self) -> int:
+        """Count messages in hand of a dead process only after the server's wait for them has ended."""
+        info = self._info()
+        waiting = info.num_ack_pending or 0
+        if waiting:
+            assert info.delivered is not None
+            last = info.delivered.last_active
+            if last is not None and (datetime.datetime.now(datetime.timezone.utc) - last).total_seconds() < ACK_WAIT:
+                waiting = 0
+        return (info.num_pending or 0) + waiting
+
+    def take_dead(self) -> list[Dead]:
+        return [Dead(each.headers["outbox-message-id"], each.data) for each in self.nats.take(self.dead_letters)]
+
+    def close(self) -> None:
+        self.nats.__exit__()
+
+    def _info(self) -> ConsumerInfo:
+        info: ConsumerInfo = self.nats.run(lambda: self.nats.js.consumer_info(self.name, "billing"))
+        return info

@@ -1,0 +1,286 @@
+"""The contract of a consumer, checked for each one on its real broker: what arrives is stored, in order and once."""
+
+import json
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from django.db import OperationalError, connections
+from django.utils.module_loading import import_string
+
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.inbox.base import Consumer, Incoming
+from django_outbox.inbox.conversion import id_of_incoming
+from django_outbox.inbox.storing import Storing
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
+from tests.inbox.processes import RUN_INBOX
+from tests.inbox.sources.base import Dead, Source
+from tests.inbox.sources.kafka import KafkaSource
+from tests.inbox.sources.nats import JetStreamSource
+from tests.inbox.sources.rabbitmq import RabbitMQSource
+from tests.inbox.sources.redis import RedisSource
+from tests.support.proxies import Proxies
+from tests.support.rabbitmq_tools import free_port
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+SOURCES: dict[str, Callable[[], Source]] = {
+    "rabbitmq": RabbitMQSource,
+    "rabbitmq-quorum": lambda: RabbitMQSource("quorum"),
+    "kafka": KafkaSource,
+    "nats": JetStreamSource,
+    "redis": RedisSource,
+}
+
+
+@pytest.fixture(params=[*SOURCES])
+def source(request: pytest.FixtureRequest) -> Iterator[Source]:
+    source = SOURCES[request.param]()
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def proxies() -> Iterator[Proxies]:
+    with Proxies() as proxies:
+        yield proxies
+
+
+# Messages
+
+
+def test_messages_are_stored_in_the_order_of_their_delivery(using, source, make_inbox):
+    ids = source.send(*range(50))
+    make_inbox(using, batch_size=7).drain()
+    assert payloads(using) == [*range(50)]
+    assert [str(message.message_id) for message in stored(using)] == ids
+    assert source.unsettled() == 0
+
+
+def test_a_message_of_an_outbox_keeps_its_fields(source, make_inbox):
+    headers = {"trace": "a", "größe": "ß"}
+    (id,) = source.send({"id": 7, "total": "9.50"}, type="order.größe", key="Schlüssel-7", headers=headers)
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert (str(message.message_id), message.type, message.key) == (id, "order.größe", "Schlüssel-7")
+    assert (message.payload, message.headers) == ({"id": 7, "total": "9.50"}, headers)
+    assert message.topic == source.name
+    assert message.publisher == "default"
+    assert message.status is Status.PENDING
+
+
+def test_a_message_that_says_nothing_of_itself_is_stored(source, make_inbox):
+    source.send({"a": 1}, {"a": 1}, {"a": 2}, message_id="", type="")
+    make_inbox(id_source="body").drain()
+    assert payloads("default") == [{"a": 1}, {"a": 2}]
+    assert {(message.type, message.topic, message.key) for message in stored("default")} == {(source.name, "", "")}
+
+
+def test_a_message_that_comes_again_is_stored_once(using, source, make_inbox):
+    source.send(1, 2, message_id="not a UUID")
+    (id,) = source.send(3)
+    make_inbox(using).drain()
+    source.send(4, message_id=id)
+    source.send(5, message_id="not a UUID")
+    tally = make_inbox(using).drain()
+    assert payloads(using) == [1, 3]
+    assert tally.received == 2
+
+
+def test_a_message_without_an_id_is_known_by_a_header(source, make_inbox):
+    id = uuid.uuid4()
+    for n, header in enumerate([str(id), str(id), "other", "other"]):
+        source.send(n, message_id="", headers={"event-id": header})
+    make_inbox(id_source="header:event-id").drain()
+    assert payloads("default") == [0, 2]
+    assert stored("default")[0].message_id == id
+
+
+def test_messages_without_ids_are_known_by_their_positions(source):
+    source.send(1, 1, 2, message_id="", headers={"event-id": "1"})
+    eventually(lambda: source.receivable() == 3)
+
+    def receive() -> list[uuid.UUID]:
+        make: Callable[..., Consumer] = import_string(source.backend)
+        with closing(make("billing", **source.options, id_source="header:other")) as consumer:
+            consumer.open()
+            received: list[Incoming] = []
+
+            def has_all() -> bool:
+                received.extend(consumer.receive(0.1))
+                return len(received) == 3
+
+            eventually(has_all)
+            return [id_of_incoming(each, consumer) for each in received]
+
+    first, again = receive(), receive()
+    assert first == again
+    # RabbitMQ tells no position.
+    assert len(set(first)) == (2 if source.backend.endswith("RabbitMQConsumer") else 3)
+
+
+def test_a_large_message_is_stored(source, make_inbox):
+    source.send("x" * 900_000)
+    source.send(1)
+    make_inbox(batch_bytes=100_000).drain()
+    assert [len(str(payload)) for payload in payloads("default")] == [900_000, 1]
+
+
+@pytest.mark.parametrize("bad", [{0}, {0, 1, 2, 3, 4}, {1, 3, 4}], ids=str)
+def test_rejected_messages_of_a_batch_are_dead_letters_and_the_others_are_stored(source, make_inbox, bad):
+    ids = [source.send(raw=b"{" if n in bad else str(n).encode())[0] for n in range(5)]
+    eventually(lambda: source.receivable() == 5)
+    tally = make_inbox(invalid="reject", batch_size=5).drain()
+    assert payloads("default") == [n for n in range(5) if n not in bad]
+    assert tally.rejected == len(bad)
+    dead: list[Dead] = []
+    while len(dead) < len(bad):
+        dead += eventually(source.take_dead, "dead letters have arrived")
+    assert sorted(dead) == sorted((ids[n], b"{") for n in bad)
+    assert source.unsettled() == 0
+
+
+# Reading
+
+
+def test_a_running_inbox_stores_what_arrives_later(source, make_inbox):
+    with running(make_inbox()):
+        source.send(1)
+        eventually(lambda: payloads("default") == [1])
+        source.send(2, 3)
+        eventually(lambda: payloads("default") == [1, 2, 3])
+    assert source.unsettled() == 0
+
+
+def test_once_stores_one_batch(source, make_inbox):
+    source.send(*range(10))
+    eventually(lambda: source.receivable() == 10)
+    assert make_inbox(batch_size=1).read_once().received == 1
+    eventually(lambda: source.unsettled() == 9)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 100])
+def test_an_inbox_stores_exactly_max_messages_and_leaves_the_others(source, make_inbox, batch_size):
+    source.send(*range(10), key="order-1")
+    eventually(lambda: source.receivable() == 10)
+    assert make_inbox(batch_size=batch_size, arguments={"max_messages": 4}).run().received == 4
+    assert payloads("default") == [0, 1, 2, 3]
+    eventually(lambda: source.unsettled() == source.receivable() == 6)
+    make_inbox().drain()
+    assert payloads("default") == [*range(10)]
+
+
+def test_messages_in_hand_go_back_when_the_inbox_stops(source, make_inbox, monkeypatch):
+    inbox = make_inbox(batch_size=1)
+    monkeypatch.setattr(type(inbox._shared), "end", lambda self, *_: self.__dict__.update(stopping=True))
+    source.send(*range(10))
+    inbox.run()
+    monkeypatch.undo()
+    assert payloads("default") == [0]
+    eventually(lambda: source.receivable() == 9)
+    make_inbox().drain()
+    assert sorted(payloads("default")) == [*range(10)]
+
+
+def test_two_inboxes_share_a_source(source, make_inbox):
+    source.send(*range(300))
+    with running(make_inbox("postgresql", batch_size=5)), running(make_inbox("postgresql", batch_size=7)):
+        eventually(lambda: len(payloads("postgresql")) == 300)
+    assert sorted(payloads("postgresql")) == [*range(300)]
+    assert source.unsettled() == 0
+
+
+def test_an_inbox_pauses_while_the_backlog_is_too_large(source, make_inbox):
+    source.send(*range(400), key="order-1")
+    eventually(lambda: source.receivable() == 400)
+    with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:
+        eventually(lambda: inbox.paused)
+        count = len(payloads("default"))
+        assert 10 < count < 400
+        time.sleep(0.3)
+        assert len(payloads("default")) - count < 200
+        eventually(lambda: stays_same(lambda: len(payloads("default"))))
+        count = len(payloads("default"))
+        OutboxMessage.objects.pending().update(available_at=None, processed_at="2026-01-01T00:00Z", blocks_key=False)
+        eventually(lambda: len(payloads("default")) > count)
+    assert payloads("default") == [*range(len(payloads("default")))]
+
+
+def stays_same(count: Callable[[], int]) -> bool:
+    """Return whether a count is the same after a while."""
+    before = count()
+    time.sleep(0.2)
+    return before == count()
+
+
+# Outages and crashes
+
+
+def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, proxies):
+    proxy = proxies.open(source.port)
+    with running(make_inbox(**source.via(proxy.port), batch_size=5)):
+        for round in range(2):
+            source.send(*range(round * 100, round * 100 + 100))
+            eventually(lambda: len(payloads("default")) > round * 100 + 20)  # noqa: B023
+            proxy.cut()
+        eventually(lambda: len(payloads("default")) == 200)
+        eventually(lambda: source.unsettled() == 0)
+    assert sorted(payloads("default")) == [*range(200)]
+
+
+def test_an_outage_is_logged_once_and_the_inbox_can_be_stopped(source, make_inbox, caplog):
+    with running(make_inbox(**source.via(free_port()))) as inbox:
+        eventually(lambda: inbox.outages)
+        time.sleep(0.3)
+    assert len([text for text in caplog.messages if "is unavailable" in text]) == 1
+
+
+def test_a_drain_gives_up_if_the_broker_remains_unavailable(source, make_inbox):
+    with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
+        make_inbox(**source.via(free_port())).drain()
+
+
+def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, monkeypatch):
+    store = Storing.store
+    down = True
+
+    def fail(self, batch):
+        if down:
+            raise OperationalError("the server has gone away")
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", fail)
+    inbox = make_inbox()
+    inbox._shared.limits = replace(QUICK, hold_time=0.05)
+    source.send(1, 2, 3)
+    with running(inbox):
+        eventually(lambda: inbox.outages)
+        time.sleep(0.2)
+        assert source.unsettled() == 3 or not payloads("default")
+        down = False
+        eventually(lambda: payloads("default") == [1, 2, 3])
+    assert source.unsettled() == 0
+
+
+@pytest.mark.parametrize("point", ["before", "inside", "committed", "settled"])
+def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(source, start, make_inbox, point):
+    source.send(*range(50))
+    eventually(lambda: source.receivable() == 50)
+    name, outbox = str(connections["postgresql"].settings_dict["NAME"]), json.dumps(outbox_of(source, batch_size=5))
+    process = start(RUN_INBOX, "postgresql", name, outbox, point)
+    assert process.stdout.readline() == b"here\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    eventually(lambda: source.receivable() >= (35 if point == "settled" else 40))
+    make_inbox("postgresql", batch_size=7).drain()
+    assert payloads("postgresql") == [*range(50)]
+    assert source.unsettled() == 0

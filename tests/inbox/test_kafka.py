@@ -1,0 +1,321 @@
+"""Topics of Kafka: groups, partitions, other programs' records, and what is special about dead letters there."""
+
+import datetime
+import itertools
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.inbox.base import Unavailable
+from django_outbox.inbox.kafka import KafkaConsumer
+from django_outbox.inbox.kafka.session import LEAVE_TIMEOUT
+from django_outbox.models import Status
+from django_outbox.publishers.kafka import KafkaPublisher
+from django_outbox.threads import Threads
+from tests.conftest import ALIASES
+from tests.inbox.conftest import payloads, running, stored
+from tests.inbox.sources.kafka import GROUP, QUICK, KafkaSource
+from tests.support.claimed import make_message
+from tests.support.kafka_cluster import PRODUCE
+from tests.support.kafka_tools import read_topic
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+PATIENCE = 90
+"""Seconds for several rebalances, each of which may wait for a session to end."""
+
+
+@pytest.fixture
+def source() -> Iterator[KafkaSource]:
+    source = KafkaSource(partitions=4)
+    yield source
+    source.close()
+
+
+# Groups
+
+
+def patient(source: KafkaSource) -> dict[str, Any]:
+    """Return options with which a member is not given up soon although the machine is busy."""
+    return {**source.options["config"], "session.timeout.ms": 6_000}
+
+
+def test_members_of_a_group_share_the_partitions_and_keep_the_order_of_each_key(source, make_inbox):
+    options = {"config": patient(source)}
+    numbers = itertools.count()
+
+    def send_until_both_receive() -> bool:
+        source.send(*itertools.islice(numbers, 8), key=f"order-{next(numbers) % 8}")
+        return bool(first.tally.received and second.tally.received)
+
+    inboxes = (make_inbox("postgresql", batch_size=5, **options), make_inbox("postgresql", batch_size=7, **options))
+    with running(inboxes[0]) as first, running(inboxes[1]) as second:
+        eventually(send_until_both_receive, "both members have received something", seconds=PATIENCE)
+        eventually(lambda: source.unsettled() == 0, "all offsets are committed", seconds=PATIENCE)
+    assert first.tally.received + second.tally.received >= len(payloads("postgresql"))
+    for key in range(8):
+        mine = [message.payload for message in stored("postgresql") if message.key == f"order-{key}"]
+        assert mine == sorted(mine)
+    assert len(payloads("postgresql")) == next(numbers) // 9 * 8
+
+
+def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
+    options = {"config": patient(source)}
+    with running(make_inbox("postgresql", **options)):
+        with running(make_inbox("postgresql", **options)):
+            source.send(*range(20))
+            eventually(lambda: len(payloads("postgresql")) == 20, "all messages are stored", seconds=PATIENCE)
+        source.send(*range(20, 40))
+        eventually(lambda: len(payloads("postgresql")) == 40, "the others are stored", seconds=PATIENCE)
+    assert source.unsettled() == 0
+
+
+def test_groups_read_independently_of_each_other(source, make_inbox):
+    source.send(1, 2)
+    make_inbox().drain()
+    make_inbox("postgresql", group="shipping").drain()
+    assert sorted(payloads("default")) == sorted(payloads("postgresql")) == [1, 2]
+
+
+def test_a_pattern_reads_all_topics_that_match(source, make_inbox):
+    source.send(1)
+    make_inbox(topics=f"^{source.name[:-3]}.*").drain()
+    assert payloads("default") == [1]
+
+
+def test_a_member_stays_paused_when_it_gets_other_partitions(source):
+    consumer = KafkaConsumer("billing", **source.options)
+    consumer.open()
+    consumer.pause()
+    source.send(*range(20))
+    try:
+        eventually(lambda: consumer.receive(0.05) or (consumer._session and consumer._session._has_joined))
+        assert not consumer.receive(0.5)
+        assert not consumer.is_drained()
+        consumer.resume()
+        received: list[Any] = []
+
+        def has_all() -> bool:
+            received.extend(consumer.receive(0.1))
+            return len(received) == 20
+
+        eventually(has_all)
+    finally:
+        consumer.close()
+
+
+def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
+    """librdkafka waits for a broker in two of three cases, so there are several consumers."""
+    consumers = [KafkaConsumer("billing", **source.options | {"group": f"billing-{n}"}) for n in range(4)]
+    source.send(*range(20))
+    for consumer in consumers:
+        consumer.open()
+        left = 20
+
+        def settle_all(consumer: KafkaConsumer = consumer) -> bool:
+            nonlocal left
+            batch = consumer.receive(0.1)
+            consumer.settle(batch, ())
+            left -= len(batch)
+            return not left
+
+        eventually(settle_all)
+    with source.cluster.down():
+        for consumer in consumers:
+            with pytest.raises(Unavailable):
+                eventually(partial(consumer.receive, 0.1))
+        threads = Threads()
+        for consumer in consumers:
+            threads.start(consumer.close, name="close")
+        assert threads.wait(2 * LEAVE_TIMEOUT), "a consumer did not end"
+
+
+# Records
+
+
+def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
+    message = make_message(
+        source.name, b'{"total": "9.50"}', key="order-7", headers={"text": "é", "list": [1, {"a": None}]}
+    )
+    formats: list[dict[str, Any]] = [{}, {"format": "cloudevents", "source": "/shop"}]
+    for options in formats:
+        publisher = KafkaPublisher("default", config={"bootstrap.servers": source.cluster.servers}, **options)
+        publisher.publish([message])
+        publisher.close()
+    make_inbox().drain()
+    (found,) = stored("default")
+    assert str(found.message_id) == message.message_id
+    assert (found.type, found.topic, found.key) == ("order.created", source.name, "order-7")
+    assert found.payload == {"total": "9.50"}
+    assert found.headers == {"text": "é", "list": '[1,{"a":null}]'}
+    assert found.occurred_at == message.occurred_at
+
+
+def test_a_record_of_another_program_is_stored(source, make_inbox):
+    source._producer.produce(
+        source.name,
+        b'{"a": 1}',
+        b"order-7",
+        headers=[("trace", b"1"), ("trace", b"2"), ("none", None)],
+        timestamp=10**12,
+    )
+    source._producer.flush()
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert (message.type, message.topic, message.key) == (source.name, "", "order-7")
+    assert message.headers == {"trace": "2", "none": None}
+    assert message.occurred_at == datetime.datetime.fromtimestamp(10**9, datetime.timezone.utc)
+
+
+def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(source, make_inbox):
+    attributes = {"specversion": "1.0", "id": "7", "source": "/a", "type": "order.paid"}
+    binary = [*((f"ce_{name}", value.encode()) for name, value in attributes.items()), ("content-type", b"text/json")]
+    source._producer.produce(source.name, b'{"n": 1}', headers=binary)
+    structured = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
+    source._producer.produce(source.name, structured, headers=[("content-type", b"application/cloudevents+json")])
+    source._producer.flush()
+    make_inbox().drain()
+    # The two may be in different partitions.
+    found = sorted(stored("default"), key=lambda message: message.payload["n"])
+    assert [(each.type, each.headers) for each in found] == [
+        ("order.paid", {"ce-source": "/a"}),
+        ("order.paid", {"ce-source": "/b"}),
+    ]
+
+
+def test_a_record_without_a_value_has_the_payload_null(source, make_inbox):
+    source._producer.produce(source.name, None, b"order-7")
+    source._producer.flush()
+    make_inbox(batch_size=2).drain()
+    assert payloads("default") == [None]
+
+
+def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
+    source._producer.produce(source.name, b"1", b"\xff\xfe")
+    source._producer.flush()
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert message.status is Status.FAILED
+    assert "its key or headers are not text in UTF-8" in message.error
+
+
+# Dead letters
+
+
+def test_a_dead_letter_has_the_key_and_headers_and_names_its_origin(source, make_inbox):
+    (id,) = source.send(raw=b"{", key="order-7", headers={"trace": "a"})
+    make_inbox(invalid="reject").drain()
+    (record,) = read_topic(source.cluster.servers, source.dead_letters, {})
+    headers = dict(record.headers())
+    origin, partition, offset = headers.pop("outbox-rejected-from").decode().split("/")
+    assert (origin, offset) == (source.name, "0")
+    assert int(partition) in range(4)
+    assert (record.key(), record.value()) == (b"order-7", b"{")
+    assert headers["outbox-message-id"].decode() == id
+    assert headers["trace"] == b"a"
+
+
+def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, make_inbox):
+    source.send(raw=b"{")
+    source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
+    with running(make_inbox(invalid="reject")) as inbox:
+        eventually(lambda: inbox.outages)
+        assert "rejected messages cannot be written to the topic in dead_letters" in inbox.outages[0].reason
+        assert source.unsettled() == 1
+        source.cluster.stop_failing()
+        eventually(lambda: source.unsettled() == 0)
+    assert [each.body for each in source.take_dead()] == [b"{"]
+
+
+# Refusals
+
+
+def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committed():
+    """The records behind it were received with it, and are read ahead."""
+    source = KafkaSource()
+    consumer = KafkaConsumer("billing", **source.options, batch_bytes=10_000, timeout=1.0)
+    for n in range(5):
+        source.send(str(n) * 6_000)
+    try:
+        consumer.open()
+        first = eventually(partial(consumer.receive, 0.1))
+        source.cluster.fail(PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 10)
+        consumer.settle(first, [first[0].tag])
+        # Although the client has passed the end of the topic.
+        assert not consumer.is_drained()
+        with pytest.raises(Unavailable, match="dead_letters"):
+            consumer.receive(0.1)
+        source.cluster.stop_failing()
+        consumer.open()
+        again = eventually(partial(consumer.receive, 0.1))
+        assert again[0].body == first[0].body
+    finally:
+        consumer.close()
+        source.close()
+
+
+def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer():
+    """Its record was within the limits of its own topic, and the header that is added counts."""
+    source = KafkaSource()
+    consumer = KafkaConsumer("billing", **source.options)
+    source._producer = Producer({"bootstrap.servers": source.cluster.servers, "message.max.bytes": 3_000_000})
+    source.send("x" * 2_000_000)
+    try:
+        consumer.open()
+        received = eventually(partial(consumer.receive, 0.1))
+        consumer.settle(received, [received[0].tag])
+        eventually(source.take_dead)
+    finally:
+        consumer.close()
+        source.close()
+
+
+def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
+    with pytest.raises(RelayUnavailable, match="create the topic, or correct the option topics"):
+        make_inbox(topics="missing").read_once()
+
+
+def test_a_topic_that_may_not_be_read_has_a_remedy(source, make_inbox):
+    source.cluster.set_topic_error(source.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(RelayUnavailable, match="give the user of config the permission to read the topic"):
+        make_inbox().read_once()
+
+
+CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"config": {}}, "bootstrap.servers is missing"),
+        ({"config": {**CONFIG, "enable.auto.commit": True}}, "offsets are committed after the database's commit"),
+        ({"config": {**CONFIG, "group.id": "a"}}, "use the option group instead"),
+        ({"config": {**CONFIG, "on_commit": print}}, "on_commit cannot be set"),
+        ({"config": {**CONFIG, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
+        ({"group": ""}, "group is ''"),
+        ({"topics": []}, "topics must be a topic, or a list of topics"),
+        ({"topics": ["order created"]}, "topics has 'order created'"),
+        ({"invalid": "reject"}, "name a topic for rejected messages"),
+        ({"dead_letters": "^a"}, "it must be the name of a topic"),
+        ({"timeout": 0}, "timeout is 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_option_is_named_with_the_remedy(options, text):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        KafkaConsumer("billing", **{"config": CONFIG, "group": GROUP, "topics": "orders", **options})
+    assert text in str(raised.value)
+
+
+def test_a_consumer_states_what_it_reads_without_a_password():
+    config = {**CONFIG, **QUICK, "sasl.password": "s3cret"}
+    consumer = KafkaConsumer("billing", config=config, group="billing", topics=["orders", "payments"])
+    assert consumer.source == "topics 'orders, payments' as group 'billing' at 127.0.0.1:9092"
+    assert "s3cret" not in json.dumps(consumer.source)

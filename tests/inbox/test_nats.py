@@ -1,0 +1,357 @@
+"""The JetStream consumer: its options, its durable consumer, its dead letters, and what it reads."""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from django_outbox.inbox.base import Incoming, Unavailable
+from django_outbox.inbox.nats import JetStreamConsumer
+from django_outbox.inbox.nats.decoding import Delivery, origin_of, place_of, read_delivery
+from django_outbox.messages import ACCEPTED
+from tests.support.claimed import make_message
+from tests.support.nats_server import NatsServer
+from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.proxies import Proxies
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.nats_fixtures"]
+
+MakeConsumer = Callable[..., JetStreamConsumer]
+
+ACK_SUBJECT = b"$JS.ACK.SHOP.billing.1.7.9.1767323045000000000.0"
+
+
+@pytest.fixture
+def make_consumer() -> Iterator[MakeConsumer]:
+    made: list[JetStreamConsumer] = []
+
+    def make(stream: str, **options: Any) -> JetStreamConsumer:
+        given = {"servers": nats_url(), "durable": "billing", "ack_wait": 1.0, **options}
+        made.append(JetStreamConsumer("billing", **{"stream": stream, **given}))
+        return made[-1]
+
+    yield make
+    for consumer in made:
+        consumer.close()
+
+
+def receive(consumer: JetStreamConsumer, count: int) -> list[Incoming]:
+    """Receive that many messages, in batches."""
+    found: list[Incoming] = []
+
+    def has_all() -> bool:
+        found.extend(consumer.receive(0.05))
+        return len(found) >= count
+
+    eventually(has_all)
+    assert len(found) == count
+    return found
+
+
+def put(nats: Nats, stream: str, *bodies: bytes, **headers: str) -> None:
+    for body in bodies:
+        nats.publish(stream, body, headers)
+
+
+# Options
+
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "stream": ({"stream": ""}, "stream is blank; set it to the name of the stream"),
+    "durable": ({"durable": "a.b"}, "durable is 'a.b'; it must be a name without"),
+    "filter": ({"filter_subject": "a b"}, "filter_subject is 'a b'; it must be a subject"),
+    "ack_wait": ({"ack_wait": 0}, "ack_wait is 0"),
+    "dead_letters": ({"dead_letters": "a.*"}, "dead_letters is 'a.*'; it must be a subject"),
+    "reject": ({"invalid": "reject"}, "dead_letters is blank, but unknown_types or invalid is 'reject'"),
+    "servers": ({"servers": "http://s3cret@host"}, "a URL must begin with nats:// or tls://"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), INVALID.values(), ids=INVALID.keys())
+def test_an_invalid_option_is_an_error_with_the_remedy(options: dict[str, Any], text: str):
+    with pytest.raises(ImproperlyConfigured) as caught:
+        JetStreamConsumer("billing", **{"servers": "nats://host", "stream": "s", "durable": "d", **options})
+    assert text in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_the_source_shows_no_login():
+    consumer = JetStreamConsumer("billing", servers="nats://outbox:s3cret@host", stream="ORDERS", durable="billing")
+    assert consumer.source == "stream 'ORDERS', consumer 'billing' at host:4222"
+
+
+# The durable consumer
+
+
+def test_a_missing_durable_consumer_is_created(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, f"{stream}.orders", b"1")
+    put(nats, f"{stream}.other", b"2")
+    consumer = make_consumer(stream, filter_subject=f"{stream}.orders", ack_wait=7.0)
+    consumer.open()
+    assert [message.body for message in receive(consumer, 1)] == [b"1"]
+    config = nats.run(lambda: nats.js.consumer_info(stream, "billing")).config
+    assert (config.ack_wait, config.filter_subject) == (7.0, f"{stream}.orders")
+    # It exists now, and stays as it is.
+    make_consumer(stream, ack_wait=9.0).open()
+    assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).config.ack_wait == 7.0
+
+
+UNFIT = {
+    "push": ({"deliver_subject": "outbox-test-push"}, "is a push consumer"),
+    "ack policy": ({"ack_policy": AckPolicy.NONE}, "must have ack_policy explicit"),
+    "max deliver": ({"max_deliver": 3}, "has max_deliver 3, after which messages are lost; set it to -1"),
+}
+
+
+@pytest.mark.parametrize(("config", "text"), UNFIT.values(), ids=UNFIT.keys())
+def test_a_durable_consumer_that_does_not_fit_is_not_used(
+    nats: Nats, make_consumer: MakeConsumer, config: dict[str, Any], text: str
+):
+    stream = nats.stream()
+    given = ConsumerConfig(**{"durable_name": "billing", "ack_policy": AckPolicy.EXPLICIT, **config})
+    nats.run(lambda: nats.js.add_consumer(stream, given))
+    with pytest.raises(Unavailable, match=text):
+        make_consumer(stream).open()
+
+
+def test_a_missing_stream_is_named(make_consumer: MakeConsumer):
+    with pytest.raises(Unavailable, match="there is no stream 'NONE'; create it, or correct the option stream"):
+        make_consumer("NONE").open()
+
+
+def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    consumer = make_consumer(stream)
+    consumer.open()
+    nats.run(lambda: nats.js.delete_consumer(stream, "billing"))
+
+    def has_ended() -> bool:
+        try:
+            consumer.receive(0.05)
+        except Unavailable as error:
+            return "consumer 'billing'" in str(error)
+        return False
+
+    eventually(has_ended, "the consumer is unavailable")
+    consumer.open()
+    put(nats, stream, b"1")
+    assert [message.body for message in receive(consumer, 1)] == [b"1"]
+
+
+def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):
+    with NatsServer(jetstream=False) as server, pytest.raises(Unavailable, match="start nats-server with -js"):
+        make_consumer("ORDERS", servers=server.url).open()
+
+
+# Settling
+
+
+def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, stream, b"1")
+    consumer = make_consumer(stream, ack_wait=0.4)
+    consumer.open()
+    held = receive(consumer, 1)
+    count = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq
+    # As long as three times the wait; a second delivery would come into the same connection.
+    assert consumer.receive(1.2) == []
+    assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq == count
+    consumer.settle(held, ())
+    eventually(consumer.is_drained)
+
+
+def test_a_connection_that_does_not_close_properly_leaves_its_messages_to_another_one_in_order(
+    nats: Nats, make_consumer: MakeConsumer, proxies: Proxies
+):
+    stream, proxy = nats.stream(), proxies.open(4222)
+    put(nats, stream, *[b"%d" % n for n in range(20)])
+    dying = make_consumer(stream, servers=nats_url(port=proxy.port), batch_size=3)
+    dying.open()
+    dying.settle(receive(dying, 3), ())
+    eventually(lambda: nats.run(lambda: nats.js.consumer_info(stream, "billing")).ack_floor.stream_seq == 3)
+    proxy.go_silent()
+    taking = make_consumer(stream)
+    taking.open()
+    assert [int(message.body) for message in receive(taking, 17)] == [*range(3, 20)]
+
+
+def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, stream, b"1", b"2")
+    consumer = make_consumer(stream, ack_wait=600.0)
+    consumer.open()
+    receive(consumer, 2)
+    consumer.close()
+    subscription = nats.run(lambda: nats.js.pull_subscribe_bind("billing", stream))
+    assert [each.data for each in nats.run(lambda: subscription.fetch(2, timeout=10))] == [b"1", b"2"]
+
+
+def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(
+    nats: Nats, make_consumer: MakeConsumer, caplog: pytest.LogCaptureFixture
+):
+    stream = nats.stream()
+    dead = f"{stream}-dead"
+    put(nats, stream, b"{", **{"outbox-message-id": "7", "Nats-Msg-Id": "7"})
+    consumer = make_consumer(stream, invalid="reject", dead_letters=dead)
+    consumer.open()
+    (message,) = receive(consumer, 1)
+    consumer.settle([message], [message.tag])
+    eventually(lambda: any("no stream has stored a dead letter" in text for text in caplog.messages))
+    letters = nats.stream(dead)
+
+    def is_buried() -> bool:
+        batch = consumer.receive(0.05)
+        consumer.settle(batch, [message.tag for message in batch])
+        return nats.count(letters) > 0
+
+    eventually(is_buried)
+    eventually(consumer.is_drained)
+    (letter,) = nats.take(letters)
+    assert (letter.data, letter.headers["outbox-message-id"]) == (b"{", "7")
+
+
+def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, stream, b"1")
+    consumer = make_consumer(stream)
+    consumer.open()
+    (message,) = receive(consumer, 1)
+    consumer.settle([message], [message.tag])
+    eventually(consumer.is_drained)
+    consumer.close()
+    consumer.open()
+    assert not consumer.receive(0.5)
+
+
+@pytest.mark.parametrize("header", [{"tenant": "acme"}, {}], ids=["with headers", "without headers"])
+@pytest.mark.parametrize("size", [2**20, 2**20 - 20])
+def test_a_dead_letter_of_the_greatest_size_is_stored(
+    nats: Nats, make_consumer: MakeConsumer, size: int, header: dict[str, str]
+):
+    stream, dead = nats.stream(), nats.stream()
+    taken = len(b"NATS/1.0\r\ntenant: acme\r\n\r\n") if header else 0
+    put(nats, stream, b"{" * (size - taken), **header)
+    consumer = make_consumer(stream, invalid="reject", dead_letters=dead)
+    consumer.open()
+    (message,) = receive(consumer, 1)
+    consumer.settle([message], [message.tag])
+    eventually(consumer.is_drained)
+    consumer.close()
+    (found,) = nats.take(dead)
+    assert (found.data, found.headers) == (message.body, header)
+
+
+def test_requests_respect_the_limits_of_the_durable_consumer(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    limits = {"max_batch": 7, "max_expires": 200_000_000}
+    config = {"durable_name": "billing", "ack_policy": "explicit", **limits}
+    request = json.dumps({"stream_name": stream, "config": config}).encode()
+    nats.run(lambda: nats.client.request(f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.billing", request))
+    consumer = make_consumer(stream)
+    consumer.open()
+    put(nats, stream, *[b"%d" % n for n in range(50)])
+    assert len(receive(consumer, 50)) == 50
+    info = nats.run(lambda: nats.js.consumer_info(stream, "billing"))
+    assert info.num_ack_pending == 50
+
+
+def test_dead_letters_may_be_in_the_same_stream(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, f"{stream}.orders", b"{", **{"Nats-Msg-Id": "7"})
+    consumer = make_consumer(stream, filter_subject=f"{stream}.orders", invalid="reject", dead_letters=f"{stream}.dead")
+    consumer.open()
+    (message,) = receive(consumer, 1)
+    consumer.settle([message], [message.tag])
+    consumer.close()
+    assert [each.subject for each in nats.take(stream)] == [f"{stream}.orders", f"{stream}.dead"]
+
+
+def test_nothing_is_requested_while_the_consumer_is_paused(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    consumer = make_consumer(stream, batch_size=5)
+    consumer.open()
+    put(nats, stream, b"1")
+    first = receive(consumer, 1)
+    consumer.pause()
+    put(nats, stream, *[b"%d" % n for n in range(50)])
+    found = []
+    while batch := consumer.receive(0.3):
+        found += batch
+    assert len(found) <= 10
+    consumer.resume()
+    consumer.settle([*first, *found], ())
+    while len(found) < 50:
+        batch = receive(consumer, 1) if not (batch := consumer.receive(0.2)) else batch
+        consumer.settle(batch, ())
+        found += batch
+    eventually(consumer.is_drained)
+
+
+# What is read
+
+
+def test_what_the_publisher_sends_is_read_back(nats: Nats, make_jetstream: MakeJetStream, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    message = make_message(f"{stream}.a", b'{"a":  1}', type="order.größe", key="k 1", headers={"tenant": "ä", "n": 1})
+    plain = make_jetstream()
+    events = make_jetstream(format="cloudevents", source="/shop", subject="{topic}.event")
+    assert [*plain.publish([message]), *events.publish([message])] == [ACCEPTED] * 2
+    consumer = make_consumer(stream)
+    consumer.open()
+    first, second = receive(consumer, 2)
+    assert first == Incoming(
+        tag=1,
+        body=message.payload,
+        message_id=message.message_id,
+        type="order.größe",
+        topic=f"{stream}.a",
+        key="k 1",
+        headers={"tenant": "ä", "n": "1"},
+        sent_at=message.occurred_at,
+        position=first.position,
+    )
+    assert first.position.startswith(f"{stream} 1 ")
+    event_headers = {**first.headers, "ce-source": "/shop", "ce-subject": f"{stream}.a"}
+    assert second == first._replace(tag=2, position=second.position, topic=f"{stream}.a.event", headers=event_headers)
+
+
+def read(*lines: bytes, body: bytes = b"{}") -> Incoming:
+    headers = b"".join(line + b"\r\n" for line in (b"NATS/1.0", *lines, b""))
+    return read_delivery(Delivery(b"orders", ACK_SUBJECT, headers, body), 1)
+
+
+def test_a_cloudevent_of_another_producer_is_identified_by_its_id_and_source():
+    event = read(b"CE-SpecVersion: 1.0", b"ce-id: 7", b"ce-source: /a%20b", b"ce-type: order.paid", b"ce-tenant: acme")
+    assert (event.message_id, event.type) == ("/a b 7", "order.paid")
+    assert event.headers == {"ce-source": "/a b", "ce-tenant": "acme"}
+    body = b'{"specversion": "1.0", "id": "7", "source": "/b", "type": "order.paid", "data": {"n": 1}}'
+    structured = read(b"content-type: application/cloudevents+json", body=body)
+    assert (structured.message_id, structured.type, structured.body) == ("/b 7", "order.paid", b'{"n": 1}')
+
+
+def test_the_id_of_another_producer_is_the_nats_msg_id():
+    assert read(b"Nats-Msg-Id: 7").message_id == "7"
+
+
+def test_headers_that_cannot_be_decoded_are_a_problem():
+    assert "its headers cannot be decoded" in read(b"a: \xff").problem
+
+
+def test_where_a_message_comes_from_is_in_the_subject_of_its_acknowledgement():
+    short = ACK_SUBJECT
+    # With a domain, as servers since 2.10 send it.
+    long = b"$JS.ACK.hub.AbCdEf.SHOP.billing.1.7.9.1767323045000000000.0.token"
+    assert origin_of(short) == origin_of(long) == (b"SHOP", b"billing", b"7")
+    assert place_of(short) == place_of(long) == (b"SHOP", b"7", b"1767323045000000000")
+
+
+def test_a_time_without_a_zone_is_ignored():
+    assert read(b"outbox-occurred-at: 2026-01-02T03:04:05").sent_at is None
+    time = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc)
+    assert read(b"outbox-occurred-at: 2026-01-02T03:04:05Z").sent_at == time

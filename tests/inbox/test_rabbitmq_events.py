@@ -1,0 +1,169 @@
+"""CloudEvents of any sender in RabbitMQ, as the SDK of the CloudEvents project writes them."""
+
+import datetime
+import json
+import uuid
+from typing import Any
+
+import pika
+import pytest
+from cloudevents.core.bindings.amqp import to_binary_event as to_amqp_event
+from cloudevents.core.bindings.rabbitmq import to_binary_event, to_structured_event
+from cloudevents.core.v1.event import CloudEvent
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_outbox.inbox.base import Incoming
+from django_outbox.inbox.rabbitmq.decoding import read_delivery
+from django_outbox.inbox.rabbitmq.wire import Delivery
+from django_outbox.publishers.rabbitmq.encoding import Encoder
+from django_outbox.publishers.rabbitmq.events import Events
+from tests.support.claimed import make_message
+
+TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=datetime.timezone.utc)
+ID = str(uuid.uuid4())
+ATTRIBUTES: dict[str, Any] = {
+    "id": ID,
+    "source": "/shop",
+    "type": "order.paid",
+    "time": TIME,
+    "subject": "orders/7",
+    "partitionkey": "order-7",
+    "traceparent": "00-1-2-01",
+    "datacontenttype": "application/json",
+}
+
+
+def deliver(headers: dict[str, Any], content_type: str | None, body: bytes, **properties: Any) -> Incoming:
+    encoded = b"".join(pika.BasicProperties(headers=headers, content_type=content_type, **properties).encode())
+    return read_delivery(Delivery(1, b"routing.key", encoded, body), key_header="outbox-key")
+
+
+def an_event(data: Any = None, **attributes: Any) -> CloudEvent:
+    return CloudEvent({**ATTRIBUTES, **attributes}, {"id": 7} if data is None else data)
+
+
+def assert_is_the_event(found: Incoming) -> None:
+    assert (found.message_id, found.type, found.topic, found.key) == (ID, "order.paid", "routing.key", "order-7")
+    assert (found.sent_at, json.loads(found.body), found.problem) == (TIME, {"id": 7}, "")
+    assert found.headers == {"traceparent": "00-1-2-01", "ce-source": "/shop", "ce-subject": "orders/7", "own": "x"}
+
+
+def test_an_event_in_binary_mode_is_read():
+    message = to_binary_event(an_event())
+    assert_is_the_event(deliver({**message.headers, "own": "x"}, message.content_type, message.body))
+
+
+def test_an_event_in_structured_mode_is_read():
+    message = to_structured_event(an_event())
+    assert_is_the_event(deliver({"own": "x"}, message.content_type, message.body))
+    assert_is_the_event(deliver({"own": "x"}, "Application/CloudEvents+JSON; charset=utf-8", message.body))
+
+
+@pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:"])
+def test_an_event_of_a_sender_of_amqp_1_0_is_read(prefix: str):
+    message = to_amqp_event(an_event())
+    headers = {name.replace("cloudEvents_", prefix): value for name, value in message.application_properties.items()}
+    # RabbitMQ turns milliseconds of AMQP 1.0 into seconds of AMQP 0-9-1.
+    headers[f"{prefix}time"] = TIME.replace(microsecond=0)
+    found = deliver({**headers, "own": "x"}, "application/json", message.application_data)
+    assert found.sent_at == TIME.replace(microsecond=0)
+    assert_is_the_event(found._replace(sent_at=TIME))
+
+
+@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
+def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
+    message = make_message(
+        "orders", b'{"id": 7}', key="order-7", headers={"tenant": "acme", "traceparent": "00-1-2-01"}
+    )
+    content_type = "application/cloudevents+json" if format == "cloudevents-structured" else "application/json"
+    event = Events(format, "/shop").convert(message)
+    encoder = Encoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type)
+    found = read_delivery(
+        Delivery(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
+    )
+    assert (found.message_id, found.type, found.topic, found.key) == (
+        message.message_id,
+        message.type,
+        "orders",
+        "order-7",
+    )
+    assert (found.sent_at, json.loads(found.body)) == (message.occurred_at, {"id": 7})
+    assert found.headers["tenant"] == "acme"
+
+
+def test_the_same_id_from_two_sources_is_two_messages():
+    found = {
+        deliver(message.headers, message.content_type, message.body).message_id
+        for message in (to_binary_event(an_event(id="1", source=source)) for source in ("/a", "/b", "/b"))
+    }
+    assert found == {"/a 1", "/b 1"}
+
+
+def test_the_header_of_the_key_takes_precedence():
+    message = to_binary_event(an_event())
+    headers = {**message.headers, "outbox-key": "other"}
+    assert deliver(headers, message.content_type, message.body).key == "other"
+
+
+def test_data_in_base64_is_decoded():
+    body = json.dumps(
+        {**ATTRIBUTES, "specversion": "1.0", "time": "2026-01-02T03:04:05Z", "data_base64": "eyJpZCI6IDd9"}
+    )
+    assert deliver({}, "application/cloudevents+json", body.encode()).body == b'{"id": 7}'
+
+
+@pytest.mark.parametrize(
+    ("time", "read"),
+    [
+        ("2026-01-02T03:04:05Z", datetime.timedelta()),
+        ("2026-01-02t03:04:05.5z", datetime.timedelta(milliseconds=500)),
+        ("2026-01-02T03:04:05.123456789Z", datetime.timedelta(microseconds=123_456)),
+        ("2026-01-02T05:04:05.25+02:00", datetime.timedelta(milliseconds=250)),
+        ("2026-01-02T03:04:05", None),
+        ("yesterday", None),
+    ],
+)
+def test_a_time_of_any_precision_is_read(time: str, read: datetime.timedelta | None):
+    found = deliver({**to_binary_event(an_event()).headers, "ce-time": time}, "application/json", b"{}")
+    assert found.sent_at == (None if read is None else TIME.replace(microsecond=0) + read)
+
+
+BINARY = {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "/s3cret", "ce-type": "t"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "content_type", "body", "problem"),
+    [
+        ({**BINARY, "ce-id": ""}, None, b"{}", "it has no attribute id, or one that is not text"),
+        ({**BINARY, "ce-type": 5}, None, b"{}", "it has no attribute type"),
+        ({}, "application/cloudevents+json", b"s3cret", "is not a CloudEvent in JSON (JSONDecodeError)"),
+        ({}, "application/cloudevents+json", b"[]", "its body is not a JSON object"),
+        ({}, "application/cloudevents+json", b"{}", "it has no attribute specversion"),
+        ({}, "application/cloudevents+json", b'{"data_base64": "s3cret"}', "is not a CloudEvent in JSON (Error)"),
+        ({}, "application/cloudevents+json", b'{"data_base64": 5}', "is not a CloudEvent in JSON (TypeError)"),
+        ({}, "application/cloudevents+json", b"[" * 100_000, "is not a CloudEvent in JSON (RecursionError)"),
+        ({}, "application/cloudevents-batch+json", b"[]", "its content type is not application/cloudevents+json"),
+        ({}, "application/cloudevents+avro", b"", "its content type is not application/cloudevents+json"),
+    ],
+    ids=range(10),
+)
+def test_an_event_that_cannot_be_read_has_a_problem(
+    headers: dict[str, Any], content_type: str | None, body: bytes, problem: str
+):
+    found = deliver(headers, content_type, body)
+    assert found.problem.startswith("it is an invalid CloudEvent: ")
+    assert problem in found.problem
+    assert "s3cret" not in found.problem
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@given(JSON)
+def test_no_structured_event_raises(event: object):
+    deliver({}, "application/cloudevents+json", json.dumps(event).encode())
