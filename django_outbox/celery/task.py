@@ -1,8 +1,8 @@
 """The task class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
 import datetime
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from celery import Celery, Task
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from django_outbox.celery.producer import StoringProducer
 from django_outbox.db.uuid7 import uuid7
 from django_outbox.exceptions import InvalidMessage
 
@@ -88,8 +89,10 @@ class OutboxTask(AnyTask):
         ignore_result = options.pop("ignore_result", self.ignore_result)
         headers["ignore_result"] = ignore_result
         options |= {"headers": headers, "ignore_result": True, "retry": False}
-        store: Any = _Store(self, task_id, due)
-        result = super().apply_async(args, kwargs, task_id, store, **arguments, **options)
+        storing: Any = StoringProducer(
+            app, task_id=task_id, publisher=self.outbox_publisher, using=self.outbox_using, due=due
+        )
+        result = super().apply_async(args, kwargs, task_id, storing, **arguments, **options)
         result.ignored = ignore_result
         return result
 
@@ -111,68 +114,6 @@ def _sending_directly() -> Iterator[None]:
         yield
     finally:
         _sends_directly.reset(token)
-
-
-class _NoConnection:
-    """A producer's connection, as far as `Celery.send_task` uses it."""
-
-    def _reraise_as_library_errors(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-class _Store:
-    """The producer that Celery publishes one task message with: it writes the message to the outbox.
-
-    Args:
-        task: the task.
-        task_id: the ID of the call.
-        due: the time until which the outbox keeps the message, if any.
-    """
-
-    connection = _NoConnection()
-
-    def __init__(self, task: OutboxTask, task_id: str, due: datetime.datetime | None) -> None:
-        self._task = task
-        self._task_id = task_id
-        self._due = due
-        self._is_stored = False
-
-    def publish(
-        self,
-        body: Any,
-        *,
-        headers: dict[str, Any],
-        exchange: Any = None,
-        routing_key: str | None = None,
-        serializer: str | None = None,
-        compression: str | None = None,
-        declare: Sequence[Any] | None = None,
-        expiration: float | None = None,
-        **properties: Any,
-    ) -> None:
-        """Write a message; called by Celery like the method of kombu's producer."""
-        from django_outbox.celery.storing import store  # noqa: PLC0415 - needs the models
-
-        if self._is_stored:
-            # An event (`task_send_sent_event`), but nothing has been sent yet.
-            return
-        store(
-            self._task.app,
-            body,
-            task_id=self._task_id,
-            headers=headers,
-            exchange=exchange,
-            routing_key=routing_key,
-            serializer=serializer,
-            compression=compression,
-            declare=declare or (),
-            expiration=expiration,
-            properties=properties,
-            publisher=self._task.outbox_publisher,
-            using=self._task.outbox_using,
-            due=self._due,
-        )
-        self._is_stored = True
 
 
 def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, datetime.datetime | None]:

@@ -32,7 +32,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 def found(publishers: dict[str, Any]) -> list[CheckMessage]:
     with override_settings(OUTBOX={"PUBLISHERS": publishers}):
-        return run_checks(tags=[TAG], databases=[])
+        # A test of Django's tasks may have registered a handler in this process.
+        return [problem for problem in run_checks(tags=[TAG], databases=[]) if problem.id != "django_outbox.W025"]
 
 
 def test_tasks_with_their_publisher_give_no_message():

@@ -2,8 +2,10 @@
 
 import datetime
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
@@ -24,8 +26,10 @@ from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.relay import Relay
 from tests.support import celery_app
 from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, new_prefix
-from tests.support.rabbitmq_tools import free_port, make_message
+from tests.support.claimed import make_message
+from tests.support.rabbitmq_tools import TcpProxy, broker_url, free_port
 
+pytest_plugins = ["tests.support.tls_fixtures"]
 pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)
 
 PATH = "tests.support.celery_app:app"
@@ -368,6 +372,34 @@ def test_the_broker_is_described_without_secrets(make: MakeApp):
 def test_tls_of_the_app_is_used(make: MakeApp):
     make("amqp://user:secret@one//").conf.broker_use_ssl = True
     assert "amqps://one:5671/%2F" in CeleryPublisher("celery", app=PATH).describe()
+
+
+def test_tls_by_the_scheme_of_the_url_is_used_on_each_node(make: MakeApp):
+    make("amqps://user:secret@one//;amqps://user:secret@two:5679//")
+    found = CeleryPublisher("celery", app=PATH).describe()
+    assert "amqps://one:5671/%2F, amqps://two:5679/%2F" in found
+
+
+def test_a_task_is_sent_over_tls_to_a_broker_whose_certificate_is_trusted(
+    make: MakeApp, prefix: str, tls_proxy: TcpProxy, certificates: dict[str, Path]
+):
+    trusted = {"ca_certs": str(certificates["broker.pem"]), "cert_reqs": ssl.CERT_REQUIRED}
+    app = make(broker_url(scheme="amqps", port=tls_proxy.port), broker_use_ssl=trusted)
+    app.tasks["tests.add"].delay(1, 2)
+    assert drain().processed == 1
+    assert [message.headers["task"] for message in take(make(settings.AMQP_URL), prefix)] == ["tests.add"]
+
+
+def test_a_certificate_that_is_not_trusted_is_an_outage_that_names_the_setting(
+    make: MakeApp, tls_proxy: TcpProxy, certificates: dict[str, Path]
+):
+    trusted = {"ca_certs": str(certificates["stranger.pem"])}
+    make(broker_url(scheme="amqps", port=tls_proxy.port), broker_use_ssl=trusted)
+    publisher = CeleryPublisher("celery", app=PATH)
+    reason = publisher.prepare()
+    publisher.close()
+    assert "the broker's TLS certificate is refused" in reason
+    assert "or ca_certs in broker_use_ssl of the Celery app" in reason
 
 
 def test_the_driver_of_rabbitmq_is_named_if_it_is_missing(make: MakeApp):

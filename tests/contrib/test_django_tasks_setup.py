@@ -16,7 +16,9 @@ from django.db import connections
 from django.test import TestCase, modify_settings
 from django.utils import timezone
 
+from django_outbox.models import OutboxMessage
 from django_outbox.retention import purge as purge_module
+from django_outbox.retention.discarding import discard
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.project_files import ROOT
@@ -175,6 +177,25 @@ class TestRetention:
         self.store(using, a=4, b=5, c=6, d=7, e=3.5, other=9, young=2, unfinished=None)
         purge(using=using)
         assert self.names(using) == ["other", "unfinished", "young"]
+
+    def test_a_purge_deletes_old_results_whose_message_was_discarded(self, configure: Configure, using: str):
+        from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
+        from tests.support.django_tasks import note  # noqa: PLC0415 - needs Django 6.0
+
+        configure({"database": using, "result_retention": datetime.timedelta(days=3)})
+        discarded, waiting, young = (note.enqueue() for _ in range(3))
+        messages = OutboxMessage.objects.using(using)
+        messages.filter(message_id__in=[discarded.id, young.id]).update(available_at=None, failed_at=timezone.now())
+        assert discard(messages) == 2
+        ids = [discarded.id, waiting.id]
+        old = timezone.now() - datetime.timedelta(days=4)
+        TaskRecord.objects.using(using).filter(pk__in=ids).update(enqueued_at=old)
+        for result, expected in ((discarded, "FAILED"), (waiting, "READY"), (young, "FAILED")):
+            result.refresh()
+            assert result.status == expected
+        purge(using=using)
+        left = TaskRecord.objects.using(using).values_list("pk", flat=True)
+        assert {str(pk) for pk in left} == {waiting.id, young.id}
 
     def test_results_are_kept_forever_without_a_retention(self, configure: Configure, using: str):
         configure({"database": using, "result_retention": None})

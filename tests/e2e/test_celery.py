@@ -57,6 +57,8 @@ def test_drains_that_overlap_deliver_every_message_once(shop: Shop):
     send(shop, "drain_outbox", times=8)
     worker = start_worker(shop, concurrency=4)
     eventually(lambda: successes(worker, "drain_outbox") == 8, seconds=PATIENCE)
+    # With deliveries under way, Celery sometimes takes half a minute to end.
+    eventually(lambda: successes(worker, "send_confirmation") == saved, seconds=PATIENCE)
     worker.stop()
     shop.wait_for_arrivals(saved, consumer)
     assert shop.assert_everything_arrived() == 0

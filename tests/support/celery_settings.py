@@ -3,6 +3,8 @@
 import json
 import os
 
+import django
+
 from tests.settings import *  # noqa: F403
 
 DATABASES = {"default": json.loads(os.environ["OUTBOX_CELERY_DATABASE"])}
@@ -13,3 +15,11 @@ OUTBOX = {
         "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery_worker:app"}},  # type: ignore[dict-item]
     }
 }
+if django.VERSION >= (6, 0):
+    TASKS = {
+        "default": {
+            "BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend",
+            "QUEUES": [],
+            "OPTIONS": {"publisher": "celery"},
+        }
+    }

@@ -51,7 +51,7 @@ def cleaned_up(prefix: str) -> Iterator[None]:
         yield
     finally:
         with pika.BlockingConnection(pika.URLParameters(settings.AMQP_URL)) as connection:
-            for suffix in ("", "-topic", "-missing", "-gone", "-other"):
+            for suffix in ("", "-topic", "-missing", "-gone", "-other", "-mail"):
                 channel = connection.channel()
                 channel.queue_delete(prefix + suffix)
                 channel.exchange_delete(prefix + suffix)
@@ -61,8 +61,16 @@ def cleaned_up(prefix: str) -> Iterator[None]:
 
 
 @contextmanager
-def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a prefork worker with two processes for the app's default queue, on a database of the test run."""
+def worker(app: Celery, using: str, broker: str, log: Path, *, queues: str = "") -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a prefork worker with two processes on a database of the test run.
+
+    Args:
+        app: the app; the worker makes the same one.
+        using: the alias of the database, which is the worker's default.
+        broker: its URL.
+        log: the file for the worker's output.
+        queues: the names of the queues, with commas; by default, the app's default queue.
+    """
     prefix = app.conf.task_default_queue
     environment = {
         **os.environ,
@@ -82,6 +90,7 @@ def worker(app: Celery, using: str, broker: str, log: Path) -> Iterator["subproc
         "prefork",
         "-c",
         "2",
+        *(["-Q", queues] if queues else []),
         *quiet,
     ]
     command = [sys.executable, "-m", "celery", "-A", "tests.support.celery_worker", *arguments]

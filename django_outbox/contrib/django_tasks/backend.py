@@ -3,15 +3,17 @@
 import uuid
 from typing import Any, TypeAlias
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.tasks.backends.base import BaseTaskBackend
-from django.tasks.base import Task, TaskResult
-from django.tasks.exceptions import TaskResultDoesNotExist
+from django.tasks.base import DEFAULT_TASK_PRIORITY, Task, TaskResult
+from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued
 from django.utils.json import normalize_json
 
 from django_outbox.contrib.django_tasks.options import DEFAULT_PUBLISHER, Problem, find_problems
+from django_outbox.contrib.django_tasks.publishers import runs_in_celery, runs_in_handlers
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"
@@ -19,28 +21,48 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 
 class OutboxBackend(BaseTaskBackend):
-    """Stores tasks in the outbox, in the caller's transaction; a relay runs them.
+    """Stores tasks in the outbox, in the caller's transaction; a relay runs them, or sends them to Celery workers.
 
     Args:
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
-            chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default),
-            `queues` (a dict with other publishers for some queues) and `result_retention` (a timedelta, 7 days by
-            default; None keeps results forever).
+            chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default, or of
+            a `CeleryPublisher`), `queues` (a dict with other publishers for some queues) and `result_retention` (a
+            timedelta, 7 days by default; None keeps results forever).
     """
 
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
-    # The outbox delivers in the order of enqueueing.
-    supports_priority = False
+
+    @property
+    def supports_priority(self) -> bool:  # type: ignore[override]
+        """Whether a publisher sends tasks to Celery; a relay runs them in the order of enqueueing."""
+        # Earlier, publishers cannot be imported. `enqueue` validates the task again.
+        return not apps.models_ready or any(runs_in_celery(alias) for alias in self._list_publishers())
+
+    def validate_task(self, task: AnyTask) -> None:
+        """Refuse a task that this backend cannot run.
+
+        Raises:
+            InvalidTask: the backend cannot run it.
+        """
+        super().validate_task(task)
+        if task.priority != DEFAULT_TASK_PRIORITY and apps.models_ready:
+            alias = self.choose_publisher(task.queue_name)
+            if not runs_in_celery(alias):
+                raise InvalidTask(
+                    f"The publisher {alias!r} of the queue {task.queue_name!r} does not support setting priority of "
+                    "tasks. Only Celery does."
+                )
 
     def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:  # type: ignore[override]
         """Store a task, in the caller's transaction if one is open on that database, otherwise in its own.
 
         Raises:
             InvalidTask: the task cannot be run by this backend.
-            ImproperlyConfigured: the configuration of the backend is wrong.
+            ImproperlyConfigured: the configuration of the backend, or of its Celery app, is wrong.
+            celery.exceptions.QueueNotFound: the Celery app does not know the queue, and may not create it.
             TypeError: an argument is not JSON.
             ValueError: an argument is bytes that are not UTF-8.
             InvalidMessage: the database would not return the arguments unchanged, or they are too large. Nothing was
@@ -49,11 +71,9 @@ class OutboxBackend(BaseTaskBackend):
         self.validate_task(task)
         if problem := next(iter(self._find_problems()), None):
             raise ImproperlyConfigured(f"{problem.message} {problem.hint}")
-        from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
-        from django_outbox.contrib.django_tasks.records import store_task  # noqa: PLC0415 - needs the models
+        from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
-        # TASKS may have changed since the app started, as in a test.
-        register()
+        self.register_runners()
         result = store_task(self, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -79,6 +99,29 @@ class OutboxBackend(BaseTaskBackend):
         """Return the alias of the publisher that runs the tasks of a queue."""
         alias: str = self.options.get("queues", {}).get(queue_name) or self.options.get("publisher", DEFAULT_PUBLISHER)
         return alias
+
+    def _list_publishers(self) -> list[str]:
+        """Return the aliases of all publishers of this backend."""
+        queues = self.options.get("queues", {})
+        found = [
+            self.options.get("publisher", DEFAULT_PUBLISHER),
+            *(queues.values() if isinstance(queues, dict) else ()),
+        ]
+        # The checks report those that are not strings.
+        return [alias for alias in found if isinstance(alias, str)]
+
+    def register_runners(self) -> None:
+        """Register the handler, or the Celery task, that runs the tasks. Again is harmless.
+
+        The models must be loaded. The configuration may change later, as in a test.
+        """
+        aliases = self._list_publishers()
+        if any(runs_in_handlers(alias) for alias in aliases):
+            from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
+
+            register()
+        if any(runs_in_celery(alias) for alias in aliases):
+            from django_outbox.contrib.django_tasks import tasks  # noqa: F401, PLC0415 - needs the models and Celery
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in self._find_problems()]

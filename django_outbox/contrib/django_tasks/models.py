@@ -15,7 +15,8 @@ MAX_PATH_LENGTH = 255
 class TaskRecord(models.Model):
     """What `get_result` returns, in the database of the task's message.
 
-    A task that is running keeps its old record until its transaction is committed, so RUNNING is never stored.
+    A task that a relay runs keeps its old record until its transaction is committed; only a Celery worker stores
+    RUNNING.
     """
 
     objects: ClassVar[models.Manager["TaskRecord"]] = models.Manager()
@@ -25,6 +26,7 @@ class TaskRecord(models.Model):
     backend = models.CharField(_("backend"), max_length=255)
     queue_name = models.CharField(_("queue"), max_length=255)
     publisher = models.CharField(_("publisher"), max_length=63)
+    priority = models.SmallIntegerField(_("priority"), default=0)
     args = PayloadField(_("arguments"))
     kwargs = PayloadField(_("keyword arguments"))
     status = models.CharField(
@@ -43,7 +45,8 @@ class TaskRecord(models.Model):
         verbose_name = _("task result")
         verbose_name_plural = _("task results")
         default_permissions = ("view",)
-        indexes = [models.Index(fields=["finished_at"], name="outbox_tasks_finished")]
+        # The purge finds finished results by the one, and results that will never be finished by both.
+        indexes = [models.Index(fields=["finished_at", "enqueued_at"], name="outbox_tasks_finished")]
 
     def __str__(self) -> str:
         return f"{self.path} {self.message_id}"

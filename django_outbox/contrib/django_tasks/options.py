@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from django_outbox.conf import get_settings
+from django_outbox.contrib.django_tasks.publishers import import_publisher, runs_in_celery, runs_in_handlers
 
 APP = "django_outbox.contrib.django_tasks"
 
@@ -102,15 +102,10 @@ def _check_publisher(where: str, alias: object) -> Iterator[Problem]:
             f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
         )
         return
-    from django_outbox.publishers.handlers import HandlersPublisher  # noqa: PLC0415 - needs the models
-
-    try:
-        backend = import_string(publishers[alias].backend)
-    except ImportError:
-        return
-    if not (isinstance(backend, type) and issubclass(backend, HandlersPublisher)):
+    backend = import_publisher(alias)
+    if backend is not None and not runs_in_handlers(alias) and not runs_in_celery(alias):
         yield Problem(
             "django_outbox.E063",
             f"{where} is {alias!r}, a {getattr(backend, '__name__', backend)}, which does not run tasks.",
-            f"Name a HandlersPublisher, for example {ENTRY}.",
+            f"Name a HandlersPublisher, for example {ENTRY}, or a CeleryPublisher, to run the tasks in Celery workers.",
         )

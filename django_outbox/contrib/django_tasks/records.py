@@ -1,17 +1,15 @@
-"""Write tasks and read their results."""
+"""Read the results of tasks."""
 
 import uuid
-from contextlib import nullcontext
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import router
 from django.tasks.base import Task, TaskError, TaskResult, TaskResultStatus
-from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.enqueueing.enqueue import enqueue
+from django_outbox.contrib.django_tasks.publishers import runs_in_celery
 from django_outbox.models import OutboxMessage, Status
 
 TYPE = "django.task"
@@ -22,47 +20,6 @@ def choose_database(backend: OutboxBackend) -> str:
     """Return the alias of the database in which a backend stores tasks and results."""
     alias: str = backend.options.get("database") or router.db_for_write(OutboxMessage)
     return alias
-
-
-def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
-    """Insert a message and a record, both or none.
-
-    Raises:
-        InvalidMessage: a value is invalid. Nothing was written, and the transaction can continue.
-    """
-    using = choose_database(backend)
-    publisher = backend.choose_publisher(task.queue_name)
-    # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
-    block = nullcontext() if connections[using].in_atomic_block else transaction.atomic(using=using)
-    with block:
-        message = enqueue(
-            TYPE,
-            {
-                "task": task.module_path,
-                "backend": backend.alias,
-                "queue_name": task.queue_name,
-                "args": args,
-                "kwargs": kwargs,
-            },
-            topic=task.module_path,
-            available_at=task.run_after,
-            publisher=publisher,
-            using=using,
-            require_transaction=False,
-        )
-        record = TaskRecord(
-            message_id=message.message_id,
-            path=task.module_path,
-            backend=backend.alias,
-            queue_name=task.queue_name,
-            publisher=publisher,
-            args=args,
-            kwargs=kwargs,
-            run_after=task.run_after,
-            enqueued_at=timezone.now(),
-        )
-        record.save(force_insert=True, using=using)
-    return make_result(record, task)
 
 
 def find_result(backend: OutboxBackend, message_id: uuid.UUID) -> "AnyResult | None":
@@ -77,17 +34,36 @@ def find_result(backend: OutboxBackend, message_id: uuid.UUID) -> "AnyResult | N
 
 
 def _follow_message(record: TaskRecord, using: str) -> None:
-    """Take over what an operator did to the message: cancel or requeue it."""
+    """Take over what an operator did to the message: cancel, requeue or discard it."""
+    in_celery = runs_in_celery(record.publisher)
+    if in_celery and record.status != TaskResultStatus.READY:
+        # A worker has received it, maybe before the relay has written so.
+        return
     messages = OutboxMessage.objects.using(using)
     message = messages.filter(message_id=record.message_id, publisher=record.publisher).first()
-    if message is None or message.status == Status.PROCESSED:
+    if message is None and in_celery:
+        # It was sent, and purged. The task waits for a worker.
         return
-    failed = message.status == Status.FAILED
-    if failed:
-        # It may have failed after the record was read.
+    if message is None or message.status == Status.FAILED:
+        # It may have ended after the record was read.
         record.refresh_from_db(using=using)
-    record.status = TaskResultStatus.FAILED if failed else TaskResultStatus.READY
-    record.finished_at = (record.finished_at or message.failed_at) if failed else None
+        if record.status != TaskResultStatus.SUCCESSFUL:
+            record.status = TaskResultStatus.FAILED
+            record.finished_at = record.finished_at or (message.failed_at if message else None)
+    elif message.status == Status.PENDING:
+        record.status = TaskResultStatus.READY
+        record.finished_at = None
+
+
+def make_payload(record: TaskRecord) -> dict[str, Any]:
+    """Return what a worker needs to run a task."""
+    return {
+        "task": record.path,
+        "backend": record.backend,
+        "queue_name": record.queue_name,
+        "args": record.args,
+        "kwargs": record.kwargs,
+    }
 
 
 def find_task(record: TaskRecord) -> AnyTask:
@@ -100,7 +76,9 @@ def find_task(record: TaskRecord) -> AnyTask:
     task = import_string(record.path)
     if not isinstance(task, Task):
         raise ImportError(f"{record.path} is not a task any more. Decorate it with @task.")
-    return task.using(queue_name=record.queue_name, run_after=record.run_after, backend=record.backend)
+    return task.using(
+        priority=record.priority, queue_name=record.queue_name, run_after=record.run_after, backend=record.backend
+    )
 
 
 def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:

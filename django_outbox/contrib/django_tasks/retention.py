@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable
 
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, QuerySet
 from django.tasks import task_backends
 
 from django_outbox.contrib.django_tasks.backend import OutboxBackend
@@ -11,13 +11,20 @@ from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import DEFAULT_RETENTION
 from django_outbox.contrib.django_tasks.records import choose_database
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.models import OutboxMessage
 from django_outbox.retention.purge import MAX_AGE, PURGE_BATCH_SIZE
 
 __all__ = ["purge_results"]
 
 
+_MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publisher=OuterRef("publisher"))
+
+
 def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
-    """Delete results of finished tasks that are older than their backend's `result_retention`; return their number.
+    """Delete results that are older than their backend's `result_retention`; return their number.
+
+    The age is that since the task has finished. If it never will, because its message was discarded or deleted, it is
+    that since the task was enqueued.
 
     Args:
         using: the database alias.
@@ -29,8 +36,10 @@ def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
             age: datetime.timedelta | None = backend.options.get("result_retention", DEFAULT_RETENTION)
             if age is not None:
                 limit = DatabaseNow() - min(age, MAX_AGE)
-                old = TaskRecord.objects.using(using).filter(backend=backend.alias, finished_at__lt=limit)
-                total += _delete(old, is_stopping)
+                records = TaskRecord.objects.using(using).filter(backend=backend.alias)
+                total += _delete(records.filter(finished_at__lt=limit), is_stopping)
+                unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
+                total += _delete(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
     return total
 
 
@@ -38,7 +47,7 @@ def _delete(old: "QuerySet[TaskRecord]", is_stopping: Callable[[], bool]) -> int
     total = 0
     while not is_stopping():
         # MySQL has no LIMIT in a subquery of DELETE.
-        ids = [*old.order_by("finished_at").values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
+        ids = [*old.order_by("finished_at", "enqueued_at").values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
         total += old.filter(pk__in=ids).delete()[0]
         if len(ids) < PURGE_BATCH_SIZE:
             break

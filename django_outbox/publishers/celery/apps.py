@@ -9,6 +9,7 @@ from urllib.parse import quote
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 from kombu import Connection
+from kombu.transport.pyamqp import SSLTransport
 from kombu.utils.url import url_to_parts
 
 EXAMPLE = '"shop.celery:app"'
@@ -77,6 +78,12 @@ def is_amqp(connection: Connection) -> bool:
     return str(connection.get_transport_cls().driver_type) == "amqp"
 
 
+def uses_tls(connection: Connection) -> bool:
+    """Return whether an AMQP connection uses TLS, by `broker_use_ssl` or by the scheme amqps of its URL."""
+    # Kombu sets `ssl` for the scheme only when the connection is opened.
+    return bool(connection.ssl) or issubclass(connection.get_transport_cls(), SSLTransport)
+
+
 def has_socket_timeouts(connection: Connection) -> bool:
     """Return whether the transport is Redis, whose sockets wait forever unless its options limit that."""
     return str(connection.get_transport_cls().driver_type) == "redis"
@@ -101,7 +108,7 @@ def amqp_urls(connection: Connection) -> list[str]:
 
 
 def read_ssl(connection: Connection) -> dict[str, str] | None:
-    """Return the files that `broker_use_ssl` names, as the RabbitMQ publisher's option `ssl`; None without TLS.
+    """Return the files that `broker_use_ssl` names, as the RabbitMQ publisher's option `ssl`; None without them.
 
     Raises:
         ImproperlyConfigured: the broker's certificate would not be verified.
@@ -125,7 +132,7 @@ def _nodes(connection: Connection) -> Sequence[Connection]:
 
 
 def _amqp_url(node: Connection) -> str:
-    scheme = "amqps" if node.ssl else "amqp"
+    scheme = "amqps" if uses_tls(node) else "amqp"
     password: Any = node.password
     if callable(password):
         password = password()
@@ -136,7 +143,7 @@ def _amqp_url(node: Connection) -> str:
 
 
 def _port(node: Connection) -> int:
-    return 5671 if node.ssl else 5672
+    return 5671 if uses_tls(node) else 5672
 
 
 def _without_secrets(url: str) -> str:

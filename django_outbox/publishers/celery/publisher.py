@@ -12,9 +12,7 @@ from django_outbox.publishers.base import BatchRefused, Publisher
 from django_outbox.publishers.celery.apps import connect, find_app, is_amqp
 from django_outbox.publishers.celery.envelope import NotATask, TaskMessage, unpack
 from django_outbox.publishers.celery.kombu_tasks import KombuTasks
-
-MAX_SECONDS = 86_400
-"""Maximum number of seconds of the timeout: a day."""
+from django_outbox.publishers.options import require_seconds
 
 
 class _Broker(Protocol):
@@ -52,7 +50,7 @@ class CeleryPublisher(Publisher):
 
     def __init__(self, alias: str, *, app: str, timeout: float = 30.0) -> None:
         super().__init__(alias)
-        _check_timeout(timeout)
+        require_seconds("timeout", timeout)
         celery = find_app(app)
         if celery.conf.task_protocol != 2:
             raise ImproperlyConfigured(
@@ -103,11 +101,6 @@ def _use_rabbitmq(alias: str, app: Celery, timeout: float) -> _Broker:
             'pip install "django-transactional-outbox[celery,rabbitmq]"'
         ) from error
     return RabbitMQTasks(alias, app, timeout)
-
-
-def _check_timeout(timeout: object) -> None:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= MAX_SECONDS:
-        raise ImproperlyConfigured(f"timeout is {timeout!r}; it must be a number of seconds above 0, at most a day.")
 
 
 def _not_a_task(error: NotATask) -> Outcome:

@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
                 ('backend', models.CharField(max_length=255, verbose_name='backend')),
                 ('queue_name', models.CharField(max_length=255, verbose_name='queue')),
                 ('publisher', models.CharField(max_length=63, verbose_name='publisher')),
+                ('priority', models.SmallIntegerField(default=0, verbose_name='priority')),
                 ('args', django_outbox.db.fields.PayloadField(verbose_name='arguments')),
                 ('kwargs', django_outbox.db.fields.PayloadField(verbose_name='keyword arguments')),
                 ('status', models.CharField(choices=[('READY', 'Ready'), ('RUNNING', 'Running'), ('FAILED', 'Failed'), ('SUCCESSFUL', 'Successful')], default='READY', max_length=10, verbose_name='status')),
@@ -36,7 +37,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'task result',
                 'verbose_name_plural': 'task results',
                 'default_permissions': ('view',),
-                'indexes': [models.Index(fields=['finished_at'], name='outbox_tasks_finished')],
+                'indexes': [models.Index(fields=['finished_at', 'enqueued_at'], name='outbox_tasks_finished')],
             },
         ),
     ]

@@ -1,0 +1,59 @@
+"""Store a task: a message for a relay, and a record for its result."""
+
+from contextlib import nullcontext
+from typing import Any
+
+from django.db import connections, transaction
+from django.utils import timezone
+
+from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
+from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.publishers import runs_in_celery
+from django_outbox.contrib.django_tasks.records import TYPE, choose_database, make_payload, make_result
+from django_outbox.enqueueing.enqueue import enqueue
+
+
+def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
+    """Insert a message and a record, both or none.
+
+    Raises:
+        InvalidMessage: a value is invalid. Nothing was written, and the transaction can continue.
+        ImproperlyConfigured: the Celery app of the publisher cannot be imported.
+        celery.exceptions.QueueNotFound: the Celery app does not know the queue, and may not create it.
+    """
+    using = choose_database(backend)
+    record = TaskRecord(
+        path=task.module_path,
+        backend=backend.alias,
+        queue_name=task.queue_name,
+        publisher=backend.choose_publisher(task.queue_name),
+        priority=task.priority,
+        args=args,
+        kwargs=kwargs,
+        run_after=task.run_after,
+        enqueued_at=timezone.now(),
+    )
+    # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
+    block = nullcontext() if connections[using].in_atomic_block else transaction.atomic(using=using)
+    with block:
+        if runs_in_celery(record.publisher):
+            from django_outbox.contrib.django_tasks.celery_calls import store_call  # noqa: PLC0415 - needs Celery
+
+            store_call(record, using)
+        else:
+            _store_message(record, using)
+    return make_result(record, task)
+
+
+def _store_message(record: TaskRecord, using: str) -> None:
+    message = enqueue(
+        TYPE,
+        make_payload(record),
+        topic=record.path,
+        available_at=record.run_after,
+        publisher=record.publisher,
+        using=using,
+        require_transaction=False,
+    )
+    record.message_id = message.message_id
+    record.save(force_insert=True, using=using)
