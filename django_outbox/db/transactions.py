@@ -4,6 +4,7 @@ import asyncio
 import os
 
 from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.exceptions import TransactionForbidden
@@ -20,6 +21,12 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     if connection.connection is None:
         return not connection.settings_dict["AUTOCOMMIT"]
     return not connection.autocommit
+
+
+def hint_elsewhere() -> str:
+    """Return a hint that begins with a blank if the caller has a transaction open on any database; blank if not."""
+    others = [other.alias for other in connections.all(initialized_only=True) if in_transaction(other)]
+    return f" A transaction is open on {others[0]!r}: did you mean using={others[0]!r}?" if others else ""
 
 
 def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:

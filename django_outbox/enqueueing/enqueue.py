@@ -3,22 +3,24 @@
 import datetime
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connections, router, transaction
 
 from django_outbox.conf import get_settings
-from django_outbox.db.transactions import in_transaction, refuse_async
+from django_outbox.db.transactions import hint_elsewhere, in_transaction, refuse_async
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.routing import route
 from django_outbox.enqueueing.validation import check_message, check_unsaved, read_available_at, read_message_id
 from django_outbox.enqueueing.writing import insert_new, write
-from django_outbox.exceptions import InvalidMessage, TransactionRequired
+from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import get_store
 from django_outbox.tracing import traced
+
+Written = TypeVar("Written")
 
 CHUNK_SIZE = 1000
 """Maximum number of messages that `enqueue_many` writes with one INSERT."""
@@ -147,7 +149,7 @@ def enqueue_many(
         InvalidEvent: an event does not match its class. Nothing was written, either.
         SynchronousOnlyOperation: it was called in async code.
     """
-    batch = [as_message(each, position) for position, each in enumerate(messages)]
+    batch = [_as_message(each, position) for position, each in enumerate(messages)]
     using = using or router.db_for_write(OutboxMessage)
     _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
@@ -169,9 +171,9 @@ def enqueue_many(
     return batch
 
 
-def chunked(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[OutboxMessage]]:
+def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:
     """Yield messages in parts, each of which one INSERT can write, given the size of each message in bytes."""
-    chunk: list[OutboxMessage] = []
+    chunk: list[Written] = []
     total = 0
     for message, size in zip(messages, sizes, strict=True):
         if chunk and (len(chunk) == CHUNK_SIZE or total + size > CHUNK_BYTES):
@@ -183,18 +185,23 @@ def chunked(messages: list[OutboxMessage], sizes: list[int]) -> Iterator[list[Ou
         yield chunk
 
 
+def _as_message(value: object, position: int) -> Any:
+    try:
+        return as_message(value)
+    except InvalidEvent as error:
+        raise InvalidEvent(f"messages[{position}]: {error}") from None
+
+
 def _check_transaction(using: str, required: bool | None, function: str) -> None:
     if in_transaction(connections[using]):
         return
     refuse_async(function, using)
     if not (get_settings().require_transaction if required is None else required):
         return
-    others = [other.alias for other in connections.all(initialized_only=True) if in_transaction(other)]
-    elsewhere = f" A transaction is open on {others[0]!r}: did you mean using={others[0]!r}?" if others else ""
     raise TransactionRequired(
         f"{function}() needs an open transaction on the database {using!r}, so that the message and your data are "
-        f"saved together or not at all.{elsewhere} Put both inside `with transaction.atomic(using={using!r}):`, or "
-        f"pass require_transaction=False to save the message on its own, for example in an on_commit hook."
+        f"saved together or not at all.{hint_elsewhere()} Put both inside `with transaction.atomic(using={using!r}):`, "
+        f"or pass require_transaction=False to save the message on its own, for example in an on_commit hook."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from django_outbox.exceptions import InvalidEvent, InvalidMessage
+from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 
@@ -89,22 +89,15 @@ def merge_headers(own: dict[str, Any], headers: object) -> Any:
     return {**own, **headers}
 
 
-def as_message(value: object, position: int) -> Any:
+def as_message(value: object) -> Any:
     """Return an event as an unsaved message; return another value unchanged.
-
-    Args:
-        value: an event or another value.
-        position: its position in the list of the caller, for the error.
 
     Raises:
         InvalidEvent: it does not match its class.
     """
     if not hasattr(type(value), ATTRIBUTE):
         return value
-    try:
-        event = encode(value)
-    except InvalidEvent as error:
-        raise InvalidEvent(f"messages[{position}]: {error}") from None
+    event = encode(value)
     return OutboxMessage(
         type=event.type,
         payload=event.payload,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_type_hints
 
@@ -13,6 +14,7 @@ from pydantic_core import PydanticSerializationError
 from typing_extensions import is_typeddict
 
 from django_outbox.error_text import describe, one_line
+from django_outbox.events.mistakes import find_converted_bool, find_surrogate
 from django_outbox.exceptions import InvalidEvent
 
 MAX_MISTAKES = 5
@@ -54,12 +56,28 @@ class Codec:
         try:
             found: dict[str, Any] = adapter.dump_python(event, mode="json", by_alias=True, warnings="error")
             # Fields of a dataclass are not validated when it is made.
-            adapter.validate_json(json.dumps(found))
+            decoded = adapter.validate_json(json.dumps(found))
         except ValidationError as error:
-            raise InvalidEvent(_describe(error)) from None
+            raise InvalidEvent(find_surrogate(found) or _describe(error)) from None
         except (PydanticSerializationError, UnicodeError) as error:
-            raise InvalidEvent(_without_values(error)) from None
+            raise InvalidEvent(self._find_surrogate(event) or _without_values(error)) from None
+        if issubclass(self._cls, BaseModel):
+            # Pydantic converts a bool when the model is made, unless the model is strict.
+            return found
+        # A class may have serializers that work for JSON only.
+        with suppress(PydanticSerializationError):
+            if problem := find_converted_bool(self._dump_values(event), found, lambda: self._dump_values(decoded)):
+                raise InvalidEvent(problem)
         return found
+
+    def _find_surrogate(self, event: Any) -> str:
+        with suppress(PydanticSerializationError, UnicodeError):
+            return find_surrogate(self._dump_values(event))
+        return ""
+
+    def _dump_values(self, event: Any) -> Any:
+        """Return an instance as a dict of Python values."""
+        return self._adapter.dump_python(event, by_alias=True, warnings=False)
 
     def load(self, text: bytes | str) -> Any:
         """Return the instance that a JSON text describes.

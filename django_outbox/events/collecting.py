@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from django.db import router, transaction
 
 from django_outbox.db.transactions import refuse_async
-from django_outbox.enqueueing.enqueue import enqueue_many
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
+from django_outbox.events.enqueueing import enqueue_events
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 
@@ -56,6 +56,7 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
 
     Raises:
         InvalidEvent: an event does not match its class. The block is rolled back.
+        InvalidMessage: an event cannot be stored. The block is rolled back.
         SynchronousOnlyOperation: it was called in async code, where Django has no transactions.
     """
     using = using or router.db_for_write(OutboxMessage)
@@ -67,4 +68,4 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
         finally:
             collector._end()
         if collector.events:
-            enqueue_many(collector.events, using=using)
+            enqueue_events(collector.events, using)

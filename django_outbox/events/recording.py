@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import models, router, transaction
 
-from django_outbox.enqueueing.enqueue import enqueue_many
 from django_outbox.enqueueing.events import Event
+from django_outbox.events.enqueueing import enqueue_events
 from django_outbox.events.recorded import Recorded, resolve
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
             # Receivers of `post_save` may have recorded events, too.
             entries = self._take_recorded(taken)
             if entries:
-                enqueue_many(resolve(entries, self), using=using)
+                enqueue_events(resolve(entries, self), using)
 
     def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
         using = using or router.db_for_write(type(self), instance=self)
@@ -51,7 +51,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
             deleted = super().delete(using=using, keep_parents=keep_parents)
             events += resolve(self._take_recorded(taken), self)
             if events:
-                enqueue_many(events, using=using)
+                enqueue_events(events, using)
         return deleted
 
     def record(self, event: "Event | Callable[[Self], Event]") -> None:

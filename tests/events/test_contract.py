@@ -116,6 +116,15 @@ def test_payloads_match_the_schema():
 
 
 @pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize("name", ["missing/events.json", "missing/schemas/"])
+@pytest.mark.parametrize("option", ["--asyncapi", "--json-schema"])
+def test_a_directory_that_does_not_exist_is_not_created(tmp_path: Path, option: str, name: str):
+    with pytest.raises(CommandError, match=r"there is no directory .*missing.*\. Create it first\."):
+        run(option, str(tmp_path / name) + ("/" if name.endswith("/") else ""))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.usefixtures("shop")
 def test_the_schemas_in_files_stand_alone(tmp_path: Path):
     run("--json-schema", f"{tmp_path}/schemas/")
     files = sorted(path.name for path in (tmp_path / "schemas").iterdir())

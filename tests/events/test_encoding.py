@@ -7,13 +7,13 @@ import enum
 import json
 import uuid
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 from django.db import transaction
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PlainSerializer
 from typing_extensions import TypedDict
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
@@ -191,6 +191,68 @@ def test_a_value_of_another_type_is_refused_and_the_transaction_can_continue(
         enqueue(OrderCreated(8), using=using)
     assert str(info.value).startswith(f"order.created ({__name__}.OrderCreated): {problem}")
     assert count(using) == 1
+
+
+SURROGATE = chr(0xD800)
+
+
+class Sums(NamedTuple):
+    numbers: list[int]
+    flags: dict[str, bool]
+    any: Any = None
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["number", "ratio"])
+def test_a_boolean_is_not_a_number(make: Any, name: str):
+    cls = event("test.everything")(make())
+    values = {each: kind() if kind in {int, float, Decimal} else None for each, kind in TYPES.items()}
+    values |= {"at": datetime.datetime.now(datetime.timezone.utc), "day": datetime.date.today(), "lines": []}  # noqa: DTZ011
+    values |= {"took": datetime.timedelta(1), "id": uuid.UUID(int=7), "colour": Colour.RED, "tags": frozenset()}
+    sent = cls(**{**values, "counts": {1: True}, name: True})
+    if make is make_model:
+        # Pydantic has converted it.
+        assert cls.__outbox_event__.encode(sent).payload[name] == 1
+        return
+    with pytest.raises(InvalidEvent, match=rf": {name}: must be a number, not bool\.$"):
+        cls.__outbox_event__.encode(sent)
+
+
+def test_booleans_are_found_at_any_depth_and_stay_where_they_belong():
+    cls: Any = event("sums.made")(Sums)
+    assert cls.__outbox_event__.encode(cls([1, 0], {"a": True}, [True, 1])).payload["any"] == [True, 1]
+    with pytest.raises(InvalidEvent, match=r": numbers\.1: must be a number"):
+        cls.__outbox_event__.encode(cls([1, True], {"a": True}))
+
+
+def test_a_class_may_encode_its_booleans_as_numbers():
+    @event("switch.set")
+    @dataclasses.dataclass
+    class SwitchSet:
+        on: Annotated[bool, PlainSerializer(int, when_used="json")]
+
+    encoder: Any = SwitchSet.__outbox_event__  # type: ignore[attr-defined]
+    assert encoder.encode(SwitchSet(True)).payload == {"on": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({"note": SURROGATE}, "note"),
+        ({"note": {"a": ["x", SURROGATE]}}, r"note\.a\.1"),
+        ({"note": {SURROGATE: 1}}, "note"),
+    ],
+)
+def test_a_lone_surrogate_is_refused_with_its_path(values: dict[str, Any], path: str):
+    @event("note.written")
+    @dataclasses.dataclass
+    class NoteWritten:
+        note: Any
+
+    encoder: Any = NoteWritten.__outbox_event__  # type: ignore[attr-defined]
+    with pytest.raises(InvalidEvent, match=rf"\): '?{path}.*: contains a lone surrogate") as info:
+        encoder.encode(NoteWritten(**values))
+    assert str(info.value).isprintable()
 
 
 def test_an_error_does_not_quote_the_value():

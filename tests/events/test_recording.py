@@ -95,6 +95,21 @@ class TestSaving:
         purchase.save(using=using, force_insert=True)
         assert payloads(using) == [{"id": purchase.pk, "number": "fixed"}]
 
+    def test_an_error_names_the_event_and_not_a_place_in_a_list(self, purchase: Purchase, using: str):
+        for number, error, text in (
+            (3, InvalidEvent, rf"^purchase\.changed \({__name__}\.PurchaseChanged\): number: must be of type str"),
+            ("\0", InvalidMessage, r'^PurchaseChanged\.payload\["number"\]: contains a NUL'),
+        ):
+            event: Any = PurchaseChanged(7, number)  # type: ignore[arg-type]
+            purchase.record(PurchaseChanged(1))
+            purchase.record(event)
+            with pytest.raises(error, match=text):
+                purchase.save(using=using)
+            with pytest.raises(error, match=text), collect_events(using=using) as events:
+                events.record(PurchaseChanged(1))
+                events.record(event)
+            purchase = Purchase(number="A-1")
+
     def test_receivers_of_post_save_may_record(self, purchase: Purchase, using: str):
         def receive(instance: Purchase, **_: Any) -> None:
             instance.record(changed)

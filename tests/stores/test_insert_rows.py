@@ -1,0 +1,106 @@
+"""`insert_rows` writes what Django's own INSERT would, and leaves out what is in the table."""
+
+import datetime
+import uuid
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from django_outbox.inbox.conversion import Content
+from django_outbox.models import OutboxMessage
+from django_outbox.stores import get_store
+from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import another_alias
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+COLUMNS = (
+    "type, topic, {key}, {partition}, blocks_key, payload, headers, publisher, attempts, error, error_class, "
+    "processed_at, failed_at, history, original"
+)
+
+
+def content(payload: Any = 1, **values: Any) -> Content:
+    return Content(**{"message_id": uuid.uuid4(), "type": "t", "publisher": "default", "payload": payload, **values})
+
+
+def insert(using: str, *contents: Content) -> None:
+    store = get_store(connections[using])
+    assert store.inserts_rows
+    with transaction.atomic(using=using):
+        store.insert_rows("default", [each.to_row(store) for each in contents])
+
+
+def columns(using: str, message_id: uuid.UUID) -> tuple[Any, ...]:
+    """Return the columns of a message as the database has them."""
+    quote = connections[using].ops.quote_name
+    names = COLUMNS.format(key=quote("key"), partition=quote("partition"))
+    id = OutboxMessage.objects.using(using).get(message_id=message_id).pk
+    with connections[using].cursor() as cursor:
+        cursor.execute(f"SELECT {names} FROM {quote(OutboxMessage._meta.db_table)} WHERE id = {id}")
+        found: tuple[Any, ...] = cursor.fetchone()
+    return found
+
+
+@pytest.mark.parametrize("using", ALIASES)
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        10**30,
+        1.10,
+        -0.0,
+        "",
+        'it\'s a \\ "quote" % %s',
+        "naïve 漢字 😀 \u2028 \x7f",
+        {"b": [1, {"a": None}], "a": True, "%(x)s": "'; --"},
+    ],
+    ids=["null", "big", "decimal", "negative zero", "blank", "quotes", "unicode", "nested"],
+)
+def test_a_row_is_the_same_as_that_of_django(using: str, payload: Any):
+    first = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
+    second = content(payload, key="café-%s", topic="a'b", headers={"h": payload})
+    insert(using, first)
+    OutboxMessage.objects.using(using).bulk_create([second.to_model()])
+    assert columns(using, first.message_id) == columns(using, second.message_id)
+
+
+@pytest.mark.parametrize("using", ALIASES)
+def test_a_message_is_due_now_and_keeps_its_time(using: str):
+    time = datetime.datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=datetime.timezone.utc)
+    timed, untimed = content(occurred_at=time), content()
+    insert(using, timed, untimed)
+    found = {message.message_id: message for message in OutboxMessage.objects.using(using).due()}
+    assert found[timed.message_id].occurred_at == time
+    assert found[untimed.message_id].occurred_at == found[untimed.message_id].available_at
+
+
+@pytest.mark.parametrize("using", ALIASES)
+def test_known_messages_and_repeated_ones_are_left_out_and_the_order_is_kept(using: str):
+    known, new, last = content(1), content(2), content(3)
+    insert(using, known)
+    insert(using, content(9, message_id=known.message_id), new, content(9, message_id=new.message_id), last)
+    assert list(OutboxMessage.objects.using(using).order_by("id").values_list("payload", flat=True)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("using", ALIASES)
+def test_a_message_of_another_publisher_is_not_known(using: str):
+    known = content(1)
+    OutboxMessage.objects.using(using).create(message_id=known.message_id, type="t", payload=0, publisher="audit")
+    insert(using, known)
+    assert OutboxMessage.objects.using(using).count() == 2
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_known_message_that_a_relay_has_claimed_does_not_delay_the_others(using: str):
+    known, new = content(1), content(2)
+    insert(using, known)
+    with another_alias(using) as relay, transaction.atomic(using=relay):
+        assert len(OutboxMessage.objects.using(relay).select_for_update()) == 1
+        with connections[using].cursor() as cursor:
+            mysql = connections[using].vendor == "mysql"
+            cursor.execute("SET innodb_lock_wait_timeout = 1" if mysql else "SET lock_timeout = '1s'")
+        insert(using, content(9, message_id=known.message_id), new)
+    connections[using].close()
+    assert OutboxMessage.objects.using(using).count() == 2
