@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Warning
 
 from django_outbox.handlers.registry import AnyHandler, Registry
 
 
 def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
-    """Yield an error for each name that two handlers have, and for each function that cannot be called."""
+    """Yield the mistakes: two handlers of one name, a function that cannot be called, a pattern instead of a type."""
     for second in registry.duplicates:
         first = registry.find(second.name)
         yield Error(
@@ -21,9 +21,21 @@ def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
             id="django_outbox.E025",
         )
     for each in registry:
+        yield from _check_types(each)
         yield from _check_function(each, each.function, "handler", "event, message")
         if each.fallback_function is not None:
             yield from _check_function(each, each.fallback_function, "fallback of the handler", "event, message, error")
+
+
+def _check_types(checked: AnyHandler) -> Iterator[CheckMessage]:
+    for type in checked.types:
+        if any(character in type for character in "*?["):
+            yield Warning(
+                f"The handler {checked.name!r} is registered for {type!r}. That is no pattern: the handler gets only "
+                "messages of exactly this type.",
+                hint='Name each type: @handler("order.created", "order.paid"). Patterns are for OUTBOX[\'ROUTES\'].',
+                id="django_outbox.W027",
+            )
 
 
 def _check_function(

@@ -82,7 +82,7 @@ class Runner:
                 raise
             _log(found, message, second, "The fallback of handler")
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
-            return rejected(both, error_class=outcome.error_class, cause=second)
+            return rejected(both, error_class=outcome.kind, cause=second)
         return ACCEPTED
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:

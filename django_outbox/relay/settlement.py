@@ -53,8 +53,6 @@ def decide(
         if outcome.verdict is Verdict.ACCEPTED:
             settlement.processed.append(message.id)
             continue
-        # A filter by error class must find messages without an error class, too.
-        error_class = outcome.error_class or outcome.verdict.value
         if outcome.verdict is Verdict.DEFERRED:
             if not outcome.counted:
                 delay: float | None = min(outcome.retry_after or 0.0, LONGEST_RETRY_AFTER)
@@ -62,12 +60,12 @@ def decide(
                 policy = settings.retry_policy(publisher_alias, message.type)
                 delay = retry_delay(message, outcome, policy, on_fault=faults.append)
             if delay is not None:
-                settlement.retried.append(Retried(message.id, outcome.error, delay, error_class, outcome.counted))
+                settlement.retried.append(Retried(message.id, outcome.error, delay, outcome.kind, outcome.counted))
                 continue
         elif outcome.verdict is not Verdict.REJECTED:
             continue
         blocks_key = settings.failed_blocks_key and bool(message.key)
-        settlement.failed.append(Failed(message.id, outcome.error, error_class, blocks_key))
+        settlement.failed.append(Failed(message.id, outcome.error, outcome.kind, blocks_key))
         failed.append((message, outcome))
     if faults:
         logger.error(

@@ -150,9 +150,9 @@ class TransactionalBatches:
             )
             if final.verdict is Verdict.DEFERRED and final.error != outcome.error:
                 # It raised, or what it wrote was refused.
-                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.error_class))
+                final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.kind))
             elif final is not ACCEPTED:
-                final = rejected(final.error, error_class=final.error_class, cause=final.cause)
+                final = rejected(final.error, error_class=final.kind, cause=final.cause)
             decided = self._decide(message, final)
         if decided.failed or any(row.counted for row in decided.settlement.retried):
             self._record(message, decided)
@@ -255,7 +255,7 @@ class TransactionalBatches:
             return self._decide(message, read_outcome(outcome))
         if lost.attempted is not None:
             error = f"{lost.attempted.error}; then: {reason}"
-            return self._decide(message, read_outcome(rejected(error, error_class=lost.attempted.error_class)))
+            return self._decide(message, read_outcome(rejected(error, error_class=lost.attempted.kind)))
         return self._conclude(message, read_outcome(retry_later(reason, error_class=LOST, cause=lost.error)))
 
     def _forget_connection(self) -> None:

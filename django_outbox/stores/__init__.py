@@ -5,9 +5,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from django_outbox.stores.base import Store
-from django_outbox.stores.types import Claim, Failed, Held, Purged, Retried, Settlement
+from django_outbox.stores.types import Claim, Failed, Held, NewRow, Purged, Retried, Settlement
 
-__all__ = ["Claim", "Failed", "Held", "Purged", "Retried", "Settlement", "Store", "find_store", "get_store"]
+__all__ = ["Claim", "Failed", "Held", "NewRow", "Purged", "Retried", "Settlement", "Store", "find_store", "get_store"]
 
 _STORES = {
     "postgresql": "django_outbox.stores.postgresql.PostgreSQLStore",

@@ -26,12 +26,15 @@ from django_outbox.stores.mysql_statements import (
     ADD_SLOTS,
     CHARACTER_SETS,
     FIND_KEY_LOCKS,
+    FIND_MESSAGES,
     FIND_SLOT,
     HISTORY,
+    INSERT_ROWS,
     LIST_HEADS,
     LOCK,
     LOCK_KEYS,
     LOCK_SLOTS,
+    NEW_ROW,
     OLD,
     PURGE,
     QUEUE,
@@ -39,7 +42,7 @@ from django_outbox.stores.mysql_statements import (
     READ,
     UNKEYED,
 )
-from django_outbox.stores.types import Claim, Purged, Row
+from django_outbox.stores.types import Claim, NewRow, Purged, Row
 
 EARLIEST = "1000-01-01"
 """The earliest time that the column can store."""
@@ -120,6 +123,8 @@ class MySQLStore(LockingStore):
     now = "UTC_TIMESTAMP(6)"
     undelivered = "processed_at IS NULL AND blocks_key = 1"
     use_partitions = "FORCE INDEX (outbox_partitions)"
+
+    inserts_rows = True
 
     # MariaDB's JSON_VALID refuses JSON that is nested deeper than 32 levels; MySQL's limit is 100.
     max_json_depth = 31
@@ -308,6 +313,20 @@ class MySQLStore(LockingStore):
         for message in messages:
             # MariaDB returns an ID, but for a duplicate it is the ID of the first message.
             message.pk = None
+
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
+        if self.looks_before_insert:
+            ids = [row["message_id"] for row in rows]
+            found = self.fetch(FIND_MESSAGES.format(ids=", ".join(["%s"] * len(ids))), ids)
+            # MySQL stores the ID as text.
+            known = {uuid.UUID(str(id)).hex for id, name in found if name == publisher}
+            rows = [row for row in rows if row["message_id"] not in known]
+        if rows:
+            values: list[object] = []
+            for row in rows:
+                values += (row["message_id"], row["type"], row["topic"], row["key"], row["partition"])
+                values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], publisher)
+            self.execute(INSERT_ROWS.format(rows=", ".join([NEW_ROW] * len(rows))), values)
 
     def _add_key_locks_apart(self) -> None:
         """Add the rows in a short transaction that holds no other lock."""

@@ -79,6 +79,21 @@ ORDER BY id LIMIT {depth})
 LOCK_KEYS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN ({ids}) ORDER BY number FOR UPDATE"
 FIND_KEY_LOCKS = f"SELECT number FROM {{locks}} WHERE number < {KEY_LOCKS}"
 
+FIND_MESSAGES = "SELECT message_id, publisher FROM {{table}} WHERE message_id IN ({ids})"
+
+# Not from JSON_TABLE: for INSERT ... SELECT, MariaDB by default locks the counter of ids until the statement ends, and
+# every transaction that enqueues would wait. INSERT IGNORE would turn every other error into a warning, and a lost
+# message.
+INSERT_ROWS = """
+INSERT INTO {{table}} (
+    message_id, type, topic, `key`, `partition`, blocks_key, payload, headers, occurred_at, publisher, available_at,
+    attempts, error, error_class
+) VALUES {rows}
+ON DUPLICATE KEY UPDATE message_id = {{table}}.message_id
+"""
+
+NEW_ROW = "(%s, %s, %s, %s, %s, %s, %s, %s, COALESCE(%s, UTC_TIMESTAMP(6)), %s, UTC_TIMESTAMP(6), 0, '', '')"
+
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
 # from the start of the index would step over all of them.
 OLD = """

@@ -1,6 +1,7 @@
 """PostgreSQL: a claim is a transaction with row locks."""
 
 import datetime
+import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from django_outbox.stores.cursor import SPARED, Span
 from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads
 from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
-from django_outbox.stores.types import Purged, Row
+from django_outbox.stores.types import NewRow, Purged, Row
 
 # The batch is cut twice: generously by the stored sizes, so that no row beyond the limit is read from the TOAST table,
 # and then by the sizes of the text. OFFSET keeps the planner from producing each text twice. Sums are taken over rows
@@ -184,7 +185,7 @@ def array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-INSERT_JSON = """
+INSERT_ROWS = """
 INSERT INTO {table} (
     message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
@@ -205,7 +206,7 @@ class PostgreSQLStore(LockingStore):
     now = "statement_timestamp()"
 
     can_wake = True
-    inserts_json = True
+    inserts_rows = True
 
     @property
     def stores_local_times(self) -> bool:
@@ -322,8 +323,8 @@ class PostgreSQLStore(LockingStore):
                 heard = {notification.payload for notification in notifications}
             yield heard
 
-    def insert_json(self, publisher: str, rows: str) -> None:
-        self.execute(INSERT_JSON, [publisher, rows])
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
+        self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
         rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])

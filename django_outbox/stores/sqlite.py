@@ -17,7 +17,7 @@ from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
 from django_outbox.stores.locks import lock_number
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
-from django_outbox.stores.types import SIZE, Claim, Held, Purged, Row, Settlement
+from django_outbox.stores.types import SIZE, Claim, Held, NewRow, Purged, Row, Settlement
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
@@ -56,9 +56,13 @@ SELECT {COLUMNS},
 FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s))
 """
 
-NEXT_PARTITION = """
-SELECT id FROM {table}
-WHERE publisher = %s AND blocks_key AND partition > {after} AND partition <= %s
+UNDELIVERED = "blocks_key AND blocks_key = 1"
+"""SQLite uses a partial index only if a term of the query is spelled as the index's condition: `blocks_key` where
+Django 5.2 has created it, and `blocks_key = 1` since Django 6.1 (https://sqlite.org/partialindex.html)."""
+
+NEXT_PARTITION = f"""
+SELECT id FROM {{table}}
+WHERE publisher = %s AND {UNDELIVERED} AND partition > {{after}} AND partition <= %s
 ORDER BY partition, id LIMIT 1
 """
 
@@ -85,7 +89,7 @@ WITH RECURSIVE queue(partition, id, due, size, step) AS (
         length(CAST(next.payload AS BLOB)) + length(CAST(next.headers AS BLOB)), step + 1
     FROM queue JOIN {{table}} next ON next.id = (
         SELECT id FROM {{table}}
-        WHERE publisher = %s AND blocks_key AND partition = queue.partition AND id > queue.id
+        WHERE publisher = %s AND {UNDELIVERED} AND partition = queue.partition AND id > queue.id
         ORDER BY id LIMIT 1
     )
     WHERE step < %s
@@ -180,7 +184,7 @@ WHERE id IN (SELECT value FROM json_each(%s)) {mine} AND EXISTS (
 """
 
 # Without a condition, SQLite takes ON for a part of a join.
-INSERT_JSON = f"""
+INSERT_ROWS = f"""
 INSERT INTO {{table}} (
     message_id, type, topic, "key", partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
@@ -223,7 +227,8 @@ class SQLiteStore(Store):
     """
 
     now = NOW
-    inserts_json = sqlite3.sqlite_version_info >= (3, 38)
+    undelivered = UNDELIVERED
+    inserts_rows = sqlite3.sqlite_version_info >= (3, 38)
     # Only one connection may write at a time.
     report_interval = 30.0
 
@@ -340,8 +345,8 @@ class SQLiteStore(Store):
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
 
-    def insert_json(self, publisher: str, rows: str) -> None:
-        self.execute(INSERT_JSON, [publisher, rows])
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
+        self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: None) -> Purged:
         # Deleted messages leave no index entries behind, so there is no better place to begin than the start.

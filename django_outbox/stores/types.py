@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from django_outbox.messages import Message, Unreadable
 
@@ -11,6 +11,26 @@ Row = tuple[Any, ...]
 
 SIZE = 10
 """The index of the size in a row: the bytes of payload and headers."""
+
+
+class NewRow(TypedDict):
+    """A pending message to insert.
+
+    Args:
+        message_id: its ID, as 32 hexadecimal digits.
+        payload: its payload as JSON.
+        headers: its headers as JSON.
+        occurred_at: its time as the database reads it; None for now.
+    """
+
+    message_id: str
+    type: str
+    topic: str
+    key: str
+    partition: int
+    payload: str
+    headers: str
+    occurred_at: str | None
 
 
 @dataclass(frozen=True, slots=True)

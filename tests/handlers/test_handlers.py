@@ -1,6 +1,5 @@
 """Local handlers: what they write is committed together with the message's new state, or not at all."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,6 +120,35 @@ def test_a_handler_may_return_an_outcome_and_then_leaves_no_effect(
     (message,) = OutboxMessage.objects.using(using)
     assert (message.status, message.attempts) == (status, attempts)
     assert effects(using) == []
+
+
+@pytest.mark.parametrize("fallback", [False, True], ids=["", "fallback"])
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (retry_later("closed"), "deferred"),
+        (retry_later("closed", error_class="bank.closed"), "bank.closed"),
+        (retry_later("closed", cause=KeyError()), "KeyError"),
+    ],
+    ids=["none", "class", "cause"],
+)
+def test_a_message_that_runs_out_of_attempts_keeps_the_error_class_of_the_last_one(
+    outcome: Outcome, expected: str, fallback: bool
+):
+    @handler("t")
+    def work(payload: Any, message: Message) -> Outcome:
+        return outcome
+
+    @work.fallback
+    def give_up(payload: Any, message: Message, error: Exception) -> None:
+        raise LookupError("no fallback")
+
+    if not fallback:
+        work.fallback_function = None
+    put(1, "default")
+    drain_all("default")
+    (message,) = OutboxMessage.objects.using("default")
+    assert (message.status, message.error_class) == (Status.FAILED, expected)
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), "60", None])
@@ -294,84 +322,3 @@ def test_what_a_handler_activates_ends_with_it(using: str):
     put(2, using)
     drain(using)
     assert languages == [languages[0]] * 2 != ["de", "de"]
-
-
-def test_a_batch_is_small_and_ends_after_its_seconds(using: str, calls: list[int]):
-    put(3, using)
-    with settings(batch_seconds=1e-9), Relay(using=using) as relay:
-        tally = relay.deliver_once()
-    assert (tally.claimed, tally.processed, tally.blocked) == (3, 1, 2)
-    assert [message.attempts for message in OutboxMessage.objects.using(using).order_by("id")] == [1, 0, 0]
-
-
-@pytest.fixture
-def calls() -> list[int]:
-    found: list[int] = []
-
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        found.append(payload)
-
-    return found
-
-
-@pytest.mark.parametrize(
-    ("entry", "argument", "claimed"), [({}, None, 20), ({"BATCH_SIZE": 7}, None, 7), ({}, 5, 5), ({}, 50, 20)]
-)
-def test_batches_have_the_size_of_the_entry_or_the_publisher(
-    entry: dict[str, int], argument: int | None, claimed: int, calls: list[int]
-):
-    put(60)
-    outbox = {"PUBLISHERS": {"default": {**HANDLERS, **entry}}}
-    with override_settings(OUTBOX=outbox), Relay(batch_size=argument) as relay:
-        assert relay.deliver_once().claimed == claimed
-    assert len(calls) == claimed
-
-
-def test_a_relay_that_is_stopping_calls_no_further_handler(using: str):
-    seen: list[int] = []
-
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        seen.append(payload)
-        relay.stop()
-
-    put(3, using)
-    with Relay(using=using) as relay:
-        relay.deliver_once()
-    assert seen == [0]
-    assert states(using) == [Status.PROCESSED, Status.PENDING, Status.PENDING]
-
-
-def change(using: str, action: str) -> Callable[[], object]:
-    rows = OutboxMessage.objects.using(using)
-    return {
-        "retry_now": rows.retry_now,
-        "hold": rows.hold,
-        "requeue": lambda: (rows.cancel(), rows.requeue()),
-    }[action]
-
-
-@pytest.mark.parametrize("action", ["retry_now", "hold", "requeue"])
-def test_a_handler_that_changes_its_own_message_runs_once(using: str, action: str):
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        change(using, action)()
-        leave(using, payload)
-
-    put(2, using)
-    drain(using)
-    assert sorted(effects(using)) == ["0", "1"]
-    assert states(using) == [Status.PROCESSED] * 2
-
-
-def test_a_handler_that_deletes_the_messages_of_its_batch_runs_once(using: str, caplog: pytest.LogCaptureFixture):
-    @handler("t")
-    def work(payload: Any, message: Message) -> None:
-        OutboxMessage.objects.using(using).all().delete()
-        leave(using, payload)
-
-    put(2, using)
-    drain(using)
-    assert sorted(effects(using)) == ["0", "1"]
-    assert "2 of 2 claimed messages" in caplog.text

@@ -109,6 +109,12 @@ def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers:
     assert handlers.for_type("u") == []
 
 
+@pytest.mark.parametrize(("type", "found"), [("order.*", ["W027"]), ("order.?", ["W027"]), ("order.created", [])])
+def test_a_pattern_instead_of_a_type_is_reported(type: str, found: list[str]):
+    make("work", type)
+    assert ids(check_handlers(None)) == found
+
+
 async def good(event: Any, message: Message) -> None: ...
 def generator(event: Any, message: Message) -> Any:
     yield

@@ -13,8 +13,9 @@ from django_outbox.relay.dead_letters import MAX_ERROR_LENGTH, copy_failed, sign
 from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
 from tests.docs.test_examples import example
+from tests.support.claimed import make_message
 from tests.support.publishers import ScriptedPublisher
-from tests.support.rabbitmq_tools import Broker, MakePublisher, make_message
+from tests.support.rabbitmq_tools import Broker, MakePublisher
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 

@@ -14,15 +14,8 @@ from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict,
 from django_outbox.publishers.base import BatchRefused
 from django_outbox.publishers.rabbitmq import encoding
 from django_outbox.relay.isolation import publish_isolated
-from tests.support.rabbitmq_tools import (
-    Broker,
-    MakePublisher,
-    TcpProxy,
-    broker_url,
-    channels_of,
-    make_message,
-    verdicts,
-)
+from tests.support.claimed import make_message
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 

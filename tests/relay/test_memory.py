@@ -16,7 +16,7 @@ from tests.support.rabbitmq_tools import Broker
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-GIANTS = int(os.environ.get("OUTBOX_TEST_GIANTS", "120"))
+GIANTS = int(os.environ.get("OUTBOX_TEST_GIANTS", "60"))
 """How many payloads of 1 MiB there are; memory does not depend on it."""
 
 MOST = 150
