@@ -7,6 +7,7 @@ module finds the others.
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -51,6 +52,27 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             except SettingsProblem as problem:
                 problems.append(problem)
     return [Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}") for problem in problems]
+
+
+@register(TAG)
+def check_payload_sizes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that each publisher's broker takes every payload that `enqueue` does."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    found: list[CheckMessage] = []
+    for publisher_alias, config in ({} if settings is None else settings.publishers).items():
+        # `check_settings` reports a publisher that cannot be constructed.
+        with suppress(SettingsProblem):
+            limit = build_publisher(publisher_alias, config).max_payload_bytes
+            if settings is not None and limit is not None and limit < settings.max_payload_bytes:
+                found.append(
+                    Warning(
+                        f"The publisher {publisher_alias!r} takes messages of at most {limit:,} bytes, but "
+                        f"OUTBOX['MAX_PAYLOAD_BYTES'] is {settings.max_payload_bytes:,}.",
+                        hint=f"Set MAX_PAYLOAD_BYTES to at most {limit:,}, or larger messages fail after the commit.",
+                        id="django_outbox.W026",
+                    )
+                )
+    return found
 
 
 @register(TAG)

@@ -3,6 +3,7 @@
 from importlib import metadata
 from pathlib import Path
 
+from django.apps import apps
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import QuerySet
@@ -32,15 +33,18 @@ def describe_database(connection: BaseDatabaseWrapper) -> str:
 
 
 def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
-    """Return the names of this app's migrations that were not applied to a database.
+    """Return the outbox's migrations that were not applied to a database, such as `django_outbox.0001_initial`.
+
+    Those of its installed apps belong to them: the inbox, and the results of Django's tasks.
 
     Raises:
         DatabaseError: the database is unavailable.
     """
+    labels = {app.label for app in apps.get_app_configs() if f"{app.name}.".startswith("django_outbox.")}
     executor = MigrationExecutor(connection)
-    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "django_outbox"]
+    wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels]
     plan = executor.migration_plan(wanted)
-    return [migration.name for migration, _ in plan if migration.app_label == "django_outbox"]
+    return [f"{migration.app_label}.{migration.name}" for migration, _ in plan if migration.app_label in labels]
 
 
 def find_unknown_publishers(using: str) -> list[str]:

@@ -16,6 +16,7 @@ from django_outbox.admin.overview_waiting import WaitingGroup
 from django_outbox.models import Status as State
 from django_outbox.monitoring.types import (
     BlockedKey,
+    ConsumerStatus,
     FailureGroup,
     Level,
     PausedType,
@@ -84,6 +85,7 @@ def describe(
         "keys": [_key(each, status, links) for each in status.blocked_keys],
         "relays": [_relay(each, status) for each in relays[:MAX_RELAYS]],
         "more_relays": len(relays) > MAX_RELAYS,
+        "consumers": [_consumer(each, status) for each in status.consumers],
         "operations": [_entry(each, status) for each in entries],
     }
 
@@ -224,6 +226,28 @@ def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:
         "seen": text.ago(relay.seen_at, status.at),
         "processed": text.number(relay.processed),
         "failed": text.number(relay.failed),
+    }
+
+
+def _consumer(consumer: ConsumerStatus, status: Status) -> dict[str, Any]:
+    states = {
+        "reading": _("reading"),
+        "paused": _("paused because of the backlog"),
+        "unavailable": _("broker unavailable"),
+        "not_read": _("not read"),
+    }
+    return {
+        "alias": consumer.alias,
+        "source": consumer.source,
+        "state": states.get(consumer.state, consumer.state),
+        "outage": consumer.outage,
+        "outage_since": text.ago(consumer.outage_since, status.at) if consumer.outage_since else "",
+        "alive": consumer.inboxes > 0,
+        "seen": text.ago(consumer.seen_at, status.at),
+        **{
+            name: text.number(getattr(consumer, name))
+            for name in ("inboxes", "received", "stored", "invalid", "dropped", "rejected")
+        },
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any, Protocol
 
-from django_outbox.management.figures import Figures
+from django_outbox.management.figures import LiveFigures
 
 DEFAULT_WIDTH = 80
 WIPE = "\r\x1b[2K"
@@ -21,7 +21,7 @@ MIN_REASON = 12
 class Display(Protocol):
     """Shows figures at the bottom of a terminal. Thread-safe; a terminal that is gone is no error."""
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: LiveFigures) -> None:
         """Show these figures instead of the last ones."""
 
     def write_above(self, text: str) -> None:
@@ -44,7 +44,7 @@ class PlainDisplay:
         self._is_closed = False
         self._lock = threading.RLock()
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: LiveFigures) -> None:
         with self._lock:
             if self._is_closed:
                 return
@@ -85,7 +85,7 @@ def terminal_width(stream: IO[str]) -> int:
     return DEFAULT_WIDTH
 
 
-def line_of(figures: Figures, width: int) -> str:
+def line_of(figures: LiveFigures, width: int) -> str:
     """Return the figures on one line of at most `width` columns; the least important ones are left out first."""
     parts: list[str] = []
     for outage in figures.outages[:1]:
@@ -93,7 +93,7 @@ def line_of(figures: Figures, width: int) -> str:
         if (excess := columns_of(text) - width) > 0:
             text = figures.describe_outage(outage, max(len(outage.reason) - excess, MIN_REASON))
         parts.append(text)
-    parts += [figures.left_text, figures.backlog_text, figures.oldest_text, *figures.counts, figures.served]
+    parts += [figures.left_text, *figures.texts, figures.served]
     return clipped(fitting(filter(None, parts), width), width)
 
 

@@ -1,9 +1,11 @@
 """The figures of the live line, and their texts."""
 
+import abc
 import datetime
 import math
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from django.db import DatabaseError, connections
 from django.db.models import Count, Min
@@ -23,8 +25,67 @@ MAX_SHARE = 0.05
 DAY = datetime.timedelta(days=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFigures(abc.ABC):
+    """The state of a process at one moment, as the live line shows it.
+
+    Args:
+        outages: the outages in progress.
+        failed: number of messages that failed, or could not be stored as they came.
+        now: the monotonic time.
+        done: the part of the work that is done, from 0 to 1; None if that is not known.
+    """
+
+    outages: tuple[Outage, ...]
+    failed: int
+    now: float
+    done: float | None = None
+
+    @property
+    @abc.abstractmethod
+    def served(self) -> str:
+        """What the process works on."""
+
+    @property
+    @abc.abstractmethod
+    def texts(self) -> list[str]:
+        """The figures, the most important one first."""
+
+    @property
+    def left_text(self) -> str:
+        """The progress and the time left; blank if they are not known."""
+        return ""
+
+    def describe_outage(self, outage: Outage, max_reason: int = 500) -> str:
+        """Return "RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s".
+
+        Args:
+            outage: one of the outages.
+            max_reason: maximum characters of the reason; of a longer one, the end is shown, which is the cause.
+        """
+        since = timezone.localtime(outage.since)
+        shown = since.strftime("%H:%M" if timezone.now() - outage.since < DAY else "%Y-%m-%d %H:%M")
+        seconds = math.ceil(outage.next_try - self.now)
+        next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
+        reason = outage.reason.rstrip(".")
+        if len(reason) > max_reason:
+            reason = "…" + reason[len(reason) - max(max_reason - 1, 0) :]
+        return f"{outage.name} unavailable since {shown} ({reason}), {next_try}"
+
+
+class LiveReader(Protocol):
+    """Reads the figures of a process."""
+
+    @property
+    def using(self) -> str:
+        """The alias of the database that it may query."""
+
+    def read(self) -> LiveFigures:
+        """Return the figures now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures(LiveFigures):
     """The state of a relay at one moment.
 
     Args:
@@ -37,11 +98,7 @@ class Figures:
         rate: delivered messages a second.
         delivered: number of messages that the broker accepted.
         retried: number of attempts after which a message will be retried.
-        failed: number of messages that failed.
-        outages: the outages in progress.
         seconds_left: estimated time until a drain ends; None if there is none.
-        done: the part of a drain that is done, from 0 to 1; None if there is none, or the backlog is not known.
-        now: the monotonic time.
     """
 
     database: str
@@ -53,11 +110,7 @@ class Figures:
     rate: float
     delivered: int
     retried: int
-    failed: int
-    outages: tuple[Outage, ...]
     seconds_left: float | None
-    done: float | None
-    now: float
 
     @property
     def served(self) -> str:
@@ -81,6 +134,10 @@ class Figures:
         return "" if self.oldest is None else f"oldest {duration(round(self.oldest))}"
 
     @property
+    def texts(self) -> list[str]:
+        return [self.backlog_text, *filter(None, [self.oldest_text]), *self.counts]
+
+    @property
     def counts(self) -> list[str]:
         """The rate and the counts."""
         return [
@@ -97,22 +154,6 @@ class Figures:
         if self.seconds_left is not None:
             parts.append(f"{duration(math.ceil(self.seconds_left))} left")
         return " · ".join(parts)
-
-    def describe_outage(self, outage: Outage, max_reason: int = 500) -> str:
-        """Return "RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s".
-
-        Args:
-            outage: one of the outages.
-            max_reason: maximum characters of the reason; of a longer one, the end is shown, which is the cause.
-        """
-        since = timezone.localtime(outage.since)
-        shown = since.strftime("%H:%M" if timezone.now() - outage.since < DAY else "%Y-%m-%d %H:%M")
-        seconds = math.ceil(outage.next_try - self.now)
-        next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
-        reason = outage.reason.rstrip(".")
-        if len(reason) > max_reason:
-            reason = "…" + reason[len(reason) - max(max_reason - 1, 0) :]
-        return f"{outage.name} unavailable since {shown} ({reason}), {next_try}"
 
 
 class FiguresReader:
@@ -134,6 +175,10 @@ class FiguresReader:
         self._next_count = -math.inf
         self._backlog: int | None = None
         self._due_since: datetime.datetime | None = None
+
+    @property
+    def using(self) -> str:
+        return self._relay.using
 
     def read(self) -> Figures:
         """Return the figures now. The backlog may be a little older if counting it takes long."""

@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from typing import IO
 
 from django_outbox.management.display import Display, everything_above, make_display
-from django_outbox.management.figures import BACKLOG_LIMIT, FiguresReader
-from django_outbox.relay import Relay
+from django_outbox.management.figures import LiveReader
 from django_outbox.threads import own_connection
 
 REFRESH = 0.5
@@ -23,25 +22,20 @@ class ProgressLine:
     Everything else that the process writes to the terminal meanwhile, such as its log, appears above the line.
 
     Args:
-        relay: the relay whose progress is shown.
+        reader: reads the figures that are shown.
         stream: the terminal; None if the process has no such stream.
-        draining: whether the relay ends when nothing is due: then a bar and the time left are shown.
         refresh: seconds between two updates of the line.
-        backlog_limit: the backlog is counted up to this number.
     """
 
     def __init__(
         self,
-        relay: Relay,
+        reader: LiveReader,
         stream: IO[str] | None,
         *,
-        draining: bool = False,
         refresh: float = REFRESH,
-        backlog_limit: int = BACKLOG_LIMIT,
     ) -> None:
-        self._relay = relay
+        self._reader = reader
         self._stream = stream
-        self._reader = FiguresReader(relay, draining=draining, backlog_limit=backlog_limit)
         self._refresh = refresh
         self._closed = threading.Event()
         self._stack = ExitStack()
@@ -63,6 +57,6 @@ class ProgressLine:
         self._stack.close()
 
     def _draw(self, display: Display) -> None:
-        with own_connection(self._relay.using):
+        with own_connection(self._reader.using):
             while not self._closed.wait(self._refresh):
                 display.show(self._reader.read())

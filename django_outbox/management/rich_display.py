@@ -1,4 +1,4 @@
-"""Draw the figures of a relay with `rich`."""
+"""Draw the figures of a process with `rich`."""
 
 import threading
 from contextlib import suppress
@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from django_outbox.management.figures import Figures
+from django_outbox.management.figures import LiveFigures
 
 
 class RichDisplay:
@@ -28,7 +28,7 @@ class RichDisplay:
         self._is_closed = False
         self._lock = threading.RLock()
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: LiveFigures) -> None:
         with self._lock, suppress(OSError, ValueError):
             if not self._is_closed:
                 self._live.start()
@@ -45,11 +45,11 @@ class RichDisplay:
             self._live.stop()
 
 
-def _drawn(figures: Figures) -> RenderableType:
+def _drawn(figures: LiveFigures) -> RenderableType:
     lines: list[RenderableType] = [Text(figures.served, style="dim")]
-    figures_text = Text(" · ".join(filter(None, [figures.backlog_text, figures.oldest_text, *figures.counts])))
+    figures_text = Text(" · ".join(figures.texts))
     if figures.failed:
-        figures_text.highlight_regex(r"failed [\d,]+", "bold red")
+        figures_text.highlight_regex(r"(failed|invalid) [\d,]+", "bold red")
     lines.append(figures_text)
     lines += [Text(figures.describe_outage(outage), style="bold red") for outage in figures.outages]
     if figures.done is not None:

@@ -1,4 +1,4 @@
-"""`Heartbeat`: the latest report of each relay."""
+"""`Heartbeat`: the latest report of each relay and each inbox."""
 
 from django.db import models
 
@@ -6,17 +6,20 @@ from django_outbox.db.functions import DatabaseNow
 
 
 class Heartbeat(models.Model):
-    """The latest report of a relay, one row for each process. For information only: no relay decides by it.
+    """The latest report of a relay or an inbox, one row for each process. For information only: no relay decides by it.
 
     Attributes:
-        relay: the relay's name, `host:pid`. The successor of a container that has the same name and process id takes
-            over its row.
+        relay: the name of the process: `host:pid` for a relay, `host:pid:inbox` for an inbox. The successor of a
+            container that has the same name and process id takes over its row.
         publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
             breaker: `closed`, `open` or `half-open`), `reason` (of the last outage, blank if there was none) and
             `since` (the Unix time of the last change of the state, or None if there was none).
-        workers: number of threads for each publisher.
+        consumers: None for a relay. For an inbox, the state of each consumer that it reads, by alias: a dict with
+            `source`, `state` (`reading`, `paused` or `unavailable`), `reason` and `since` (of an outage, as above) and
+            the counts of messages in the last minute: `received`, `stored`, `invalid`, `dropped` and `rejected`.
+        workers: number of threads for each publisher, or of all consumers.
         mode: `run`, `drain` or `once`. Drains and single batches report when they end.
-        processed, retried, failed: counts of messages since the relay started.
+        processed, retried, failed: counts of messages since the relay started; 0 for an inbox.
         stopped_at: the time at which the relay ended in order.
     """
 
@@ -27,6 +30,7 @@ class Heartbeat(models.Model):
     mode = models.CharField(max_length=8)
     workers = models.PositiveSmallIntegerField()
     publishers = models.JSONField(default=dict)
+    consumers = models.JSONField(null=True, blank=True)
     processed = models.PositiveBigIntegerField(default=0)
     retried = models.PositiveBigIntegerField(default=0)
     failed = models.PositiveBigIntegerField(default=0)

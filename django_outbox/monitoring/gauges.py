@@ -1,17 +1,21 @@
 """The gauges that Prometheus and OpenTelemetry show: names, labels, and their values in the figures.
 
 None of them is a counter. The relays' counts are deleted after a day and begin at 0 with each relay, so their sums are
-not monotonic. Labels are bounded: databases, publishers, codes and states, never a relay, a type or a key.
+not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states, never a relay, a type or
+a key.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from django_outbox.monitoring.readings import Reading
-from django_outbox.monitoring.types import PublisherStatus, Status
+from django_outbox.monitoring.types import CONSUMER_STATES, NOT_READ, PublisherStatus, Status
 
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
+
+RESULTS = ("received", "stored", "invalid", "dropped", "rejected")
+"""What becomes of messages that an inbox receives."""
 
 BREAKER_STATES = ("closed", "half-open", "open")
 
@@ -77,6 +81,23 @@ def _breaker_states(reading: Reading) -> Iterator[Sample]:
             yield (publisher.alias, state), publisher.breaker == state
 
 
+def _inboxes(reading: Reading) -> Iterator[Sample]:
+    for consumer in reading.status.consumers if reading.status else ():
+        yield (consumer.alias,), consumer.inboxes
+
+
+def _inbox_messages(reading: Reading) -> Iterator[Sample]:
+    for consumer in reading.status.consumers if reading.status else ():
+        for result in RESULTS:
+            yield (consumer.alias, result), getattr(consumer, result)
+
+
+def _consumer_states(reading: Reading) -> Iterator[Sample]:
+    for consumer in reading.status.consumers if reading.status else ():
+        for state in (*CONSUMER_STATES, NOT_READ):
+            yield (consumer.alias, state), consumer.state == state
+
+
 GAUGES = (
     Gauge(
         "up",
@@ -93,8 +114,8 @@ GAUGES = (
     Gauge(
         "verdict",
         "Each verdict that holds now: 0 if all is well, 1 for a warning, 2 if it is critical.",
-        ("database", "publisher", "code"),
-        lambda reading: [((each.publisher, each.code), each.level) for each in reading.judgements],
+        ("database", "publisher", "consumer", "code"),
+        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.judgements],
     ),
     _publisher_gauge("due_messages", "Messages that could be delivered now.", lambda p, _: p.due.number),
     _publisher_gauge(
@@ -139,6 +160,24 @@ GAUGES = (
     _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
     _publisher_gauge(
         "paused_types", "Number of types of the publisher's messages that are paused.", lambda p, _: len(p.paused_types)
+    ),
+    Gauge(
+        "inboxes",
+        "Processes of run_inbox that read the consumer and were seen lately.",
+        ("database", "consumer"),
+        _inboxes,
+    ),
+    Gauge(
+        "last_minute_inbox_messages",
+        "Messages that the inboxes of the consumer received in the last minute, by result.",
+        ("database", "consumer", "result"),
+        _inbox_messages,
+    ),
+    Gauge(
+        "consumer_state",
+        "1 for the worst state of the consumer that its inboxes report, 0 for other states.",
+        ("database", "consumer", "state"),
+        _consumer_states,
     ),
 )
 """All gauges, in the order in which they are shown."""

@@ -34,7 +34,8 @@ class Judgement:
 
     level: Level
     code: str
-    publisher: str
+    publisher: str = ""
+    consumer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,13 @@ class Reading:
 
     @property
     def judgements(self) -> tuple[Judgement, ...]:
-        """What is to be known, the most urgent first; each code once for each publisher."""
+        """What is to be known, the most urgent first; each code once for each publisher and consumer."""
         if self.status is None:
-            return (Judgement(Level.CRITICAL, self.problem, ""),)
-        worst: dict[tuple[str, str], Judgement] = {}
+            return (Judgement(Level.CRITICAL, self.problem),)
+        worst: dict[tuple[str, str, str], Judgement] = {}
         for verdict in self.status.verdicts:
-            worst.setdefault(
-                (verdict.code, verdict.publisher), Judgement(verdict.level, verdict.code, verdict.publisher)
-            )
+            about = (verdict.code, verdict.publisher, verdict.consumer)
+            worst.setdefault(about, Judgement(verdict.level, *about))
         return tuple(worst.values())
 
     @property

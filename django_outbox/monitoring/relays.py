@@ -29,9 +29,25 @@ Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
 
 def read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
     """Return the latest report of each relay, the newest first."""
-    silence = MISSED_REPORTS * get_store(connections[using]).report_interval
-    reports = Heartbeat.objects.using(using).order_by("-seen_at")[:MAX_RELAYS]
-    return tuple(_describe(each, now, silence if each.mode == "run" else ALIVE_SECONDS_OF_DRAINS) for each in reports)
+    interval = get_store(connections[using]).report_interval
+    reports = Heartbeat.objects.using(using).filter(consumers__isnull=True).order_by("-seen_at")[:MAX_RELAYS]
+    return tuple(_describe(each, now, find_silence(each, interval)) for each in reports)
+
+
+def find_silence(report: Heartbeat, interval: float) -> float:
+    """Return the seconds since its last report after which a process counts as gone.
+
+    Args:
+        report: its last report.
+        interval: seconds between two reports.
+    """
+    return MISSED_REPORTS * interval if report.mode == "run" else ALIVE_SECONDS_OF_DRAINS
+
+
+def is_alive(report: Heartbeat, now: datetime.datetime, silence: float) -> bool:
+    """Return whether a process was seen lately and has not ended. Drains are alive only if they end often enough."""
+    seconds = (now - report.seen_at).total_seconds()
+    return seconds <= silence and (report.stopped_at is None or report.mode != "run")
 
 
 def read_counts(using: str, now: datetime.datetime) -> Counts:
@@ -80,19 +96,20 @@ def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayS
         seen_at=report.seen_at,
         stopped_at=report.stopped_at,
         seconds_since_seen=seconds,
-        alive=seconds <= limit and (report.stopped_at is None or report.mode != "run"),
+        alive=is_alive(report, now, limit),
         processed=report.processed,
         retried=report.retried,
         failed=report.failed,
         outages={
-            alias: Outage(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
+            alias: Outage(str(state["reason"]), from_timestamp(state.get("since"), report.seen_at))
             for alias, state in report.publishers.items()
             if state.get("reason")
         },
     )
 
 
-def _from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
+def from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
+    """Return a time, given its Unix time; the default if there is none."""
     return default if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
 
 

@@ -11,6 +11,7 @@ from django.db import connections, router
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Pause
 from django_outbox.monitoring import relays
+from django_outbox.monitoring.consumers import read_consumers
 from django_outbox.monitoring.failures import Failures, find_blocked_keys, read_failures
 from django_outbox.monitoring.heads import read_heads
 from django_outbox.monitoring.queues import read_queue
@@ -101,6 +102,7 @@ def read_status(using: str) -> Status:
         failures_are_complete=failures.complete,
         blocked_keys=tuple(blocked),
         relays=reports,
+        consumers=read_consumers(using, now),
         last_hour=relays.last_hour(counts, now),
         last_day=relays.last_day(counts, now),
     )

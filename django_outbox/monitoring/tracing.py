@@ -134,7 +134,7 @@ class OpenTelemetryTracer:
             },
         )
         if outcome is not ACCEPTED:
-            _fail(span, outcome.error_class or outcome.verdict.value)
+            _fail(span, outcome.kind)
             span.set_attribute("django_outbox.failed", message.id in batch.failed)
         span.end(batch.ended_at)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "BlockedKey",
+    "ConsumerStatus",
     "Count",
     "FailureGroup",
     "Level",
@@ -23,7 +24,10 @@ CODES = (
     "not_delivering",
     "unavailable",
     "unknown_publisher",
+    "not_read",
+    "not_receiving",
     "behind",
+    "backlog",
     "paused",
     "blocked",
     "failed",
@@ -216,6 +220,45 @@ class RelayStatus:
     outages: dict[str, Outage] = field(default_factory=dict)
 
 
+NOT_READ = "not_read"
+"""The state of a consumer that no inbox reads."""
+
+CONSUMER_STATES = ("unavailable", "paused", "reading")
+"""The states that inboxes report of a consumer, the worst first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """The figures of one consumer, over all inboxes that read it.
+
+    Args:
+        alias: the consumer's alias.
+        source: its queue and the address of the broker.
+        state: the worst state that the inboxes report: `unavailable` (the broker), `paused` (because of the backlog) or
+            `reading`; `not_read` if no inbox was seen lately.
+        inboxes: number of processes that read it and were seen lately.
+        received, stored, invalid, dropped, rejected: counts of messages in the last minute, by result.
+        outage: why the broker is unavailable; blank if it is available.
+        outage_since: since when.
+        seen_at: the time of the newest report.
+        stopped: whether the inbox that reported last has ended in order.
+    """
+
+    alias: str
+    source: str
+    state: str
+    inboxes: int
+    seen_at: datetime.datetime
+    stopped: bool = False
+    received: int = 0
+    stored: int = 0
+    invalid: int = 0
+    dropped: int = 0
+    rejected: int = 0
+    outage: str = ""
+    outage_since: datetime.datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PeriodCount:
     """Messages that the relays settled in a period, by result."""
@@ -234,13 +277,15 @@ class Verdict:
         level: how urgent it is.
         code: a stable name, one of `CODES`.
         sentence: the English sentence, with a full stop.
-        publisher: the alias of the publisher that it is about; blank for the whole outbox.
+        publisher: the alias of the publisher that it is about; blank for a consumer or the whole outbox.
+        consumer: the alias of the consumer that it is about; otherwise blank.
     """
 
     level: Level
     code: str
     sentence: str
     publisher: str = ""
+    consumer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +300,7 @@ class Status:
         failures_are_complete: False if older failed messages were not looked at.
         blocked_keys: keys that stand still, the one with the most messages waiting first.
         relays: the latest report of each relay, the newest first.
+        consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
         verdicts: what is to be known, the most urgent first; never empty.
@@ -267,6 +313,7 @@ class Status:
     failures_are_complete: bool = True
     blocked_keys: tuple[BlockedKey, ...] = ()
     relays: tuple[RelayStatus, ...] = ()
+    consumers: tuple[ConsumerStatus, ...] = ()
     last_hour: tuple[PeriodCount, ...] = ()
     last_day: tuple[PeriodCount, ...] = ()
     verdicts: tuple[Verdict, ...] = field(default=())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from django_outbox.monitoring.types import CODES, Count, Level, PublisherStatus, Status, Verdict
+from django_outbox.monitoring.types import CODES, ConsumerStatus, Count, Level, PublisherStatus, Status, Verdict
 from django_outbox.wording import counted, duration
 
 __all__ = ["MAX_AGE", "judge"]
@@ -20,6 +20,7 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Verdict, ...]:
     """
     verdicts = [verdict for publisher in status.publishers for verdict in _judge_publisher(publisher, status, max_age)]
     verdicts += _judge_failures(status)
+    verdicts += [verdict for consumer in status.consumers for verdict in _judge_consumer(consumer, status, max_age)]
     if not any(verdict.level == Level.CRITICAL for verdict in verdicts):
         verdicts.append(_all_is_well(status))
     verdicts.sort(key=lambda verdict: (-verdict.level, CODES.index(verdict.code)))
@@ -62,6 +63,25 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
     elif late:
         sentence = f"Publisher {alias!r} is {duration(round(oldest))} behind: {publisher.due} due."
         yield Verdict(Level.WARNING, "behind", sentence, alias)
+
+
+def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Verdict]:
+    alias = consumer.alias
+    if not consumer.inboxes:
+        silent = duration(round((status.at - consumer.seen_at).total_seconds()))
+        what = f"run_inbox stopped {silent} ago" if consumer.stopped else f"its inbox was last seen {silent} ago"
+        level = Level.WARNING if consumer.stopped else Level.CRITICAL
+        yield Verdict(level, "not_read", f"Consumer {alias!r} is not read: {what}.", consumer=alias)
+    elif consumer.outage:
+        lasted = (status.at - (consumer.outage_since or status.at)).total_seconds()
+        sentence = (
+            f"Consumer {alias!r} has been unavailable for {duration(round(lasted))} ({consumer.outage.rstrip('.')})."
+        )
+        level = Level.CRITICAL if lasted > max_age else Level.WARNING
+        yield Verdict(level, "not_receiving", sentence, consumer=alias)
+    elif consumer.state == "paused":
+        sentence = f"Consumer {alias!r} pauses because of the backlog of its publisher."
+        yield Verdict(Level.WARNING, "backlog", sentence, consumer=alias)
 
 
 def _judge_failures(status: Status) -> Iterator[Verdict]:

@@ -123,11 +123,20 @@ def _describe(reading: Reading) -> dict[str, Any]:
     return {
         "level": name_of(reading.level),
         "verdicts": [
-            {"level": name_of(each.level), "code": each.code, "publisher": each.publisher}
+            {
+                "level": name_of(each.level),
+                "code": each.code,
+                "publisher": each.publisher,
+                "consumer": each.consumer,
+            }
             for each in reading.judgements
         ],
         "publishers": {
             publisher.alias: _figures(publisher) for publisher in (reading.status.publishers if reading.status else ())
+        },
+        "consumers": {
+            consumer.alias: {"state": consumer.state, "inboxes": consumer.inboxes, "received": consumer.received}
+            for consumer in (reading.status.consumers if reading.status else ())
         },
     }
 

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections
@@ -41,8 +42,8 @@ def check(using: str, *arguments: str) -> tuple[str, str, str]:
     return out.getvalue(), err.getvalue(), raised
 
 
-def forget_migration(using: str) -> None:
-    MigrationRecorder(connections[using]).migration_qs.filter(app="django_outbox").delete()
+def forget_migration(using: str, label: str = "django_outbox") -> None:
+    MigrationRecorder(connections[using]).migration_qs.filter(app=label).delete()
 
 
 def put_for_unknown_publishers(using: str) -> None:
@@ -87,7 +88,10 @@ def test_a_quiet_check_prints_only_what_is_wrong():
 def test_an_unapplied_migration_is_found_with_its_remedy(using: str):
     forget_migration(using)
     _, err, raised = check(using)
-    assert f'WRONG    migrations: 0001_initial not applied. Run "manage.py migrate --database={using}".' in err
+    assert (
+        f'WRONG    migrations: django_outbox.0001_initial not applied. Run "manage.py migrate --database={using}".'
+        in err
+    )
     assert raised == "1 problem found."
 
 
@@ -225,8 +229,18 @@ def test_a_database_that_is_unavailable_is_a_problem():
 def test_w020_unapplied_migrations(using: str):
     forget_migration(using)
     problem = database_checks(using)["django_outbox.W020"]
-    assert "0001_initial" in problem.msg
+    assert "django_outbox.0001_initial" in problem.msg
     assert problem.hint == f'Run "manage.py migrate --database={using}".'
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("label", ["outbox_inbox", "outbox_tasks"])
+def test_w020_unapplied_migrations_of_an_app_of_the_outbox(label: str):
+    if not apps.is_installed("django_outbox.contrib.django_tasks") and label == "outbox_tasks":
+        pytest.skip("Django 5.2 has no django.tasks")
+    forget_migration("default", label)
+    problem = database_checks("default")["django_outbox.W020"]
+    assert f"lacks 1 of the outbox's migrations, the first is {label}.0001_initial" in problem.msg
 
 
 @pytest.mark.django_db

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from django_outbox.management import progress
 from django_outbox.management.display import Display, PlainDisplay, columns_of, everything_above, line_of
-from django_outbox.management.figures import Figures, FiguresReader
+from django_outbox.management.figures import Figures, FiguresReader, LiveFigures
 from django_outbox.management.progress import ProgressLine
 from django_outbox.management.rich_display import RichDisplay
 from django_outbox.relay import Relay
@@ -60,11 +60,11 @@ class NotingDisplay:
     """Keeps what it is given."""
 
     def __init__(self) -> None:
-        self.figures: list[Figures] = []
+        self.figures: list[LiveFigures] = []
         self.above: list[str] = []
         self.is_closed = False
 
-    def show(self, figures: Figures) -> None:
+    def show(self, figures: LiveFigures) -> None:
         self.figures.append(figures)
 
     def write_above(self, text: str) -> None:
@@ -223,7 +223,7 @@ def test_a_stream_that_is_not_a_terminal_is_left_alone(monkeypatch: pytest.Monke
 def test_nothing_is_drawn_without_a_terminal(stream: io.StringIO | None, term: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(progress, "make_display", lambda stream: pytest.fail("a display was made"))
-    with Relay() as relay, ProgressLine(relay, stream):
+    with Relay() as relay, ProgressLine(FiguresReader(relay), stream):
         pass
 
 

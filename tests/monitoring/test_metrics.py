@@ -110,12 +110,23 @@ def test_the_state_of_the_breaker_is_1_for_one_state():
 def test_each_verdict_is_a_gauge_of_its_level_and_occurs_once():
     samples = scrape(OutboxCollector())
     assert {labels[1:]: value for labels, value in samples.items() if labels[0] == "verdict"} == {
-        ("not_delivering", "default", "default"): 2,
-        ("paused", "default", "default"): 1,
-        ("blocked", "default", "default"): 1,
-        ("failed", "default", ""): 1,
+        ("not_delivering", "", "default", "default"): 2,
+        ("paused", "", "default", "default"): 1,
+        ("blocked", "", "default", "default"): 1,
+        ("not_receiving", "orders", "default", ""): 1,
+        ("failed", "", "default", ""): 1,
     }
     assert samples["level", "default"] == 2
+
+
+@pytest.mark.usefixtures("troubled")
+def test_every_figure_of_a_consumer_is_a_gauge():
+    samples = scrape(OutboxCollector())
+    assert samples["inboxes", "orders", "default"] == 2
+    counts = {labels[3]: value for labels, value in samples.items() if labels[0] == "last_minute_inbox_messages"}
+    assert counts == {"received": 1300, "stored": 1200, "invalid": 70, "dropped": 20, "rejected": 10}
+    states = {labels[3]: value for labels, value in samples.items() if labels[0] == "consumer_state"}
+    assert states == {"unavailable": 1, "paused": 0, "reading": 0, "not_read": 0}
 
 
 def test_no_sample_occurs_twice():
@@ -147,7 +158,7 @@ def test_a_gauge_is_named_by_the_conventions_of_prometheus(gauge: Any):
     assert not gauge.name.endswith(("_total", "_count", "_sum", "_bucket", "_info", "_seconds"))
     assert gauge.unit in ("", "s")
     assert gauge.labels[0] == "database"
-    assert set(gauge.labels) <= {"database", "publisher", "code", "state"}
+    assert set(gauge.labels) <= {"database", "publisher", "consumer", "code", "result", "state"}
     assert gauge.help.endswith(".")
 
 
@@ -255,7 +266,7 @@ def test_opentelemetry_exports_that_a_database_is_unavailable(using: str, unreac
         samples, _ = export(reader)
     provider.shutdown()
     assert (samples["up", "default"], samples["up", using]) == (1, 0)
-    assert samples["verdict", "database_unavailable", using, ""] == 2
+    assert samples["verdict", "database_unavailable", "", using, ""] == 2
 
 
 @pytest.mark.usefixtures("troubled")

@@ -55,6 +55,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
                 "UPDATE django_outbox_outboxmessage SET available_at = NULL, failed_at = CURRENT_TIMESTAMP "
                 "WHERE publisher = 'default'"
             )
+            connection.execute(
+                "INSERT INTO django_outbox_heartbeat (relay, host, pid, version, mode, workers, publishers, consumers, "
+                "processed, retried, failed, started_at, seen_at) "
+                "VALUES ('a:1:inbox', 'a', 1, '', 'run', 1, '{}', ?, 0, 0, 0, CURRENT_TIMESTAMP, '2100-01-01')",
+                [json.dumps({"orders": {"source": "queue", "state": "reading", "received": 1}})],
+            )
         target = server.address.removeprefix("http://")
         with Prometheus(folder, target, "/outbox/metrics/", RULES) as prometheus:
             eventually(lambda: prometheus.query("django_outbox_up"), "the shop was scraped", seconds=PATIENCE)

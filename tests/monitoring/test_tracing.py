@@ -22,9 +22,10 @@ from django_outbox.monitoring.tracing import OpenTelemetryTracer
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
+from tests.support.claimed import make_message
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
-from tests.support.rabbitmq_tools import Broker, make_message
+from tests.support.rabbitmq_tools import Broker
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
 
 pytest_plugins = ["tests.support.tracing_fixtures", "tests.support.rabbitmq_fixtures"]
@@ -359,7 +360,8 @@ def test_a_consumer_of_rabbitmq_continues_the_trace(
         with Relay() as relay:
             assert relay.drain().processed == 1
     (received,) = broker.take(queue)
-    (created,), (published,) = named(spans, f"create {queue}"), named(spans, f"publish {queue}")
+    # A busy broker may confirm a second attempt only.
+    (created,), (*_, published) = named(spans, f"create {queue}"), named(spans, f"publish {queue}")
     consumed = context_of(received.properties.headers)
     assert consumed.trace_id == published.context.trace_id == request.get_span_context().trace_id
     assert consumed.span_id == created.context.span_id

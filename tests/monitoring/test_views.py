@@ -75,7 +75,7 @@ def test_a_connection_that_broke_while_it_was_idle_is_replaced(page: str):
 def test_an_outbox_with_nothing_to_do_is_healthy(using: str):
     found = assert_status("health/", 200, database=using)
     assert found["level"] == "ok"
-    assert found["databases"][using]["verdicts"] == [{"level": "ok", "code": "idle", "publisher": ""}]
+    assert found["databases"][using]["verdicts"] == [{"level": "ok", "code": "idle", "publisher": "", "consumer": ""}]
     assert found["databases"][using]["publishers"]["default"] == {
         "due": 0,
         "oldest_due_seconds": None,
@@ -95,6 +95,7 @@ def test_an_outbox_that_does_not_deliver_is_unhealthy(using: str):
         "level": "critical",
         "code": "not_delivering",
         "publisher": "default",
+        "consumer": "",
     }
     figures = found["databases"][using]["publishers"]["default"]
     assert figures["due"] == 1
@@ -132,8 +133,9 @@ def test_an_outbox_whose_database_is_unavailable_is_unhealthy(
             found = assert_status("health/", 503, database=using)
     assert found["databases"][using] == {
         "level": "critical",
-        "verdicts": [{"level": "critical", "code": "database_unavailable", "publisher": ""}],
+        "verdicts": [{"level": "critical", "code": "database_unavailable", "publisher": "", "consumer": ""}],
         "publishers": {},
+        "consumers": {},
     }
     logged = [record for record in caplog.records if record.name == "django_outbox"]
     assert len(logged) == 1, "an outage is logged once, however often it is seen"

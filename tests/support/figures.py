@@ -8,6 +8,7 @@ from typing import Any
 
 from django_outbox.monitoring.types import (
     BlockedKey,
+    ConsumerStatus,
     Count,
     FailureGroup,
     Level,
@@ -51,6 +52,7 @@ VERDICTS = (
     Verdict(Level.WARNING, "paused", f"Paused by {SECRET}.", "default"),
     Verdict(Level.WARNING, "paused", f"Messages of type {SECRET} are paused.", "default"),
     Verdict(Level.WARNING, "blocked", f"1 key stands still, for example {SECRET}.", "default"),
+    Verdict(Level.WARNING, "not_receiving", f"Consumer unavailable: {SECRET}.", consumer="orders"),
     Verdict(Level.WARNING, "failed", "1,138 messages failed."),
 )
 
@@ -65,6 +67,22 @@ def troubled_status(using: str = "default", **changes: Any) -> Status:
         blocked_keys=(
             BlockedKey("default", f"{SECRET}-customer", 1, "order.paid", True, "Timeout", NOW, Count(41)),
             BlockedKey("default", f"{SECRET}-customer-2", 2, "order.paid", False, "Timeout", NOW, Count(1)),
+        ),
+        consumers=(
+            ConsumerStatus(
+                alias="orders",
+                source=f"queue {SECRET}",
+                state="unavailable",
+                inboxes=2,
+                seen_at=NOW,
+                received=1300,
+                stored=1200,
+                invalid=70,
+                dropped=20,
+                rejected=10,
+                outage=f"{SECRET} refused",
+                outage_since=NOW,
+            ),
         ),
         relays=(
             RelayStatus(

@@ -5,6 +5,7 @@ from typing import Any
 
 from django_outbox.monitoring.types import (
     BlockedKey,
+    ConsumerStatus,
     Count,
     FailureGroup,
     Level,
@@ -79,6 +80,10 @@ def a_bad_night(using: str = "default") -> Status:
         ),
         blocked_keys=(
             BlockedKey("default", "order-5", 17, "order.paid", True, "shop.errors.Timeout", before(hours=2), Count(41)),
+        ),
+        consumers=(
+            ConsumerStatus("orders", "queue 'orders' at mq:5672", "reading", 2, before(seconds=3), received=12_345),
+            ConsumerStatus("refunds", "queue 'refunds' at mq:5672", "not_read", 0, before(minutes=47)),
         ),
         relays=(a_relay(), a_relay(host="web-old", alive=False, seen_at=before(minutes=47))),
         last_hour=tuple(hour),

@@ -283,3 +283,12 @@ def test_e018_messages_that_are_deleted_at_once_cannot_be_archived(tmp_path: Pat
 def test_w019_the_archive_is_in_a_public_storage(tmp_path: Path):
     with archive(tmp_path):
         assert "served to the public" in only(found(archiving({"storage": "default"})), "W019").msg
+
+
+SQS = "django_outbox.publishers.aws.SQSPublisher"
+
+
+def test_w026_a_publisher_takes_less_than_a_payload_may_have():
+    limited = publishers(BACKEND=SQS, OPTIONS={"queue": "orders", "max_message_bytes": 4096})
+    assert "at most 4,096 bytes" in only(found({**limited, "MAX_PAYLOAD_BYTES": 4097}), "W026").msg
+    assert found({**limited, "MAX_PAYLOAD_BYTES": 4096}) == {}

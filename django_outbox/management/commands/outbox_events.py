@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -41,7 +42,7 @@ class Command(OutboxCommand):
             nargs="?",
             const=STANDARD_OUTPUT,
             help="Write JSON Schemas: one document, or a file for each event if PATH is a directory or ends with a "
-            "slash (default: standard output).",
+            "slash, which creates the directory (default: standard output).",
         )
         documents.add_argument(
             "--asyncapi",
@@ -88,6 +89,9 @@ class Command(OutboxCommand):
         if path == STANDARD_OUTPUT or not (path.endswith(os.sep) or Path(path).is_dir()):
             self._write(make_json_schemas(registry), path)
             return
+        with suppress(OSError):
+            # Without its parent, writing a file reports it.
+            Path(path).mkdir(exist_ok=True)
         for each in registry:
             self._write(make_json_schema(each), str(Path(path) / f"{quote(each.type, safe='')}.json"))
 
@@ -96,8 +100,9 @@ class Command(OutboxCommand):
         if path == STANDARD_OUTPUT:
             self.stdout.write(text)
             return
+        if not Path(path).parent.is_dir():
+            raise CommandError(f"{path} cannot be written: there is no directory {Path(path).parent}. Create it first.")
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
             raise CommandError(f"{path} cannot be written: {error.strerror}.") from error

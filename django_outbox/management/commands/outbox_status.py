@@ -27,8 +27,9 @@ MAX_LINES = 10
 class Command(OutboxCommand):
     help = (
         "Show whether the outbox delivers: figures of each publisher, failures by cause,\n"
-        "blocked keys and relays. The exit code is 0 if all is well, 1 for a warning and\n"
-        "2 if messages are not being delivered, as Nagios, cron and Kubernetes expect it."
+        "blocked keys, relays and consumers. The exit code is 0 if all is well, 1 for a\n"
+        "warning and 2 if messages are not being delivered, as Nagios, cron and\n"
+        "Kubernetes expect it."
     )
     examples = """
   manage.py outbox_status                  show the figures
@@ -80,6 +81,7 @@ class Command(OutboxCommand):
         self._table("Failed messages by cause", _failures(figures))
         self._table("Keys that stand still", _blocked_keys(figures))
         self._table("Relays", _relays(figures))
+        self._table("Consumers", _consumers(figures))
 
     def _table(self, title: str, lines: Iterable[Sequence[str]]) -> None:
         """Print lines of text in columns, the first of them as the header; nothing without further ones."""
@@ -153,6 +155,21 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             _ago(figures, each.started_at),
             f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
+        )
+
+
+def _consumers(figures: Status) -> Iterable[Sequence[str]]:
+    yield "consumer", "source", "state", "inboxes", "received/min", "stored", "invalid", "dropped", "rejected", "seen"
+    for each in figures.consumers:
+        counts = (each.received, each.stored, each.invalid, each.dropped, each.rejected)
+        state = each.state.replace("_", " ")
+        yield (
+            each.alias,
+            each.source,
+            state,
+            f"{each.inboxes:,}",
+            *(f"{count:,}" for count in counts),
+            _ago(figures, each.seen_at),
         )
 
 

@@ -9,6 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
+from django_outbox.management.figures import FiguresReader
 from django_outbox.management.gc import frozen
 from django_outbox.management.output import print_line
 from django_outbox.management.progress import ProgressLine
@@ -104,7 +105,7 @@ class Command(ServiceCommand):
                 self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
             return
         terminal = sys.stderr if options["verbosity"] > 0 else None
-        with relay, frozen(), ProgressLine(relay, terminal, draining=options["drain"]):
+        with relay, frozen(), ProgressLine(FiguresReader(relay, draining=options["drain"]), terminal):
             try:
                 self._deliver(relay, options)
             except OutboxError as error:

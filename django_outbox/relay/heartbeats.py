@@ -1,0 +1,129 @@
+"""Heartbeats: a process writes to the database that it is alive, and what it does. No relay decides by them."""
+
+import abc
+import datetime
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+from django.db import connections
+
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.deployment import find_version
+from django_outbox.error_text import describe
+from django_outbox.logs import logger
+from django_outbox.models import Heartbeat
+from django_outbox.stores import get_store
+from django_outbox.threads import Threads, own_connection
+
+KEEP_REPORTS = datetime.timedelta(days=1)
+"""Age up to which the report of a process that is gone is kept."""
+
+
+class Reporter(abc.ABC):
+    """Writes the reports of one process.
+
+    Args:
+        using: the database alias.
+        mode: `run`, `drain` or `once`; only `run` reports before the end.
+        pace: factor of the interval of the database; tests pass a smaller one.
+    """
+
+    subject: ClassVar[str]
+    """What reports, for the log: "relay"."""
+
+    work: ClassVar[str]
+    """What goes on without reports, for the log: "delivery"."""
+
+    suffix: ClassVar[str] = ""
+    """The end of its name, which distinguishes it from other reporters of one process."""
+
+    def __init__(self, using: str, mode: str, pace: float) -> None:
+        self._using = using
+        self.mode = mode
+        self._pace = pace
+        self._host = socket.gethostname()[:240]
+        self._pid = os.getpid()
+        self._name = f"{self._host}:{self._pid}{self.suffix}"
+        self._started = False
+        self._complained = False
+
+    @abc.abstractmethod
+    def write(self, *, last: bool) -> None:
+        """Write a report to the database."""
+
+    def keep_reporting(self, left: threading.Event) -> None:
+        """Report at intervals until the event is set, and then for a last time."""
+        interval = get_store(connections[self._using]).report_interval
+        while True:
+            last = left.is_set()
+            self.report(last=last)
+            if last:
+                return
+            left.wait(interval * self._pace)
+
+    def report(self, *, last: bool) -> None:
+        """Write a report. A database that refuses it is logged once, and the work goes on.
+
+        Args:
+            last: whether the process ends.
+        """
+        try:
+            with own_connection(self._using):
+                self.write(last=last)
+            self._complained = False
+        except Exception as error:
+            if not self._complained:
+                logger.warning(
+                    "The %s's report could not be written; %s goes on: %s", self.subject, self.work, describe(error)
+                )
+            self._complained = True
+
+    def write_heartbeat(self, figures: Mapping[str, Any], *, last: bool) -> None:
+        """Write the row of this process.
+
+        Args:
+            figures: the columns that depend on its kind.
+            last: whether the process ends.
+        """
+        changes = {
+            "host": self._host,
+            "pid": self._pid,
+            "version": find_version(),
+            "mode": self.mode,
+            "seen_at": DatabaseNow(),
+            "stopped_at": DatabaseNow() if last else None,
+            **figures,
+        }
+        if not self._started:
+            changes["started_at"] = DatabaseNow()
+        reports = Heartbeat.objects.using(self._using)
+        if not reports.filter(pk=self._name).update(**changes):
+            reports.create(relay=self._name, **changes)
+            reports.filter(seen_at__lt=DatabaseNow() - KEEP_REPORTS).delete()
+        self._started = True
+
+
+@contextmanager
+def reporting(reporter: Reporter, patience: float) -> Iterator[None]:
+    """Report at intervals in a thread until the end of the block, and then for a last time.
+
+    Args:
+        reporter: writes the reports.
+        patience: seconds to wait for the last one.
+    """
+    left = threading.Event()
+    threads = Threads()
+    if reporter.mode == "run":
+        threads.start(partial(reporter.keep_reporting, left), name="outbox-reports")
+    try:
+        yield
+    finally:
+        left.set()
+        if reporter.mode != "run":
+            threads.start(partial(reporter.report, last=True), name="outbox-reports")
+        threads.wait(patience)
