@@ -1,11 +1,11 @@
 """The settings of the billing service, which has its own database: `manage.py ... --settings billing.settings`.
 
 It reads the same environment as the shop, except that BILLING_DATABASE_URL names its database: by default
-`billing.sqlite3` next to `manage.py`. Without AMQP_URL, its inbox reads the file that the shop's demo writes to.
+`billing.sqlite3` next to `manage.py`. Without BROKER_URL, its inbox reads the file that the shop's demo writes to.
 """
 
 from project.settings import *  # noqa: F403 - the two services have most settings in common
-from project.settings import AMQP_URL, BASE_DIR, BILLING_QUEUE, DEMO_FILE, env, read_database
+from project.settings import BASE_DIR, CONSUMER, env, read_database
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -23,18 +23,10 @@ ROOT_URLCONF = "billing.urls"
 BILLING_DATABASE_URL = env.str("BILLING_DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'billing.sqlite3'}")
 DATABASES = {"default": read_database(BILLING_DATABASE_URL)}
 
-if AMQP_URL:
-    ORDERS = {
-        "BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer",
-        "OPTIONS": {"url": AMQP_URL, "queue": BILLING_QUEUE},
-    }
-else:
-    ORDERS = {"BACKEND": "billing.consumers.FileConsumer", "OPTIONS": {"path": DEMO_FILE, "unknown_types": "drop"}}
-
 OUTBOX = {
     "PUBLISHERS": {
         "default": {"BACKEND": "django_outbox.publishers.console.ConsolePublisher"},
         "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"},
     },
-    "CONSUMERS": {"orders": ORDERS},
+    "CONSUMERS": {"orders": CONSUMER},
 }

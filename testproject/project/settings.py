@@ -7,9 +7,10 @@
 | ALLOWED_HOSTS  | host names that the shop is served under, comma-separated    | this machine                     |
 | DATABASE_URL   | `postgres://...`, `mysql://...` or `sqlite:///...`           | POSTGRES_URL, else `db.sqlite3`  |
 | POSTGRES_URL   | the same, if DATABASE_URL is not set                         | not set                          |
-| AMQP_URL       | RabbitMQ, for the outbox and for Celery                      | messages go to the console       |
-| SHOP_EXCHANGE  | exchange that the outbox publishes to                        | `shop`                           |
-| BILLING_QUEUE  | queue that the billing service reads                         | `billing.orders`                 |
+| BROKER_URL     | `amqp://...`, `redis://...`, `nats://...` or `kafka://...`;  | messages go to the console       |
+|                | the first two for Celery as well                             |                                  |
+| SHOP_EXCHANGE  | exchange that the outbox publishes to, or prefix of streams  | `shop`                           |
+| BILLING_QUEUE  | queue or consumer group of the billing service               | `billing.orders`                 |
 | SHOP_QUEUE     | queue that `consume_orders` reads                            | `shop.orders`                    |
 | CELERY_QUEUE   | queue of Celery's tasks                                      | `shop.celery`                    |
 | DRAIN_EVERY    | seconds between two drains by Celery beat                    | 1                                |
@@ -23,6 +24,7 @@ from typing import Any
 import environ
 
 from django_outbox.beat import beat_schedule
+from project.brokers import Names, find_broker
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -90,20 +92,26 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DATABASE_URL = env.str("DATABASE_URL", default=env.str("POSTGRES_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}"))
 DATABASES = {"default": read_database(DATABASE_URL)}
 
-AMQP_URL = env.str("AMQP_URL", default="")
+BROKER_URL = env.str("BROKER_URL", default="")
 SHOP_EXCHANGE = env.str("SHOP_EXCHANGE", default="shop")
 BILLING_QUEUE = env.str("BILLING_QUEUE", default="billing.orders")
 SHOP_QUEUE = env.str("SHOP_QUEUE", default="shop.orders")
 DEMO_FILE = env.str("DEMO_FILE", default=str(BASE_DIR / "demo.jsonl"))
 
+BROKER = find_broker(BROKER_URL) if BROKER_URL else None
 PUBLISHER: dict[str, Any]
-if AMQP_URL:
-    PUBLISHER = {
-        "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
-        "OPTIONS": {"url": AMQP_URL, "exchange": SHOP_EXCHANGE, "declare_exchange": "topic"},
-    }
+if BROKER:
+    NAMES = Names(SHOP_EXCHANGE, BILLING_QUEUE)
+    PUBLISHER = BROKER.publisher(BROKER_URL, NAMES)
+    CONSUMER = BROKER.consumer(BROKER_URL, NAMES)
+    SHOP_DESTINATION = BROKER.destination
 else:
     PUBLISHER = {"BACKEND": "shop.publishers.RoutedConsolePublisher", "OPTIONS": {"types": ["order.*"]}}
+    CONSUMER = {
+        "BACKEND": "billing.consumers.FileConsumer",
+        "OPTIONS": {"path": DEMO_FILE, "unknown_types": "drop"},
+    }
+    SHOP_DESTINATION = "shop.destinations.console.ConsoleDestination"
 
 OUTBOX: dict[str, Any] = {
     "PUBLISHERS": {
@@ -118,9 +126,9 @@ OUTBOX: dict[str, Any] = {
     "CLAIM_TIMEOUT": env.float("CLAIM_TIMEOUT", default=120.0),
 }
 
-CELERY_BROKER_URL = AMQP_URL or "memory://"
-# Without a broker, a task is called at once, in the transaction of the handler that sends it.
-CELERY_TASK_ALWAYS_EAGER = not AMQP_URL
+CELERY_BROKER_URL = BROKER_URL if BROKER and BROKER.celery else "memory://"
+# Without a broker for Celery, a task is called at once, in the transaction of the handler that sends it.
+CELERY_TASK_ALWAYS_EAGER = CELERY_BROKER_URL == "memory://"
 CELERY_TASK_DEFAULT_QUEUE = env.str("CELERY_QUEUE", default="shop.celery")
 CELERY_BEAT_SCHEDULE = beat_schedule(drain_every=env.float("DRAIN_EVERY", default=1.0))
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

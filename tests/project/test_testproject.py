@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import redis
+from django.conf import settings
 
+from tests.publishers.subjects.base import unique_name
+from tests.support.nats_tools import Nats
 from tests.support.shop import Server, Shop, migrated_database, run_manage, shop_environment
 
 
@@ -266,6 +270,44 @@ def test_the_demo_succeeds_on_postgresql_and_rabbitmq(tmp_path: Path):
     assert output.count("   ok    ") == CHECKS
     assert {"messages arrived": 91, "left failed": 1, "receipts": 90, "invoices": 90}.items() <= figures(output).items()
     assert figures(output)["duplicates"] == figures(output)["in flight at the kill"] > 0
+
+
+@pytest.mark.slow
+def test_the_demo_succeeds_on_redis(demo_environment: dict[str, str], tmp_path: Path):
+    name = unique_name()
+    environment = {**demo_environment, "BROKER_URL": settings.REDIS_URL, "SHOP_EXCHANGE": name, "BILLING_QUEUE": name}
+    try:
+        output = run_manage("demo", "--orders", "40", environment=environment)
+    finally:
+        with redis.Redis.from_url(settings.REDIS_URL) as client:
+            client.delete(*client.scan_iter(f"{name}.*"))
+    assert f"Redis, streams {name}.*" in output
+    assert output.count("   ok    ") == CHECKS
+    assert {"messages arrived": 37, "left failed": 1, "invoices": 36}.items() <= figures(output).items()
+
+
+@pytest.mark.slow
+def test_the_demo_succeeds_on_nats_which_drops_duplicates(demo_environment: dict[str, str]):
+    name = unique_name()
+    environment = {**demo_environment, "BROKER_URL": settings.NATS_URL, "SHOP_EXCHANGE": name, "BILLING_QUEUE": name}
+    try:
+        output = run_manage("demo", "--orders", "40", environment=environment)
+    finally:
+        with Nats() as nats:
+            nats.run(lambda: nats.js.delete_stream(name))
+    assert f"NATS, stream {name}" in output
+    assert output.count("   ok    ") == CHECKS
+    assert {"messages arrived": 37, "duplicates": 0, "invoices": 36}.items() <= figures(output).items()
+
+
+def test_the_demo_names_a_broker_that_it_cannot_use(demo_environment: dict[str, str]):
+    output = run_manage("demo", environment={**demo_environment, "BROKER_URL": "kafka://127.0.0.1:9092"}, code=1)
+    assert "The demo cannot use the broker of BROKER_URL" in output
+
+
+def test_a_broker_that_the_shop_does_not_know_is_named(demo_environment: dict[str, str]):
+    output = run_manage("check", environment={**demo_environment, "BROKER_URL": "smtp://localhost"}, code=1)
+    assert "BROKER_URL must begin with one of amqp://" in output
 
 
 def test_the_demo_exits_with_1_when_the_figures_disagree(demo_environment: dict[str, str], tmp_path: Path):

@@ -113,7 +113,7 @@ class Shop:
         self._processes: list[Process] = []
         self.environment = shop_environment(
             DATABASE_URL=database.url,
-            AMQP_URL=settings.AMQP_URL,
+            BROKER_URL=settings.AMQP_URL,
             SHOP_EXCHANGE=self.queue,
             SHOP_QUEUE=self.queue,
             BILLING_DATABASE_URL=self.billing_database_url,
@@ -236,7 +236,7 @@ def broker_channel() -> Iterator[Any]:
 
 def shop_environment(**variables: str) -> dict[str, str]:
     """Return the environment of a process of the shop: nothing of the test run's own, and these variables."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("DJANGO_SETTINGS_MODULE", "AMQP_URL")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("DJANGO_SETTINGS_MODULE", "BROKER_URL")}
     return {**kept, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **variables}
 
 

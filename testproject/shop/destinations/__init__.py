@@ -1,4 +1,4 @@
-"""Destinations of the demo's messages: the console, or RabbitMQ if AMQP_URL is set.
+"""Destinations of the demo's messages: the console, or the broker of BROKER_URL.
 
 At first a destination accepts orders only: messages of other types are unroutable.
 """
@@ -11,10 +11,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import IO, Any
 
-from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
+from django_outbox.management.figures import FiguresReader
 from django_outbox.management.progress import ProgressLine
 from django_outbox.relay import Relay
+from shop import conf
 
 ORDERS = "order.*"
 REPORTS = "report.*"
@@ -25,11 +28,13 @@ class Destination(abc.ABC):
 
     Attributes:
         name: the place, for people.
+        drops_duplicates: whether it keeps one of several messages with the same ID.
         repair_text: the effect of `repair`, for people: "bind the queue to ...".
     """
 
     name: str
     repair_text: str
+    drops_duplicates = False
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -41,7 +46,12 @@ class Destination(abc.ABC):
 
     def drain(self) -> None:
         """Deliver all messages that are due, with a live line on a terminal."""
-        with self.open_output() as output, redirect_stdout(output), Relay() as relay, ProgressLine(relay, sys.stderr):
+        with (
+            self.open_output() as output,
+            redirect_stdout(output),
+            Relay() as relay,
+            ProgressLine(FiguresReader(relay), sys.stderr),
+        ):
             relay.drain()
 
     @abc.abstractmethod
@@ -57,11 +67,15 @@ class Destination(abc.ABC):
 
 
 def make_destination() -> Destination:
-    """Return the destination that the settings publish to."""
-    if settings.AMQP_URL:
-        from shop.destinations.rabbitmq import RabbitMQDestination  # noqa: PLC0415 - needs pika
+    """Return the destination that the settings publish to.
 
-        return RabbitMQDestination()
-    from shop.destinations.console import ConsoleDestination  # noqa: PLC0415
-
-    return ConsoleDestination()
+    Raises:
+        ImproperlyConfigured: the demo cannot use it.
+    """
+    if not conf.DESTINATION:
+        raise ImproperlyConfigured(
+            "The demo cannot use the broker of BROKER_URL. Run the shop with it, or unset BROKER_URL for the demo."
+        )
+    # A class is imported when it is used, because it needs the broker's driver.
+    destination: Destination = import_string(conf.DESTINATION)()
+    return destination

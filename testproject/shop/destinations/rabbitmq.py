@@ -3,8 +3,6 @@
 import uuid
 from typing import Any
 
-from django.conf import settings
-
 from shop import conf
 from shop.consumer import Consumer
 from shop.destinations import ORDERS, REPORTS, Destination
@@ -20,11 +18,11 @@ class RabbitMQDestination(Destination):
     repair_text = f"bind the queue to {REPORTS}"
 
     def __init__(self) -> None:
-        self._consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.QUEUE)
+        self._consumer = Consumer(conf.BROKER_URL, exchange=conf.EXCHANGE, queue=conf.QUEUE)
         self.name = f"RabbitMQ, exchange {conf.EXCHANGE}, queue {conf.QUEUE}"
 
     def prepare(self) -> None:
-        billing = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=conf.BILLING_QUEUE)
+        billing = Consumer(conf.BROKER_URL, exchange=conf.EXCHANGE, queue=conf.BILLING_QUEUE)
         billing.declare()
         billing.bind(ORDERS)
         billing.close()

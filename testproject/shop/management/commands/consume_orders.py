@@ -4,7 +4,6 @@ import signal
 from types import FrameType
 from typing import Any
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from shop import conf
@@ -26,10 +25,10 @@ class Command(BaseCommand):
         parser.add_argument("--declare-only", action="store_true", help="Declare and bind the queue, and stop.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if not settings.AMQP_URL:
+        if not conf.BROKER_URL.startswith(("amqp://", "amqps://")):
             raise CommandError(
-                "AMQP_URL is not set, so there is no queue to read. "
-                "For example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F"
+                "BROKER_URL does not name RabbitMQ, so there is no queue to read. "
+                "For example: BROKER_URL=amqp://guest:guest@127.0.0.1:5672/%2F"
             )
         import pika.exceptions  # noqa: PLC0415 - if it is missing, the system checks have already reported it
 
@@ -41,7 +40,7 @@ class Command(BaseCommand):
     def _consume(self, options: dict[str, Any]) -> None:
         from shop.consumer import Consumer  # noqa: PLC0415 - as above
 
-        consumer = Consumer(settings.AMQP_URL, exchange=conf.EXCHANGE, queue=options["queue"])
+        consumer = Consumer(conf.BROKER_URL, exchange=conf.EXCHANGE, queue=options["queue"])
 
         def stop(signum: int, frame: FrameType | None) -> None:
             consumer.stop()

@@ -117,6 +117,7 @@ class Command(BaseCommand):
             handled=handled.count(),
             receipts=receipts.count(),
             invoices=len(invoices),
+            broker_drops_duplicates=destination.drops_duplicates,
             each_order_has_one_invoice=sorted(invoices) == sorted(numbers),
         )
 
@@ -177,7 +178,7 @@ class Command(BaseCommand):
         self, destination: Destination, rows: OutboxMessageQuerySet, placed: Placed
     ) -> tuple[int, int]:
         """Return the number of messages that failed and that were requeued."""
-        self._step("Enqueue a report and a refund, which no queue is bound for")
+        self._step("Enqueue a report and a refund, which the broker does not accept yet")
         with transaction.atomic():
             enqueue("report.requested", {"orders": placed.saved}, key="report")
             enqueue("refund.requested", {"order": 1, "amount": "24.50"}, key="refund")
