@@ -1,17 +1,15 @@
 """The fault suite from the command line: `python -m tests.faults --help`."""
 
 import argparse
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
-from tests.faults.errors import SuiteError
-from tests.faults.kinds import faults_for
+from tests.faults.arguments import run, whole
+from tests.faults.kinds import BROKERS, faults_for
 from tests.faults.overlap import SECONDS, overlap, text
 from tests.faults.plan import LOCKED, Plan
-from tests.faults.report import table
+from tests.faults.report import Result, table
 from tests.faults.run import Run
 from tests.faults.servers import SERVERS
 
@@ -20,7 +18,7 @@ def main(arguments: list[str]) -> int:
     """Run the suite; return 0 if every promise was kept, 1 if one was broken, 2 if the suite itself failed."""
     options = parser().parse_args(arguments)
     if options.list:
-        for fault in faults_for(options.database):
+        for fault in faults_for(options.database, broker=options.broker):
             sys.stdout.write(f"{fault.name:<34}{fault.inflict.__doc__}\n")
         return 0
     if options.scenario:
@@ -28,26 +26,18 @@ def main(arguments: list[str]) -> int:
         plan = replace(plan, keep_logs=options.keep_logs and options.keep_logs.resolve())
     else:
         plan = planned(options)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    try:
-        result = Run(plan).execute()
-    except SuiteError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped; nothing is left behind\n")
-        return 130
-    sys.stdout.write(f"{table(result)}\n")
-    if options.scenario:
-        sys.stdout.write(f"\n{text(result)}\n")
-    return 0 if result.good else 1
+
+    def describe(result: Result) -> str:
+        return f"{table(result)}\n\n{text(result)}" if options.scenario else table(result)
+
+    return run(Run(plan).execute, describe)
 
 
 def planned(options: argparse.Namespace) -> Plan:
     """Return the plan that the options describe."""
     return Plan(
         database=options.database,
+        broker=options.broker,
         messages=options.messages,
         keys=options.keys,
         faults=options.faults,
@@ -78,14 +68,15 @@ def parser() -> argparse.ArgumentParser:
         description="Break everything around the outbox, and check that no message is lost.",
     )
     found.add_argument("--database", choices=sorted(SERVERS), default=plan.database)
-    found.add_argument("--messages", type=_whole, default=plan.messages, help="committed messages (%(default)s)")
-    found.add_argument("--keys", type=_whole, default=plan.keys, help="different keys (%(default)s)")
-    found.add_argument("--faults", type=_whole, default=plan.faults, help="number of faults (%(default)s)")
+    found.add_argument("--broker", choices=BROKERS, default=plan.broker)
+    found.add_argument("--messages", type=whole, default=plan.messages, help="committed messages (%(default)s)")
+    found.add_argument("--keys", type=whole, default=plan.keys, help="different keys (%(default)s)")
+    found.add_argument("--faults", type=whole, default=plan.faults, help="number of faults (%(default)s)")
     found.add_argument("--seed", type=int, default=plan.seed, help="the same seed makes the same run (%(default)s)")
-    found.add_argument("--relays", type=_whole, default=plan.relays, help="relay processes (%(default)s)")
-    found.add_argument("--workers", type=_whole, default=plan.workers, help="workers of each relay (%(default)s)")
-    found.add_argument("--writers", type=_whole, default=plan.writers, help="processes that enqueue (%(default)s)")
-    found.add_argument("--batch-size", type=_whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
+    found.add_argument("--relays", type=whole, default=plan.relays, help="relay processes (%(default)s)")
+    found.add_argument("--workers", type=whole, default=plan.workers, help="workers of each relay (%(default)s)")
+    found.add_argument("--writers", type=whole, default=plan.writers, help="processes that enqueue (%(default)s)")
+    found.add_argument("--batch-size", type=whole, default=plan.batch_size, help="messages in a claim (%(default)s)")
     found.add_argument(
         "--retention",
         type=float,
@@ -112,14 +103,10 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--seconds", type=float, default=SECONDS, help="duration of the traffic in a scenario (%(default)s)"
     )
-    found.add_argument("--list", action="store_true", help="list the database's kinds of faults, and exit")
+    found.add_argument(
+        "--list", action="store_true", help="list the kinds of faults of this database and broker, and exit"
+    )
     return found
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _share(text: str) -> float:
@@ -130,10 +117,6 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return share
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 import random
 
 from tests.faults.kinds import SERVERS, fault
+from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
-from tests.faults.proxies import Proxy
-from tests.faults.relays import Relay
 from tests.faults.stage import Stage
+from tests.support.proxies import Proxy
 
 
 @fault("network")
@@ -65,7 +65,7 @@ def database_slow(stage: Stage, rand: random.Random) -> int:
     return 1
 
 
-def database_proxy(relay: Relay) -> Proxy:
+def database_proxy(relay: Place) -> Proxy:
     """Return the proxy before the database, which is a server."""
     assert relay.database is not None
     return relay.database

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.faults.kinds import fault
+from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
-from tests.faults.relays import Relay
 from tests.faults.stage import Stage
 
 
@@ -59,7 +59,7 @@ def clocks_differ(stage: Stage, rand: random.Random) -> int:
 
 
 @contextmanager
-def paused(relay: Relay) -> Iterator[None]:
+def paused(relay: Place) -> Iterator[None]:
     """Stop a relay's process by SIGSTOP for as long as the context is open."""
     with relay.lock:
         process = relay.process

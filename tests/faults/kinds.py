@@ -4,13 +4,19 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any, TypeVar
 
-from tests.faults.stage import Stage
+from tests.faults.stage import Scene
 
-Inflict = Callable[[Stage, random.Random], int]
+Inflict = Callable[[Any, random.Random], int]
+"""Takes a `Scene`, or a `Stage` if it needs one."""
+
+AnyInflict = TypeVar("AnyInflict", bound=Inflict)
 
 SERVERS = ("postgresql", "mariadb", "mysql")
 ALL = (*SERVERS, "sqlite")
+
+BROKERS = ("rabbitmq", "redis", "nats")
 
 
 @dataclass(frozen=True)
@@ -19,24 +25,28 @@ class Fault:
 
     Attributes:
         lane: faults of one lane happen one after the other, those of different lanes at the same time.
-        databases: the vendors that it makes sense for.
+        databases: the databases that it makes sense for.
+        brokers: the brokers that it makes sense for.
     """
 
     name: str
     lane: str
     databases: tuple[str, ...]
     inflict: Inflict
+    brokers: tuple[str, ...] = BROKERS
 
 
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(lane: str, databases: tuple[str, ...] = ALL) -> Callable[[Inflict], Inflict]:
+def fault(
+    lane: str, databases: tuple[str, ...] = ALL, *, brokers: tuple[str, ...] = BROKERS
+) -> Callable[[AnyInflict], AnyInflict]:
     """Make a function a kind of fault, named like it."""
 
-    def add(inflict: Inflict) -> Inflict:
+    def add(inflict: AnyInflict) -> AnyInflict:
         name = inflict.__name__.replace("_", "-")
-        FAULTS[name] = Fault(name, lane, databases, inflict)
+        FAULTS[name] = Fault(name, lane, databases, inflict, brokers)
         return inflict
 
     return add
@@ -44,16 +54,20 @@ def fault(lane: str, databases: tuple[str, ...] = ALL) -> Callable[[Inflict], In
 
 def load() -> None:
     """Import the modules that hold the faults."""
-    for part in ("relays", "broker", "network", "database"):
+    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "network", "database"):
         import_module(f"tests.faults.faults_of_{part}")
 
 
-def faults_for(database: str, only: tuple[str, ...] = ()) -> list[Fault]:
-    """Return the kinds that a database has, or of them only those that are named."""
+def faults_for(database: str, only: tuple[str, ...] = (), *, broker: str = "rabbitmq") -> list[Fault]:
+    """Return the kinds that a database and a broker have, or of them only those that are named."""
     load()
-    return [each for each in FAULTS.values() if database in each.databases and (not only or each.name in only)]
+    return [
+        each
+        for each in FAULTS.values()
+        if database in each.databases and broker in each.brokers and (not only or each.name in only)
+    ]
 
 
-def everyone(stage: Stage) -> int:
+def everyone(stage: Scene) -> int:
     """Return how many relays there are."""
     return len(stage.relays.all)

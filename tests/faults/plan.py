@@ -49,6 +49,7 @@ class Plan:
     """The options of a run; the same seed makes the same messages and the same faults."""
 
     database: str = "postgresql"
+    broker: str = "rabbitmq"
     messages: int = 20_000
     keys: int = 200
     faults: int = 24

@@ -5,18 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from tests.faults.breaking import Inflicted
 from tests.faults.ledger import Ledger
 from tests.faults.plan import Plan
-
-
-@dataclass(frozen=True)
-class Inflicted:
-    """A fault that happened."""
-
-    name: str
-    seconds: float
-    struck: int
-    """Number of relays that it could have struck."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ def table(result: Result) -> str:
         "dead letters": ledger.dead_letters,
         "copies not noted (same bound)": ledger.unmarked,
         f"sent again (bound {ledger.sent_again_bound:,})": ledger.sent_again,
-        "delivered again by RabbitMQ": ledger.redelivered,
+        "delivered again by the broker": ledger.redelivered,
         "faults": len(result.faults),
         "kinds of faults": len({each.name for each in result.faults}),
         "relay processes started": result.relay_starts,
@@ -100,4 +91,4 @@ def relay_options(plan: Plan) -> str:
 
 def own_versions() -> tuple[str, ...]:
     """Return the versions of this side."""
-    return (f"Python {platform.python_version()}", f"Django {version('django')}", f"pika {version('pika')}")
+    return (f"Python {platform.python_version()}", f"Django {version('django')}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import random
 import signal
 import sys
 import threading
@@ -11,16 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.faults import ledger as ledgers
-from tests.faults.broker import Broker
+from tests.faults.breaking import Breaking, Inflicted, Schedule, make_schedule
+from tests.faults.brokers import BROKERS
 from tests.faults.children import Child, Nursery, wait_until
 from tests.faults.errors import SuiteError
-from tests.faults.kinds import Fault, faults_for
+from tests.faults.kinds import faults_for
 from tests.faults.plan import Plan
-from tests.faults.proxies import Proxies
-from tests.faults.relays import Relays, django_environment
-from tests.faults.report import Inflicted, Result
+from tests.faults.relays import django_environment, make_relays
+from tests.faults.report import Result
 from tests.faults.servers import SERVERS, TABLE
 from tests.faults.stage import Stage
+from tests.support.proxies import Proxies
 
 ENDLESS = 10**9
 """More messages than writers can write."""
@@ -53,7 +53,6 @@ class Run:
         self._deadline = self._began + plan.minutes * 60
         self._inflicted: list[Inflicted] = []
         self._failures: list[str] = []
-        self._lock = threading.Lock()
 
     def execute(self) -> Result:
         """Execute the plan.
@@ -75,7 +74,7 @@ class Run:
 
     def _build(self, nursery: Nursery, proxies: Proxies) -> Stage:
         plan = self._plan
-        broker = Broker(nursery)
+        broker = BROKERS[plan.broker](nursery)
         starting = threading.Thread(target=self._guarded, args=(broker.start,))
         starting.start()
         try:
@@ -98,12 +97,20 @@ class Run:
         def start_consumer() -> Child:
             return nursery.start(
                 "consumer",
-                [sys.executable, "-m", "tests.faults.consumer", broker.url(), self._arrivals, self._dead],
+                [sys.executable, "-m", broker.consumer, broker.url(), self._arrivals, self._dead],
                 environment=django_environment(plan, database.url("writer")),
             )
 
-        relays = Relays(plan, nursery, database, broker, proxies)
-        return Stage(plan, nursery, database, broker, relays, start_consumer(), start_consumer, self._began)
+        return Stage(
+            plan=plan,
+            nursery=nursery,
+            database=database,
+            broker=broker,
+            relays=make_relays(plan, nursery, database, broker, proxies),
+            consumer=start_consumer(),
+            start_consumer=start_consumer,
+            began=self._began,
+        )
 
     def _on_stage(self, stage: Stage) -> Result:
         plan = self._plan
@@ -188,7 +195,7 @@ class Run:
                 "number": number,
                 "keys": plan.keys,
                 "seed": plan.seed,
-                "poison": plan.poison,
+                "poison": [kind.value for kind in stage.broker.poison] if plan.poison else [],
                 "unroutable": plan.unroutable,
                 "unkeyed": plan.unkeyed,
                 "locked": plan.locked,
@@ -212,22 +219,11 @@ class Run:
 
     def _load(self, stage: Stage, writers: list[Child]) -> None:
         """Let the writers write at the pace of the faults, and the faults happen at the pace of the writers."""
-        lanes = self.schedule()
-        todo = sum(len(lane) for lane in lanes.values())
-        threads = [
-            threading.Thread(target=self._guarded, args=(self._break_things, stage, lane, todo), name=f"faults-{name}")
-            for name, lane in lanes.items()
-        ]
         self._progress = Progress(self._journals, self._arrivals)
-        for thread in threads:
-            thread.start()
-        try:
-            self._pace(stage, writers, threads, todo)
-        finally:
-            stage.over.set()
-            for thread in threads:
-                thread.join()
-            stage.over.clear()
+        breaking = Breaking(stage, self.schedule(), lambda: self._progress.written / self._plan.messages)
+        self._inflicted = breaking.inflicted
+        with breaking:
+            self._pace(stage, writers, breaking)
 
     def _write_for(self, seconds: float, writers: list[Child]) -> None:
         """Let the writers write for a time as fast as they can, and break nothing."""
@@ -241,22 +237,18 @@ class Run:
             if code := writer.wait(WRITER_PATIENCE):
                 raise SuiteError(f"{writer.name} ended with {code}:\n{writer.tail()}")
 
-    def _pace(self, stage: Stage, writers: list[Child], threads: list[threading.Thread], todo: int) -> None:
-        plan = self._plan
-        allowed, began, told, burst = 0.0, time.monotonic(), 0.0, 0.0
+    def _pace(self, stage: Stage, writers: list[Child], breaking: Breaking) -> None:
+        plan, todo = self._plan, breaking.todo
+        told, burst = 0.0, 0.0
         while True:
             self._progress.update()
             done = len(self._inflicted)
-            if self._failures:
-                raise SuiteError(self._failures[0])
+            if breaking.failures:
+                raise SuiteError(breaking.failures[0])
             if time.monotonic() > self._deadline:
                 raise TimeoutError(f"the load was not over after {plan.minutes:g} minutes")
-            running = any(thread.is_alive() for thread in threads)
-            # The faults of the lanes that are under way have their share of messages too.
-            ceiling = plan.messages * min(1.0, (done + len(threads) + 1) / todo) if running and todo else plan.messages
-            seconds_each = (time.monotonic() - began) / (done + 1)
-            pace = plan.messages / max(todo, 1) / min(max(seconds_each, 0.5), 2.5) if running else plan.messages
-            allowed = min(ceiling, allowed + pace * 0.1)
+            running = breaking.running
+            allowed = plan.messages * breaking.allow()
             finished = 0
             for writer in writers:
                 code = writer.code
@@ -282,36 +274,15 @@ class Run:
                 )
             time.sleep(0.1)
 
-    def schedule(self) -> dict[str, list[tuple[float, Fault, random.Random]]]:
+    def schedule(self) -> Schedule:
         """Return the faults by lane: when they are due, as a share of the messages, and each one's own chance."""
         plan = self._plan
-        kinds = faults_for(plan.database, plan.kinds)
+        kinds = faults_for(plan.database, plan.kinds, broker=plan.broker)
         unknown = set(plan.kinds) - {kind.name for kind in kinds}
         if unknown or not kinds:
-            raise SuiteError(f"{plan.database} has no faults of the kinds {', '.join(sorted(unknown))}")
-        rand = random.Random(plan.seed)
-        lanes: dict[str, list[tuple[float, Fault, random.Random]]] = {}
-        chosen: list[Fault] = []
-        # Every kind once before any kind twice.
-        while len(chosen) < plan.faults:
-            chosen += rand.sample(kinds, len(kinds))
-        for position, fault in enumerate(chosen[: plan.faults]):
-            due = (position + rand.random()) / plan.faults
-            lanes.setdefault(fault.lane, []).append((due, fault, random.Random(rand.random())))
-        return lanes
-
-    def _break_things(self, stage: Stage, lane: list[tuple[float, Fault, random.Random]], todo: int) -> None:
-        for due, fault, rand in lane:
-            while self._progress.written < due * self._plan.messages * 0.98 and not stage.over.is_set():
-                stage.pause(0.05)
-            if stage.over.is_set():
-                return
-            begin = time.monotonic()
-            struck = fault.inflict(stage, rand)
-            seconds = time.monotonic() - begin
-            with self._lock:
-                self._inflicted.append(Inflicted(fault.name, seconds, struck))
-                stage.say(f"fault {len(self._inflicted)} of {todo}: {fault.name}, {seconds:.1f} s")
+            names = ", ".join(sorted(unknown))
+            raise SuiteError(f"{plan.database} with {plan.broker} has no faults of the kinds {names}")
+        return make_schedule(kinds, plan.faults, plan.seed)
 
     def _guarded(self, work: Callable[..., None], *args: object) -> None:
         try:

@@ -21,6 +21,9 @@ STOP_PATIENCE = 60
 
 TABLE = "django_outbox_outboxmessage"
 
+DATABASE = "outbox"
+"""The database that a server has from the beginning."""
+
 
 class DatabaseServer(abc.ABC):
     """A database, as the suite starts and asks it. `vendor` is what `--database` calls it."""
@@ -34,20 +37,20 @@ class DatabaseServer(abc.ABC):
         """Start it, and wait until it answers."""
 
     @abc.abstractmethod
-    def url(self, user: str, port: int | None = None) -> str:
+    def url(self, user: str, port: int | None = None, database: str = DATABASE) -> str:
         """Return the URL for a user: `relay`, `writer` or `admin`; with a port it is that of a proxy."""
 
     @abc.abstractmethod
-    def connect(self, *, autocommit: bool = True) -> Any:
+    def connect(self, database: str = DATABASE, *, autocommit: bool = True) -> Any:
         """Return a DB-API connection as the administrator."""
 
     @abc.abstractmethod
     def version(self) -> str:
         """Return its name and version."""
 
-    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, params: Sequence[Any] = (), database: str = DATABASE) -> list[tuple[Any, ...]]:
         """Run a statement as the administrator and return its rows."""
-        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
+        with closing(self.connect(database)) as connection, closing(connection.cursor()) as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall()) if cursor.description else []
 
@@ -133,10 +136,10 @@ class PostgreSQL(NetworkServer):
             ):
                 connection.execute(statement)
 
-    def url(self, user: str, port: int | None = None) -> str:
-        return f"postgres://{user}@127.0.0.1:{port or self.port}/outbox"
+    def url(self, user: str, port: int | None = None, database: str = DATABASE) -> str:
+        return f"postgres://{user}@127.0.0.1:{port or self.port}/{database}"
 
-    def connect(self, database: str = "outbox", *, autocommit: bool = True) -> Any:
+    def connect(self, database: str = DATABASE, *, autocommit: bool = True) -> Any:
         import psycopg  # noqa: PLC0415 - only where it is installed
 
         return psycopg.connect(
@@ -219,17 +222,17 @@ class MariaDB(NetworkServer):
     def prepare(self) -> None:
         """Nothing: the init file makes the users and the database."""
 
-    def url(self, user: str, port: int | None = None) -> str:
-        return f"mysql://{user}@127.0.0.1:{port or self.port}/outbox"
+    def url(self, user: str, port: int | None = None, database: str = DATABASE) -> str:
+        return f"mysql://{user}@127.0.0.1:{port or self.port}/{database}"
 
-    def connect(self, *, autocommit: bool = True) -> Any:
+    def connect(self, database: str = DATABASE, *, autocommit: bool = True) -> Any:
         import MySQLdb  # noqa: PLC0415 - only where it is installed
 
         return MySQLdb.connect(
             host="127.0.0.1",
             port=self.port,
             user="admin",
-            database="outbox",
+            database=database,
             charset="utf8mb4",
             autocommit=autocommit,
             connect_timeout=5,
@@ -287,10 +290,10 @@ class SQLite(DatabaseServer):
     def prepare(self) -> None:
         """Nothing: there are no users."""
 
-    def url(self, user: str, port: int | None = None) -> str:
+    def url(self, user: str, port: int | None = None, database: str = DATABASE) -> str:
         return f"sqlite:///{self._path}"
 
-    def connect(self, *, autocommit: bool = True) -> Any:
+    def connect(self, database: str = DATABASE, *, autocommit: bool = True) -> Any:
         return sqlite3.connect(self._path, timeout=20, isolation_level=None if autocommit else "IMMEDIATE")
 
     def version(self) -> str:

@@ -15,7 +15,7 @@ env = environ.Env()
 SECRET_KEY = "only for tests"
 USE_TZ = True
 HANDLERS = env.bool("FAULTS_HANDLERS", default=False)
-"""Whether the relays call the handlers of `tests.faults.effects` instead of publishing to RabbitMQ."""
+"""Whether the relays call the handlers of `tests.faults.effects` instead of publishing to a broker."""
 
 INSTALLED_APPS = ["django_outbox", *(["tests.faults.effects"] if HANDLERS else [])]
 if HANDLERS and django.VERSION >= (6, 0):
@@ -38,17 +38,9 @@ if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
 else:
     DATABASES["default"]["OPTIONS"] = {"connect_timeout": 5}
 
-PUBLISHER: dict[str, Any] = {
-    "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
-    "OPTIONS": {
-        "url": env.str("FAULTS_AMQP_URL", default="amqp://guest:guest@127.0.0.1/%2F"),
-        "exchange": "faults",
-        "timeout": 3.0,
-        "blocked_timeout": 3.0,
-        "heartbeat": 5,
-    },
-}
-PUBLISHERS = {"default": PUBLISHER}
+# Only relays publish.
+NOWHERE = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+PUBLISHERS: dict[str, Any] = {**NOWHERE, **json.loads(os.environ.get("FAULTS_PUBLISHERS", "{}"))}
 OUTBOX = {"PUBLISHERS": PUBLISHERS, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
 if HANDLERS:
     PUBLISHERS["default"] = {
@@ -57,7 +49,7 @@ if HANDLERS:
     }
     OUTBOX["RETENTION"] = None
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
-    PUBLISHERS[dead] = {**PUBLISHER, "OPTIONS": {**PUBLISHER["OPTIONS"], "exchange": "dead"}}
+    PUBLISHERS.setdefault(dead, NOWHERE["default"])
 if OUTBOX.get("RETENTION") is not None:
     OUTBOX["RETENTION"] = datetime.timedelta(seconds=OUTBOX["RETENTION"])
 

@@ -7,37 +7,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.faults.broker import Broker
+from tests.faults.brokers.base import Broker
 from tests.faults.children import Child, Nursery
+from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
 from tests.faults.refusals import Refusals
-from tests.faults.relays import Relay, Relays
 from tests.faults.servers import DatabaseServer
 
 
-@dataclass
-class Stage:
-    """The servers, the relays and the consumer of a run.
+@dataclass(kw_only=True)
+class Scene:
+    """The servers and the processes of any run.
 
     Attributes:
-        start_consumer: starts another consumer.
-        refusals: when queues were full, and what had an attempt counted at another time.
+        relays: the processes that must survive every fault.
     """
 
-    plan: Plan
     nursery: Nursery
     database: DatabaseServer
     broker: Broker
-    relays: Relays
-    consumer: Child
-    start_consumer: Callable[[], Child]
+    relays: Places
     began: float = field(default_factory=time.monotonic)
-    refusals: Refusals = field(default_factory=Refusals)
     over: threading.Event = field(default_factory=threading.Event)
     """Set when the run is to end early: faults heal what they broke and return."""
-
-    consumer_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the fault that kills the consumer."""
 
     def say(self, text: str) -> None:
         """Write a line of progress."""
@@ -48,6 +40,24 @@ class Stage:
         """Wait, unless the run is to end."""
         self.over.wait(seconds)
 
-    def some_relay(self, rand: random.Random) -> Relay:
+    def some_relay(self, rand: random.Random) -> Place:
         """Return a relay by chance."""
         return rand.choice(self.relays.all)
+
+
+@dataclass(kw_only=True)
+class Stage(Scene):
+    """What a run of a plan has besides: a consumer.
+
+    Attributes:
+        start_consumer: starts another consumer.
+        refusals: when queues were full, and what had an attempt counted at another time.
+    """
+
+    plan: Plan
+    consumer: Child
+    start_consumer: Callable[[], Child]
+    refusals: Refusals = field(default_factory=Refusals)
+
+    consumer_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the fault that kills the consumer."""

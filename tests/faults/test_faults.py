@@ -44,7 +44,7 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 
 @pytest.mark.slow
 def test_every_promise_is_kept_on_mariadb_under_faults():
-    run(database="mariadb", messages=8_000, keys=100, faults=10, failed_blocks_key=True, unroutable=0.01)
+    run(database="mariadb", messages=5_000, keys=100, faults=8, failed_blocks_key=True, unroutable=0.01)
 
 
 @pytest.mark.slow
@@ -56,7 +56,14 @@ def test_every_promise_is_kept_on_mysql_under_faults():
 @pytest.mark.slow
 def test_every_promise_is_kept_on_sqlite_under_faults():
     kinds = ("relay-killed", "relay-paused-too-long", "queues-full", "file-locked")
-    run(database="sqlite", messages=8_000, keys=80, faults=6, kinds=kinds)
+    run(database="sqlite", messages=4_000, keys=80, faults=6, kinds=kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["redis", "nats"])
+def test_every_promise_is_kept_by_other_brokers_while_they_break(broker: str):
+    kinds = tuple(each.name for each in faults_for("postgresql", broker=broker) if each.lane == "broker")
+    run(database="postgresql", broker=broker, messages=3_000, keys=50, faults=8, kinds=kinds)
 
 
 @pytest.mark.slow
@@ -77,7 +84,7 @@ def test_each_database_server_has_at_least_ten_kinds_of_faults():
 
 
 def test_a_kind_of_fault_that_the_database_does_not_have_is_refused_by_name():
-    with pytest.raises(SuiteError, match="sqlite has no faults of the kinds database-killed"):
+    with pytest.raises(SuiteError, match="sqlite with rabbitmq has no faults of the kinds database-killed"):
         Run(Plan(database="sqlite", kinds=("purge", "database-killed"))).schedule()
 
 

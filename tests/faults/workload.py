@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.plan import MAX_MESSAGE, POISON, Kind, is_locked
+from tests.faults.plan import MAX_MESSAGE, Kind, is_locked
 
 PATIENCE = 180
 """Seconds for which a transaction is repeated, before the writer gives up."""
@@ -80,7 +80,7 @@ class Writer:
         number: which writer this is, from 0.
         keys: how many keys there are; all writers share them.
         seed: the same seed makes the same messages.
-        poison: whether a thousandth of the messages deserve to fail.
+        poison: the kinds of the thousandth of the messages that deserve to fail; none if there are no kinds.
         unroutable: share of the messages that are unroutable, apart from those.
         unkeyed: share of the messages that have no key.
         locked: which keys are locked: one of `LOCKED`.
@@ -95,7 +95,7 @@ class Writer:
         number: int,
         keys: int,
         seed: int,
-        poison: bool,
+        poison: Sequence[str],
         unroutable: float,
         unkeyed: float,
         locked: str,
@@ -106,7 +106,7 @@ class Writer:
         self._rand = random.Random(f"{seed}/{number}")
         self._keys = [f"key-{key}" for key in range(keys)]
         self._numbers = dict.fromkeys(self._keys, 0)
-        self._poison = poison
+        self._poison = [Kind(each) for each in poison]
         self._unroutable = unroutable
         self._unkeyed = unkeyed
         self._locked = locked
@@ -162,7 +162,7 @@ class Writer:
 
     def _kind(self) -> Kind:
         if self._poison and self._rand.random() < 0.001:
-            return self._rand.choice(POISON)
+            return self._rand.choice(self._poison)
         return Kind.UNROUTABLE if self._rand.random() < self._unroutable else Kind.GOOD
 
     def _filling(self, kind: Kind) -> str:

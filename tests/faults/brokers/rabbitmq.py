@@ -2,16 +2,16 @@
 
 import os
 import socket
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pika
 
+from tests.faults.brokers.base import START_PATIENCE, TIMEOUT, Broker
 from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
 from tests.faults.errors import SuiteError
-from tests.faults.plan import MAX_MESSAGE
+from tests.faults.plan import MAX_MESSAGE, POISON, Kind
 from tests.support.rabbitmq_node import make_home, node_environment
-
-START_PATIENCE = 90
-"""Seconds that the node may take until it lets a client in."""
 
 CTL_TIMEOUT = 180
 """Seconds that `rabbitmqctl` may take: it starts an Erlang machine, which took over 60 on a busy machine."""
@@ -34,8 +34,12 @@ ALL_QUEUES = (*QUEUES.values(), DEAD)
 SCRIPTS = ("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", "usr/lib/rabbitmq/bin")
 
 
-class Broker:
-    """The node, as its administrator sees it."""
+class RabbitMQ(Broker):
+    """A node with a quorum queue and a classic one, both bound to a topic exchange."""
+
+    vendor = "rabbitmq"
+    poison: ClassVar[tuple[Kind, ...]] = POISON
+    consumer = "tests.faults.consumers.rabbitmq"
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
@@ -58,7 +62,6 @@ class Broker:
         self._process: Child | None = None
 
     def start(self) -> None:
-        """Start the node, and wait until it lets a client in."""
         self._process = process = self._nursery.start("rabbitmq-server", [self._server], environment=self.environment)
 
         def answers() -> bool:
@@ -72,19 +75,36 @@ class Broker:
         wait_until(answers, START_PATIENCE, f"an answer of RabbitMQ at port {self.port}", pause=0.2)
 
     def crash(self) -> None:
-        """Kill the node, and start it again."""
         assert self._process is not None
         self._process.kill()
         self.start()
+
+    def stop(self) -> None:
+        self.ctl("stop_app")
+
+    def resume(self) -> None:
+        self.ctl("start_app")
+
+    def publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, EXCHANGE)
+
+    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, DEAD)
+
+    def _publisher(self, port: int, exchange: str) -> dict[str, Any]:
+        options = {"timeout": TIMEOUT, "blocked_timeout": TIMEOUT, "heartbeat": 5}
+        return {
+            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "OPTIONS": {"url": self.url(port), "exchange": exchange, **options},
+        }
 
     def ctl(self, *arguments: str, timeout: float = CTL_TIMEOUT) -> str:
         """Run `rabbitmqctl` on the node and return what it printed."""
         command = [self._ctl, "-q", "-n", self.node, *arguments]
         return self._nursery.run(command, environment=self.environment, timeout=timeout)
 
-    def url(self, port: int | None = None, query: str = "") -> str:
-        """Return its URL; with a port it is that of a proxy."""
-        return f"amqp://guest:guest@127.0.0.1:{port or self.port}/%2F{query}"
+    def url(self, port: int | None = None) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{port or self.port}/%2F"
 
     def connect(self) -> pika.BlockingConnection:
         """Return a connection."""
@@ -106,7 +126,6 @@ class Broker:
             connection.channel().exchange_delete(EXCHANGE)
 
     def declare(self) -> None:
-        """Declare everything that messages go through."""
         with self.connect() as connection:
             channel = connection.channel()
             channel.exchange_declare(ROUTES, "topic", durable=True)
@@ -122,20 +141,25 @@ class Broker:
             channel.queue_bind(DEAD, DEAD)
         self.declare_exchange()
 
-    def consumers(self) -> int:
-        """Return how many consumers the queues have."""
+    def await_end_of_consumer(self) -> None:
+        # Otherwise the next one would get later messages before those come again.
+        wait_until(lambda: self._consumers() == 0, 60, "a broker that has noticed the end of the consumer")
+
+    def _consumers(self) -> int:
         with self.connect() as connection:
             channel = connection.channel()
             return sum(channel.queue_declare(queue, passive=True).method.consumer_count for queue in ALL_QUEUES)
 
     def depth(self) -> int:
-        """Return how many messages the queues hold that no consumer has."""
+        return self.depth_of(ALL_QUEUES)
+
+    def depth_of(self, queues: Sequence[str]) -> int:
+        """Return how many messages some queues hold that no consumer has."""
         with self.connect() as connection:
             channel = connection.channel()
-            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in ALL_QUEUES)
+            return sum(channel.queue_declare(queue, passive=True).method.message_count for queue in queues)
 
     def version(self) -> str:
-        """Return its name and version."""
         with self.connect() as connection:
             properties = connection._impl.server_properties  # type: ignore[attr-defined]
             version = properties["version"]

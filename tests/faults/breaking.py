@@ -1,0 +1,116 @@
+"""A schedule of faults, and the threads that inflict them while the load goes on."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.faults.kinds import Fault
+from tests.faults.stage import Scene
+
+Schedule = dict[str, list[tuple[float, Fault, random.Random]]]
+"""Faults by lane: when they are due, as a share of the load, and each one's own chance."""
+
+
+MIN_SECONDS_EACH, MAX_SECONDS_EACH = 0.5, 2.5
+"""Bounds of the time in which the share of one fault is allowed, whatever the faults took so far."""
+
+
+@dataclass(frozen=True)
+class Inflicted:
+    """A fault that happened."""
+
+    name: str
+    seconds: float
+    struck: int
+    """Number of relays that it could have struck."""
+
+
+def make_schedule(kinds: Sequence[Fault], count: int, seed: int) -> Schedule:
+    """Return a schedule of `count` faults; every kind occurs once before any kind occurs twice."""
+    rand = random.Random(seed)
+    lanes: Schedule = {}
+    chosen: list[Fault] = []
+    while len(chosen) < count:
+        chosen += rand.sample(kinds, len(kinds))
+    for position, fault in enumerate(chosen[:count]):
+        due = (position + rand.random()) / count
+        lanes.setdefault(fault.lane, []).append((due, fault, random.Random(rand.random())))
+    return lanes
+
+
+class Breaking:
+    """Inflicts the faults of a schedule until its context ends, each lane in its own thread.
+
+    Args:
+        scene: what they act upon.
+        schedule: the faults.
+        progress: returns the share of the load that is done.
+
+    Attributes:
+        inflicted: the faults that happened so far.
+        failures: errors of the suite itself.
+        todo: the number of faults in the schedule.
+    """
+
+    def __init__(self, scene: Scene, schedule: Schedule, progress: Callable[[], float]) -> None:
+        self._scene = scene
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._began = self._then = 0.0
+        self._allowed = 0.0
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name=f"faults-{name}") for name, lane in schedule.items()
+        ]
+        self.todo = sum(len(lane) for lane in schedule.values())
+        self.inflicted: list[Inflicted] = []
+        self.failures: list[str] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether faults are left."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def allow(self) -> float:
+        """Return the share of the load that may be done by now: it grows at the pace of the faults."""
+        if not self.running or not self.todo:
+            return 1.0
+        now, done = time.monotonic(), len(self.inflicted)
+        seconds_each = min(max((now - self._began) / (done + 1), MIN_SECONDS_EACH), MAX_SECONDS_EACH)
+        # The faults of the lanes that are under way have their share of the load too.
+        ceiling = min(1.0, (done + len(self._threads) + 1) / self.todo)
+        self._allowed = min(ceiling, self._allowed + (now - self._then) / seconds_each / self.todo)
+        self._then = now
+        return self._allowed
+
+    def __enter__(self) -> "Breaking":
+        self._began = self._then = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scene.over.set()
+        for thread in self._threads:
+            thread.join()
+        self._scene.over.clear()
+
+    def _work(self, lane: list[tuple[float, Fault, random.Random]]) -> None:
+        try:
+            for due, fault, rand in lane:
+                while self._progress() < due * 0.98 and not self._scene.over.is_set():
+                    self._scene.pause(0.05)
+                if self._scene.over.is_set():
+                    return
+                self._inflict(fault, rand)
+        except Exception as error:
+            self.failures.append(f"{type(error).__name__}: {error}")
+
+    def _inflict(self, fault: Fault, rand: random.Random) -> None:
+        begin = time.monotonic()
+        struck = fault.inflict(self._scene, rand)
+        seconds = time.monotonic() - begin
+        with self._lock:
+            self.inflicted.append(Inflicted(fault.name, seconds, struck))
+            self._scene.say(f"fault {len(self.inflicted)} of {self.todo}: {fault.name}, {seconds:.1f} s")

@@ -1,0 +1,138 @@
+"""A broker for the suite alone, and what a fault or the run asks of each kind."""
+
+import abc
+import signal
+from typing import Any, ClassVar
+
+from tests.faults.children import Child, Nursery, free_port, wait_until
+from tests.faults.errors import SuiteError
+from tests.faults.plan import Kind
+
+START_PATIENCE = 90
+"""Seconds that a broker may take until it lets a client in."""
+
+STOP_PATIENCE = 30
+"""Seconds that a broker may take to end after SIGTERM."""
+
+TIMEOUT = 3.0
+"""Seconds after which a relay gives up waiting for the broker: short, so that it notices each fault."""
+
+
+class Broker(abc.ABC):
+    """A broker, as its administrator sees it.
+
+    Messages go to the destinations `quorum.written` and `classic.written`: all messages of a key to one of them. The
+    destination `nowhere` refuses everything. Dead letters have a destination that no fault fills.
+
+    Attributes:
+        poison: the kinds of messages that the broker refuses.
+        consumer: the module of its consumer.
+        port: where clients connect.
+    """
+
+    vendor: ClassVar[str]
+    poison: ClassVar[tuple[Kind, ...]]
+    consumer: ClassVar[str]
+    port: int
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start it, and wait until it lets a client in."""
+
+    @abc.abstractmethod
+    def crash(self) -> None:
+        """Kill it, and start it again."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Stop it in an orderly way."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Start it again after `stop`."""
+
+    @abc.abstractmethod
+    def declare(self) -> None:
+        """Declare everything that messages go through."""
+
+    @abc.abstractmethod
+    def publisher(self, port: int) -> dict[str, Any]:
+        """Return the entry of `OUTBOX["PUBLISHERS"]` that publishes to it through a proxy at this port."""
+
+    @abc.abstractmethod
+    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
+        """Return the entry that publishes dead letters."""
+
+    @abc.abstractmethod
+    def url(self, port: int | None = None) -> str:
+        """Return its URL; with a port, that of a proxy."""
+
+    @abc.abstractmethod
+    def depth(self) -> int:
+        """Return how many messages it holds that no consumer has acknowledged or received."""
+
+    @abc.abstractmethod
+    def version(self) -> str:
+        """Return its name and version."""
+
+    def await_end_of_consumer(self) -> None:
+        """Wait until a consumer that was killed no longer keeps its messages from the next one."""
+
+
+class OneProcess(Broker):
+    """A broker that is one process, which can be frozen too.
+
+    Args:
+        nursery: starts the process.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
+        self.nursery = nursery
+        self.port = free_port()
+        self._process: Child | None = None
+
+    @property
+    @abc.abstractmethod
+    def command(self) -> list[str]:
+        """The command that starts it."""
+
+    @abc.abstractmethod
+    def ping(self) -> None:
+        """Log in and out; raise an error unless that works."""
+
+    @property
+    def process(self) -> Child:
+        """The process."""
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> None:
+        self._process = process = self.nursery.start(self.vendor, self.command)
+
+        def answers() -> bool:
+            if process.code is not None:
+                raise SuiteError(f"{self.vendor} ended with {process.code}:\n{process.tail()}")
+            self.ping()
+            return True
+
+        wait_until(answers, START_PATIENCE, f"an answer of {self.vendor} at port {self.port}")
+
+    def crash(self) -> None:
+        self.process.kill()
+        self.start()
+
+    def stop(self) -> None:
+        self.process.send(signal.SIGTERM)
+        if self.process.wait(STOP_PATIENCE) is None:
+            raise SuiteError(f"{self.vendor} did not stop within {STOP_PATIENCE} s")
+
+    def resume(self) -> None:
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop the process where it is: it answers nothing, and its connections stay open."""
+        self.process.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send(signal.SIGCONT)

@@ -1,0 +1,125 @@
+"""A NATS server with JetStream."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar, TypeVar
+
+import nats
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, StreamConfig
+
+from tests.faults.brokers.base import TIMEOUT, OneProcess
+from tests.faults.children import Nursery, find_program
+from tests.faults.plan import MAX_MESSAGE, Kind
+
+SUBJECTS = {"WRITTEN": ["quorum.written", "classic.written"], "DEAD": ["dead"]}
+"""The subjects of each stream."""
+
+POSITIONS = "nats-positions.json"
+"""The file among the journals in which the consumer notes how far it has read each stream."""
+
+ResultT = TypeVar("ResultT")
+
+
+class Nats(OneProcess):
+    """A server with a stream for messages and one for dead letters."""
+
+    vendor = "nats"
+    poison: ClassVar[tuple[Kind, ...]] = (Kind.UNROUTABLE, Kind.TOO_LARGE)
+    consumer = "tests.faults.consumers.nats"
+
+    def __init__(self, nursery: Nursery) -> None:
+        super().__init__(nursery)
+        self._config = nursery.directory / "nats.conf"
+        # The folder of the logs may have been used before.
+        (nursery.logs / POSITIONS).unlink(missing_ok=True)
+        self._config.write_text(
+            f'host: "127.0.0.1"\nport: {self.port}\nmax_payload: {MAX_MESSAGE}\n'
+            f'jetstream {{ store_dir: "{nursery.directory / "nats"}" }}\n'
+        )
+
+    @property
+    def command(self) -> list[str]:
+        return [find_program("nats-server"), "--config", str(self._config)]
+
+    def ping(self) -> None:
+        self.ask(JetStreamContext.account_info)
+
+    def ask(self, question: Callable[[JetStreamContext], Awaitable[ResultT]]) -> ResultT:
+        """Connect, ask JetStream something, and return the answer."""
+
+        async def connected() -> ResultT:
+            client = await connect(self.url())
+            try:
+                return await question(client.jetstream(timeout=10))
+            finally:
+                await client.close()
+
+        return asyncio.run(connected())
+
+    def declare(self) -> None:
+        async def declare(stream: JetStreamContext) -> None:
+            for name, subjects in SUBJECTS.items():
+                await stream.add_stream(StreamConfig(name, subjects=subjects, discard=DiscardPolicy.NEW))
+
+        self.ask(declare)
+
+    def limit(self, *, full: bool) -> None:
+        """Make the stream full as it is, or let it grow again."""
+
+        async def limit(stream: JetStreamContext) -> None:
+            info = await stream.stream_info("WRITTEN")
+            info.config.max_msgs = max(info.state.messages, 1) if full else -1
+            await stream.update_stream(info.config)
+
+        self.ask(limit)
+
+    def publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, "{topic}")
+
+    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, SUBJECTS["DEAD"][0])
+
+    def url(self, port: int | None = None) -> str:
+        return f"nats://127.0.0.1:{port or self.port}"
+
+    def depth(self) -> int:
+        async def count(stream: JetStreamContext) -> int:
+            return sum([(await stream.stream_info(name)).state.last_seq for name in SUBJECTS])
+
+        positions = self.nursery.logs / POSITIONS
+        read: dict[str, int] = json.loads(positions.read_text()) if positions.exists() else {}
+        return self.ask(count) - sum(read.values())
+
+    def version(self) -> str:
+        async def ask() -> str:
+            client = await connect(self.url())
+            try:
+                version = client.connected_server_version
+                return f"NATS {version.major}.{version.minor}.{version.patch}"
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
+
+    def _publisher(self, port: int, subject: str) -> dict[str, Any]:
+        return {
+            "BACKEND": "django_outbox.publishers.nats.JetStreamPublisher",
+            "OPTIONS": {
+                "servers": self.url(port),
+                "subject": subject,
+                "timeout": TIMEOUT,
+                "connect_timeout": TIMEOUT,
+            },
+        }
+
+
+async def connect(url: str) -> Client:
+    """Return a client that connects once, and leaves it to its caller to tell of errors."""
+    return await nats.connect(url, allow_reconnect=False, connect_timeout=5, error_cb=_ignore)
+
+
+async def _ignore(_error: Exception) -> None:
+    """By default the client writes a traceback for each error to standard error."""

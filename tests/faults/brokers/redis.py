@@ -1,0 +1,77 @@
+"""A Redis server that writes everything to its file before it replies."""
+
+from typing import Any, ClassVar
+
+import redis
+
+from tests.faults.brokers.base import TIMEOUT, OneProcess
+from tests.faults.children import Nursery, find_program
+from tests.faults.plan import Kind
+
+STREAMS = ("quorum.written", "classic.written")
+DEAD = "dead"
+ALL_STREAMS = (*STREAMS, DEAD)
+
+GROUP = "faults"
+"""The consumer group of each stream."""
+
+
+class Redis(OneProcess):
+    """A server with two streams and one for dead letters."""
+
+    vendor = "redis"
+    # A stream is made by its first message, and no message is too large for Redis before it is for the outbox.
+    poison: ClassVar[tuple[Kind, ...]] = (Kind.UNROUTABLE,)
+    consumer = "tests.faults.consumers.redis"
+
+    def __init__(self, nursery: Nursery) -> None:
+        super().__init__(nursery)
+        self._folder = nursery.directory / "redis"
+        self._folder.mkdir(mode=0o700)
+
+    @property
+    def command(self) -> list[str]:
+        return [
+            find_program("redis-server"),
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)),
+            *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+        ]
+
+    def ping(self) -> None:
+        with self.connect() as client:
+            client.ping()
+
+    def connect(self) -> redis.Redis:
+        """Return a client, which connects by itself."""
+        return redis.Redis(port=self.port, socket_timeout=10, socket_connect_timeout=10, decode_responses=True)
+
+    def declare(self) -> None:
+        with self.connect() as client:
+            for stream in ALL_STREAMS:
+                client.xgroup_create(stream, GROUP, "0", mkstream=True)
+            # What is no stream takes no entries.
+            client.set("nowhere", "not a stream")
+
+    def publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, "{topic}")
+
+    def dead_letter_publisher(self, port: int) -> dict[str, Any]:
+        return self._publisher(port, DEAD)
+
+    def url(self, port: int | None = None) -> str:
+        return f"redis://127.0.0.1:{port or self.port}/0"
+
+    def depth(self) -> int:
+        with self.connect() as client:
+            groups = [group for stream in ALL_STREAMS for group in client.xinfo_groups(stream)]
+        return sum(int(group["lag"] or 0) + int(group["pending"]) for group in groups)
+
+    def version(self) -> str:
+        with self.connect() as client:
+            return f"Redis {client.info('server')['redis_version']}"
+
+    def _publisher(self, port: int, stream: str) -> dict[str, Any]:
+        return {
+            "BACKEND": "django_outbox.publishers.redis.RedisStreamsPublisher",
+            "OPTIONS": {"url": self.url(port), "stream": stream, "timeout": TIMEOUT, "connect_timeout": TIMEOUT},
+        }

@@ -1,0 +1,1 @@
+"""Shop, RabbitMQ and billing under kills: each committed order gets one invoice."""
