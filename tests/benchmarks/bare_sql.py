@@ -1,10 +1,10 @@
 """The limit of the database: claim and settle in bare SQL, by Django's own client."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from django.db import OperationalError, connection, connections, transaction
 
+from tests.benchmarks.measuring import Run, timed
 from tests.benchmarks.tables import TABLE
 
 DUE = f"""
@@ -36,8 +36,8 @@ MYSQL_DEADLOCK = 1213
 LATER = "9999-01-01"
 
 
-def drain_in_bare_sql(count: int, *, batch_size: int, workers: int, delete: bool) -> float:
-    """Claim and settle all messages by threads with a connection each, and return the seconds that this took."""
+def drain_in_bare_sql(*, batch_size: int, workers: int, delete: bool) -> Run:
+    """Claim and settle all messages by threads with a connection each."""
 
     def work(_number: int) -> int:
         done = 0
@@ -48,12 +48,8 @@ def drain_in_bare_sql(count: int, *, batch_size: int, workers: int, delete: bool
             connections.close_all()
         return done
 
-    start = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
-        done = sum(pool.map(work, range(workers)))
-    seconds = time.perf_counter() - start
-    assert done == count
-    return seconds
+        return timed(lambda: sum(pool.map(work, range(workers))))
 
 
 def _claim_and_settle_again(batch_size: int, *, delete: bool) -> int:

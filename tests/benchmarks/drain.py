@@ -1,107 +1,82 @@
-"""From the database to the broker, compared with the broker's own limit."""
+"""From the database to brokers, compared with the limit of each: what its client alone does with the same messages.
+
+The client sends them from memory and waits for every confirm. RabbitMQ's are encoded in advance and written to a bare
+socket; the others' clients encode them. `publisher`: the outbox's publisher alone does the same, without a database.
+Kafka is a mock cluster of three brokers, and SQS is moto, which need no server; moto searches a queue for each message,
+so measure it with 2,000.
+"""
 
 import argparse
+from contextlib import ExitStack
 from itertools import product
-from statistics import median
 from typing import Any, NamedTuple
 
 from django.db import connection
+from django.utils.module_loading import import_string
 
-from tests.benchmarks.broker_limit import encode_blocks, measure_limit
-from tests.benchmarks.measuring import measure_all
-from tests.benchmarks.messages import make_messages
+from tests.benchmarks.brokers.base import Broker
+from tests.benchmarks.measuring import Run
+from tests.benchmarks.messages import claimed, make_messages, make_topics
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.queues import KINDS, Queues, topics
 from tests.benchmarks.relays import timed_drain
-from tests.benchmarks.report import Report
+from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import save
-from tests.benchmarks.workspace import require_broker
 
-CONNECTIONS = (1, 2, 4)
-"""Numbers of connections with which the limit is measured; the best counts."""
+BROKERS = {
+    "rabbitmq": "rabbitmq.QuorumQueues",
+    "rabbitmq-classic": "rabbitmq.ClassicQueues",
+    "redis": "redis.RedisStreams",
+    "nats": "nats.JetStream",
+    "kafka": "kafka.Kafka",
+    "sqs": "sqs.SQSQueues",
+}
+"""Classes in `brokers`. Their clients are imported when they are used."""
 
 
 class Case(NamedTuple):
-    """A drain of a saved table by this many workers, or the limit with this many connections."""
+    """The limit, the publisher alone, or a drain of a saved table; by this many threads."""
 
-    kind: str
-    table: str
-    size: int
+    broker: str
+    work: str = "limit"
+    workers: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.broker}: {self.work}" + (f", workers: {self.workers}" if self.work != "limit" else "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_numbers(
-        parser,
-        # Enough that the beginning and the end of a drain, when nothing is in flight, hardly count.
-        messages=(100_000, "Messages of a case."),
-        size=(250, "Bytes of a payload."),
-        repeats=(3, "Rounds; the median of each case counts."),
-        keys=(1000, "Keys of the keyed messages."),
-        queues=(4, "Queues that the messages are spread over."),
-        workers=([1, 2, 4], "Workers of a relay."),
-        batch_size=(2000, "Messages in a claim."),
-        window=(2000, "Unconfirmed messages of a connection that measures the limit."),
+    parser.add_argument(
+        "--broker", nargs="+", choices=BROKERS, default=["rabbitmq"], help="Where to (default: rabbitmq)."
     )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="Kinds of queues (default: all)")
+    # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
+    add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
 
 
 def run(options: argparse.Namespace) -> Report:
-    url = require_broker()
-    content: dict[str, Any] = {"seed": options.seed, "size": options.size, "topics": topics(options.queues)}
-    with Queues(url, "classic", options.queues) as classic, Queues(url, "quorum", options.queues) as quorum:
-        queues = {"classic": classic, "quorum": quorum}
-        blocks = {
-            kind: encode_blocks(queues[kind].exchange, make_messages(options.messages, **content))
-            for kind in options.kinds
+    content: dict[str, Any] = {"seed": options.seed, "topics": make_topics()}
+    with ExitStack() as stack:
+        brokers: dict[str, Broker] = {
+            name: stack.enter_context(import_string(f"tests.benchmarks.brokers.{BROKERS[name]}")())
+            for name in options.broker
         }
         save("unkeyed", options.messages, **content)
         save("keyed", options.messages, keys=options.keys, **content)
 
-        def measure(case: Case) -> float:
-            to = queues[case.kind]
-            if case.table == "limit":
-                return measure_limit(url, to, blocks[case.kind], connections=case.size, window=options.window)
-            return timed_drain(url, to, case.table, workers=case.size, batch_size=options.batch_size).rate
+        def measure(case: Case) -> Run:
+            broker, sizes = brokers[case.broker], {"workers": case.workers, "batch_size": options.batch_size}
+            if case.work in ("unkeyed", "keyed"):
+                return timed_drain(broker, case.work, **sizes)
+            made = claimed(make_messages(options.messages, **content))
+            return broker.measure_limit(made) if case.work == "limit" else broker.measure_publisher(made, **sizes)
 
-        limits = [Case(*each) for each in product(options.kinds, ("limit",), CONNECTIONS)]
-        drains = [Case(*each) for each in product(options.kinds, ("unkeyed", "keyed"), options.workers)]
-        rates = measure_all((limits + drains) * options.repeats, measure)
-    return _report(options, {case: median(found) for case, found in rates.items()})
-
-
-def _report(options: argparse.Namespace, rates: dict[Case, float]) -> Report:
-    report = Report(
-        title=f"From {connection.display_name} to RabbitMQ, publisher confirms on, messages persistent",
-        columns=["queues", "messages", "workers", "msg/s", "of the limit"],
-    )
-    texts = {"unkeyed": "no key", "keyed": f"{options.keys:,} keys"}
-    for kind in options.kinds:
-        limits = {case.size: rate for case, rate in rates.items() if case[:2] == (kind, "limit")}
-        limit = max(limits.values())
-        connections = next(count for count, rate in limits.items() if rate == limit)
-        report.rows.append([kind, f"limit, {connections} connection{'s'[: connections > 1]}", "", limit, 1.0])
-        report.figures[f"{kind}_limit_rate"] = limit
-        report.figures |= {f"{kind}_limit_connections_{count}_rate": rate for count, rate in limits.items()}
-        best = {}
-        for table, text in texts.items():
-            found = {workers: rates[Case(kind, table, workers)] for workers in options.workers}
-            best[table] = max(found.values())
-            for workers, rate in found.items():
-                report.rows.append([kind, text, str(workers), rate, rate / limit])
-                name = f"{kind}_{table}_workers_{workers}"
-                report.figures |= {f"{name}_rate": rate, f"{name}_ratio": rate / limit}
-        keyed_to_unkeyed = best["keyed"] / best["unkeyed"]
-        report.figures |= {
-            f"{kind}_best_ratio": max(best.values()) / limit,
-            f"{kind}_keyed_to_unkeyed_ratio": keyed_to_unkeyed,
-        }
-        report.notes.append(
-            f"Best rate with keys compared with the best without, {kind} queues: {keyed_to_unkeyed:.2f}."
+        cases = []
+        for name in brokers:
+            works = product(("publisher", "unkeyed", "keyed"), options.workers)
+            cases += [Case(name), *(Case(name, *each) for each in works)]
+        return compare(
+            f"From {connection.display_name} to the broker, every message confirmed",
+            cases * options.repeats,
+            measure,
+            lambda case: Case(case.broker),
+            ratio="of the limit",
         )
-    report.notes += [
-        "The limit: messages encoded in advance, no database; the best of "
-        f"{', '.join(map(str, CONNECTIONS))} connections.",
-        f"{options.messages:,} messages of {options.size:,} bytes a case, over {options.queues} queues, in batches of "
-        f"{options.batch_size:,}; median of {options.repeats}.",
-    ]
-    return report

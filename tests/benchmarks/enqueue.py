@@ -1,114 +1,107 @@
-"""Cost of a message for the caller, compared with a plain create()."""
+"""Cost of a message for the caller, its commit included, compared with a plain row.
+
+create() and enqueue(): a transaction for each message; bulk_create() and enqueue_many(): ten times as many messages in
+one transaction, 1,000 an INSERT.
+"""
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
-from statistics import median
+from typing import NamedTuple
 
 from django.db import connection, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from tests.benchmarks.measuring import measure_all
+from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import make_messages
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.report import Report
+from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import empty, refresh
 
-CHUNK = 1000
-"""Rows in one INSERT, on both sides."""
+
+class Case(NamedTuple):
+    """A call, and the number of processes that make it."""
+
+    call: str
+    writers: int
+
+    def __str__(self) -> str:
+        return f"{self.call}(), writers: {self.writers}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_numbers(
-        parser,
-        messages=(1000, "Transactions of one message each, in a round of each kind."),
-        many=(10_000, "Messages in a transaction of many."),
-        size=(250, "Bytes of a payload."),
-        writers=(16, "Processes that write at the same time."),
-        repeats=(7, "Rounds; the median of each case counts."),
-    )
+    add_numbers(parser, messages=1000, writers=16, repeats=7)
 
 
 def run(options: argparse.Namespace) -> Report:
     writers = options.writers if connection.vendor != "sqlite" else 1
-    counts = {"create": options.messages, "enqueue": options.messages}
-    counts |= {"bulk_create": options.many, "enqueue_many": options.many}
     # No process may inherit a connection.
     connections.close_all()
     with ProcessPoolExecutor(writers, mp_context=get_context("fork")) as pool:
         list(pool.map(_warm_up, range(writers)))
 
-        def measure(case: tuple[str, int]) -> float:
-            """Return the seconds of a message."""
-            name, processes = case
-            share: int = -(-counts[name] // processes)
+        def measure(case: Case) -> Run:
+            messages = options.messages * (1 if case.call in ("create", "enqueue") else 10)
+            share = -(-messages // case.writers)
             empty()
             refresh()
             start = time.perf_counter()
-            list(pool.map(_write, [(name, share, options.seed, options.size)] * processes))
-            return (time.perf_counter() - start) / (share * processes)
+            list(pool.map(_write, [(case.call, share, options.seed)] * case.writers))
+            seconds = time.perf_counter() - start
+            return Run(share * case.writers, seconds, {"µs a message": 1e6 * seconds / (share * case.writers)})
 
-        cases = list(product(WRITERS, sorted({1, writers})))
-        seconds = {case: median(found) for case, found in measure_all(cases * options.repeats, measure).items()}
-    report = Report(
-        title=f"Cost of a message for the caller on {connection.display_name}, its commit included",
-        columns=["call", "writers", "µs a message", "ratio to a plain row"],
-    )
-    plain = {"create": "create", "enqueue": "create", "bulk_create": "bulk_create", "enqueue_many": "bulk_create"}
-    for (call, count), spent in seconds.items():
-        ratio = spent / seconds[plain[call], count]
-        report.rows.append([f"{call}()", count, spent * 1e6, ratio])
-        if call != plain[call]:
-            name = f"{call}_writers_{count}"
-            report.figures |= {f"{name}_microseconds": spent * 1e6, f"{name}_cost_ratio": ratio}
-            report.figures[f"{name}_rate_ratio"] = 1 / ratio
-    report.notes.append(
-        f"create() and enqueue(): a transaction for each message; the others: {options.many:,} messages in one, "
-        f"{CHUNK:,} an INSERT. Payloads of {options.size:,} bytes; median of {options.repeats}."
-    )
-    return report
+        cases = [Case(*each) for each in product(CALLS, sorted({1, writers}))]
+        return compare(
+            f"The caller's side on {connection.display_name}",
+            cases * options.repeats,
+            measure,
+            lambda case: case._replace(call=PLAIN.get(case.call, case.call)),
+            ratio="of a plain row",
+        )
 
 
 def _warm_up(_number: int) -> None:
-    for writer in WRITERS.values():
-        writer(1, 0, 100)
+    for call in CALLS:
+        _write((call, 1, 0))
     # Long enough that each process gets one of these.
     time.sleep(0.2)
 
 
-def _write(task: tuple[str, int, int, int]) -> None:
-    name, count, seed, size = task
-    WRITERS[name](count, seed, size)
+def _write(task: tuple[str, int, int]) -> None:
+    call, count, seed = task
+    CALLS[call](make_messages(count, seed=seed))
 
 
-def _create(count: int, seed: int, size: int) -> None:
-    for message in make_messages(count, seed=seed, size=size):
+def _create(messages: Iterator[OutboxMessage]) -> None:
+    for message in messages:
         with transaction.atomic():
             OutboxMessage.objects.create(type=message.type, key=message.key, payload=message.payload)
 
 
-def _enqueue(count: int, seed: int, size: int) -> None:
-    for message in make_messages(count, seed=seed, size=size):
+def _enqueue(messages: Iterator[OutboxMessage]) -> None:
+    for message in messages:
         with transaction.atomic():
             enqueue(message.type, message.payload, key=message.key)
 
 
-def _bulk_create(count: int, seed: int, size: int) -> None:
+def _bulk_create(messages: Iterator[OutboxMessage]) -> None:
     with transaction.atomic():
-        OutboxMessage.objects.bulk_create(make_messages(count, seed=seed, size=size), batch_size=CHUNK)
+        OutboxMessage.objects.bulk_create(messages, batch_size=1000)
 
 
-def _enqueue_many(count: int, seed: int, size: int) -> None:
+def _enqueue_many(messages: Iterator[OutboxMessage]) -> None:
     with transaction.atomic():
-        enqueue_many(make_messages(count, seed=seed, size=size))
+        enqueue_many(messages)
 
 
-WRITERS: dict[str, Callable[[int, int, int], None]] = {
+CALLS: dict[str, Callable[[Iterator[OutboxMessage]], None]] = {
     "create": _create,
     "enqueue": _enqueue,
     "bulk_create": _bulk_create,
     "enqueue_many": _enqueue_many,
 }
+
+PLAIN = {"enqueue": "create", "enqueue_many": "bulk_create"}

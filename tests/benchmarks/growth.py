@@ -1,120 +1,104 @@
-"""The drain on tables that are large, or hard in another way, compared with a fresh one."""
+"""The drain on tables that are large, or hard in another way, compared with a fresh one.
+
+`processed`: rows are kept. `pending`: rows are due. `backoff`: a tenth of the rows wait for a retry, half of them with
+keys. `snapshot`: another transaction is held open for the whole run, and the last quarter of it counts. A fresh table
+has the delivered messages and nothing else. The relay runs in its own process.
+"""
 
 import argparse
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from statistics import median
 
 from django.db import connection
 
-from tests.benchmarks.measuring import measure_all
+from tests.benchmarks.brokers.rabbitmq import QuorumQueues
+from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import fill
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.queues import Queues, topics
-from tests.benchmarks.relay_process import RelayOptions, RelayProcess, RelayReport
-from tests.benchmarks.report import Report
+from tests.benchmarks.relay_process import rate_of, relay_process, wait_for
+from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import TABLE, empty, insert_rows, refresh
-from tests.benchmarks.workspace import require_broker, require_server
+from tests.benchmarks.workspace import require_server
 
 LARGE_BYTES = 200_000_000
 """Bytes of large payloads that are delivered."""
 
-SIZE = 250
-"""Bytes of a payload, unless the size is measured."""
+SIZES = {"10kB": 10_000, "1MiB": 1_000_000}
 
-CASES = ("processed", "pending", "backoff", "snapshot", "10kB", "1MiB")
+CASES = ("processed", "pending", "backoff", "snapshot", *SIZES)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A table, and the number of messages that are delivered from it; messages of another size have no fresh table."""
+    """A table; a fresh one is named after that with which it is compared."""
 
     name: str
-    messages: int
-    size: int = SIZE
+    fresh: bool = False
+
+    def __str__(self) -> str:
+        return f"fresh ({self.name})" if self.fresh else self.name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_numbers(
-        parser,
-        messages=(50_000, "Messages delivered in a case."),
-        processed=(10_000_000, "Rows that are kept in the case `processed`."),
-        pending=(10_000_000, "Rows that are due in the case `pending`."),
-        backoff=(1_000_000, "Rows that wait for a retry in the case `backoff`, half of them with keys."),
-        repeats=(3, "Rounds; the median counts."),
-        workers=(2, "Workers of the relay."),
-        queues=(4, "Quorum queues."),
-    )
-    parser.add_argument("--publisher", choices=("rabbitmq", "accepting"), default="rabbitmq", help="Default: rabbitmq.")
+    add_numbers(parser, messages=50_000, rows=10_000_000, repeats=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="Tables (default: all).")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure each case between fresh tables, so that a drift of the machine's speed affects both."""
     require_server()
-    url = require_broker() if options.publisher == "rabbitmq" else ""
-    report = Report(
-        title=f"The drain from {connection.display_name} on a hard table, compared with a fresh one",
-        columns=["table", "messages", "msg/s", "fresh msg/s", "of fresh", "MB/s", "peak MB"],
-    )
-    count, rounds = options.messages, options.repeats
-    messages = {"snapshot": 4 * count, "10kB": min(count, LARGE_BYTES // 10_000), "1MiB": min(count, LARGE_BYTES >> 20)}
-    sizes = {"10kB": 10_000, "1MiB": 1_000_000}
-    fresh = Case("fresh", count)
-    with ExitStack() as stack:
-        queues = stack.enter_context(Queues(url, "quorum", options.queues)) if url else None
-        for name in options.cases:
-            case = Case(name, messages.get(name, count), sizes.get(name, SIZE))
-            comparison = [] if case.size > SIZE else [fresh] * rounds
-            prepared: list[str] = []
-            runs = measure_all(
-                [*comparison, *[case] * rounds, *comparison],
-                lambda each: _drain(each, url, queues, options, prepared),  # noqa: B023 - called before the next round
-            )
-            _add(report, case, runs[case], runs.get(fresh, []))
-    report.notes += [
-        f"A fresh table has {count:,} messages of {SIZE} bytes and nothing else. Each case is drained {rounds} times, "
-        "and as many fresh tables before and after it; medians. The relay runs in its own process.",
-        f"processed: {options.processed:,} rows are kept. pending: {options.pending:,} are due. backoff: "
-        f"{options.backoff:,} wait for a retry, half of them with keys. snapshot: another transaction is held open for "
-        "the whole run; the last quarter of it counts.",
-    ]
-    return report
+    sequence: list[Case] = []
+    for name in options.cases:
+        # Before and after, so that a drift of the machine's speed affects both.
+        fresh = [_base(Case(name))] * options.repeats if name not in SIZES else []
+        sequence += [*fresh, *[Case(name)] * options.repeats, *fresh]
+    with QuorumQueues() as queues:
+        prepared: set[Case] = set()
+        return compare(
+            f"The drain from {connection.display_name} on a hard table",
+            sequence,
+            lambda case: _drain(case, queues, options, prepared),
+            _base,
+            ratio="of fresh",
+        )
 
 
-def _drain(
-    case: Case, url: str, queues: Queues | None, options: argparse.Namespace, prepared: list[str]
-) -> RelayReport:
-    if case.name not in ("processed", "pending", "backoff"):
+def _base(case: Case) -> Case:
+    """Return the fresh table; messages of another size have none."""
+    return Case(case.name, fresh=case.name not in SIZES)
+
+
+def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepared: set[Case]) -> Run:
+    name = "" if case.fresh else case.name
+    size = SIZES.get(name, 250)
+    messages = min(options.messages, LARGE_BYTES // size) * (4 if name == "snapshot" else 1)
+    if name not in ("processed", "pending", "backoff"):
         empty()
-    elif not prepared:
+    elif case not in prepared:
         # Millions of rows are made once, and stay for the next round.
-        prepared.append(case.name)
+        prepared.add(case)
         empty()
-        _insert(case.name, options)
-    if case.name != "pending":
-        fill(case.messages, seed=options.seed, size=case.size, topics=topics(options.queues))
+        _insert(name, options.rows)
+    if name != "pending":
+        fill(messages, seed=options.seed, size=size, topics=queues.topics)
     refresh()
-    if queues:
-        queues.purge()
-    relay_options = RelayOptions(
-        url, queues.exchange if queues else "", workers=options.workers, max_messages=case.messages
-    )
-    with _old_snapshot() if case.name == "snapshot" else nullcontext(), RelayProcess(relay_options) as relay:
+    queues.purge()
+    with _old_snapshot() if name == "snapshot" else nullcontext(), relay_process(queues.publisher()) as relay:
         relay.begin()
-        return relay.wait()
+        wait_for([relay], messages)
+        report = relay.stop()
+    rate = rate_of([report], after=0.75 if name == "snapshot" else 0.0)
+    return Run(messages, messages / rate, {"MB/s": rate * size / 1e6, "peak MB": report.peak_megabytes})
 
 
-def _insert(name: str, options: argparse.Namespace) -> None:
+def _insert(name: str, rows: int) -> None:
     if name == "processed":
-        insert_rows(options.processed, processed="-1.0 - number % 86400")
+        insert_rows(rows, processed="-1.0 - number % 86400")
     elif name == "pending":
-        insert_rows(options.pending, available="-3600 + number / 1000.0", topic="orders.0")
+        insert_rows(rows, available="-3600 + number / 1000.0", topic="orders-0")
     else:
-        half = options.backoff // 2
-        insert_rows(options.backoff - half, available="3600 + number % 600", attempts=1)
-        insert_rows(half, available="3600 + number % 600", attempts=1, keyed=True)
+        for keyed in (False, True):
+            insert_rows(rows // 20, available="3600 + number % 600", attempts=1, keyed=keyed)
 
 
 @contextmanager
@@ -129,17 +113,3 @@ def _old_snapshot() -> Iterator[None]:
         yield
         cursor.execute("ROLLBACK")
     other.close()
-
-
-def _add(report: Report, case: Case, hard: list[RelayReport], fresh: list[RelayReport]) -> None:
-    rate = median(run.rate(after=0.75 if case.name == "snapshot" else 0.0) for run in hard)
-    peak = max(run.peak_megabytes for run in hard)
-    report.figures |= {f"{case.name}_rate": rate, f"{case.name}_peak_megabytes": peak}
-    comparison: list[float | str] = ["", ""]
-    if fresh:
-        fresh_rate = median(run.rate() for run in fresh)
-        comparison = [fresh_rate, rate / fresh_rate]
-        report.figures |= {f"{case.name}_fresh_rate": fresh_rate, f"{case.name}_ratio": rate / fresh_rate}
-    if case.name == "snapshot":
-        report.figures["snapshot_whole_ratio"] = median(run.rate() for run in hard) / fresh_rate
-    report.rows.append([case.name, case.messages, rate, *comparison, rate * case.size / 1e6, peak])

@@ -1,18 +1,17 @@
 """The ladder's steps before the last: claim, publish and settle as a developer writes them by hand."""
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import cycle
-from multiprocessing.synchronize import Barrier
+from multiprocessing import get_context
 
 from django.db import connection
 
-from tests.benchmarks.plain_pika import PATIENCE, BatchPublisher, BlockingPublisher, Row
-from tests.benchmarks.relays import Drained
+from tests.benchmarks.measuring import Run
+from tests.benchmarks.plain_pika import PlainPublisher, Row
 from tests.benchmarks.tables import TABLE
 
 # MariaDB would read all of the table, and lock it.
@@ -36,48 +35,37 @@ class Step:
 
     Args:
         name: the change from the step before.
-        slug: the same in the names of figures.
         indexed: whether the outbox's indexes are there.
-        batched_publish: send all messages of a batch, then wait for their confirms.
+        batched_publish: send all messages of a batch, then wait for their confirms; otherwise wait for each.
         batched_settle: one UPDATE for a batch.
         workers: number of processes, each with a connection to the broker; threads would share one core.
         in_flight: unconfirmed batches of a worker, each with its own database connection.
     """
 
     name: str
-    slug: str
     indexed: bool = True
     batched_publish: bool = True
     batched_settle: bool = True
     workers: int = 1
     in_flight: int = 1
 
+    def __str__(self) -> str:
+        return self.name
 
-def run_step(step: Step, url: str, exchange: str, *, batch_size: int, limit: int) -> Drained:
+
+def run_step(step: Step, url: str, exchange: str, *, batch_size: int, limit: int) -> Run:
     """Deliver the pending messages, but at most `limit` by each worker."""
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(step.workers)
-    with ProcessPoolExecutor(step.workers, context, _set_start_line, (barrier,)) as pool:
+    with ProcessPoolExecutor(step.workers, get_context("fork")) as pool:
         futures = [pool.submit(_work, step, url, exchange, batch_size, limit) for _ in range(step.workers)]
         runs = [future.result() for future in futures]
-    return Drained(sum(run.messages for run in runs), max(run.seconds for run in runs))
+    return Run(sum(run.messages for run in runs), max(run.seconds for run in runs))
 
 
-_start_line: Barrier
-
-
-def _set_start_line(barrier: Barrier) -> None:
-    global _start_line  # noqa: PLW0603 - a barrier reaches a pool's processes only when they start
-    _start_line = barrier
-
-
-def _work(step: Step, url: str, exchange: str, batch_size: int, limit: int) -> Drained:
+def _work(step: Step, url: str, exchange: str, batch_size: int, limit: int) -> Run:
     """Deliver batch after batch; while one is in flight, the next lane claims another."""
     with ExitStack() as stack:
-        make = BatchPublisher if step.batched_publish else BlockingPublisher
-        publisher = stack.enter_context(closing(make(url, exchange)))
+        publisher = stack.enter_context(closing(PlainPublisher(url, exchange)))
         lanes = [stack.enter_context(closing(Lane(step))) for _ in range(step.in_flight)]
-        _start_line.wait(PATIENCE)
         start, messages = time.perf_counter(), 0
         for lane in cycle(lanes):
             lane.finish()
@@ -85,10 +73,14 @@ def _work(step: Step, url: str, exchange: str, batch_size: int, limit: int) -> D
             if not rows:
                 break
             messages += len(rows)
-            lane.wait = publisher.submit(rows)
+            if step.batched_publish:
+                lane.wait = publisher.submit(rows)
+            else:
+                for row in rows:
+                    publisher.submit([row])()
         for lane in lanes:
             lane.finish()
-        return Drained(messages, time.perf_counter() - start)
+        return Run(messages, time.perf_counter() - start)
 
 
 class Lane:

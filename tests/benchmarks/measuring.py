@@ -1,34 +1,70 @@
-"""The loop of every benchmark."""
+"""One measurement, and processor time of this process, the database and the broker, if they run on this machine."""
 
-import sys
+import os
+import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-CaseT = TypeVar("CaseT", bound=Hashable)
-ResultT = TypeVar("ResultT")
+DATABASES = {"postgres", "mariadbd", "mysqld"}
+"""Names of the servers' processes."""
+
+ENDING = 0.2
+"""Seconds within which the database ends the sessions of workers, so that their processor time can be read."""
+
+RELAY, DATABASE, BROKER = ("relay µs", "database µs", "broker µs")
+"""Columns with the processor time of a message. The relay is this process."""
 
 
 class BenchmarkError(Exception):
     """The benchmark cannot run, or its figures would mean nothing. The text names the cause or the remedy."""
 
 
-def measure_all(cases: Sequence[CaseT], measure: Callable[[CaseT], ResultT]) -> dict[CaseT, list[ResultT]]:
-    """Measure cases in this order, and return the results of each.
+@dataclass(frozen=True)
+class Run:
+    """One measurement: a number of messages, the seconds that they took, and figures for more columns of the report."""
 
-    Pass rounds (`cases * repeats`), so that anything that disturbs the machine affects all cases alike.
+    messages: int
+    seconds: float
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+
+def timed(work: Callable[[], int], broker: str = "") -> Run:
+    """Call `work`, which returns a number of messages, and measure it.
+
+    Args:
+        work: what is measured.
+        broker: the name of the broker's processes; blank if there is no broker.
     """
-    results: dict[CaseT, list[ResultT]] = defaultdict(list)
-    try:
-        for number, case in enumerate(cases):
-            _show(f"  measuring {number + 1}/{len(cases)}")
-            results[case].append(measure(case))
-    finally:
-        _show("")
-    return results
+    before, start = _read_processors(broker), time.perf_counter()
+    messages = work()
+    seconds = time.perf_counter() - start
+    time.sleep(ENDING)
+    after = _read_processors(broker)
+    return Run(messages, seconds, {part: 1e6 * (after[part] - before[part]) / messages for part in before})
 
 
-def _show(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[2K{line}")
-        sys.stderr.flush()
+def seconds_of(pid: int | str) -> float:
+    """Return the processor time of a process so far, and of its children that have ended."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_processors(broker: str) -> dict[str, float]:
+    """Return seconds so far by column. A server on another machine is absent."""
+    found: dict[str, float] = defaultdict(float)
+    found[RELAY] = time.process_time()
+    for process in Path("/proc").glob("[0-9]*"):
+        # It may have ended; its time is its parent's then.
+        with suppress(OSError):
+            name = (process / "comm").read_text().rstrip("\n")
+            if name in DATABASES or name == broker:
+                found[BROKER if name == broker else DATABASE] += seconds_of(process.name)
+    return found

@@ -1,16 +1,23 @@
 """The messages that the benchmarks enqueue: the same ones for the same seed."""
 
+import json
 import random
 import string
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from django.db import transaction
+from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.messages import Message
 
 CHUNK = 10_000
 """Messages in a transaction."""
+
+
+def make_topics(count: int = 4) -> list[str]:
+    return [f"orders-{number}" for number in range(count)]
 
 
 def make_messages(
@@ -25,6 +32,15 @@ def make_messages(
         topic = topics[order % len(topics)] if topics else ""
         payload = {"id": number, "total": source.randrange(100_000), "text": text}
         yield OutboxMessage(type="order.created", topic=topic, key=key, payload=payload)
+
+
+def claimed(messages: Iterator[OutboxMessage]) -> list[Message]:
+    """Return messages as a publisher gets them."""
+    now = timezone.now()
+    return [
+        Message(0, str(each.message_id), each.type, each.topic, each.key, json.dumps(each.payload).encode(), {}, now, 0)
+        for each in messages
+    ]
 
 
 def fill(count: int, *, seed: int = 0, size: int = 250, keys: int = 0, topics: Sequence[str] = ()) -> None:

@@ -5,6 +5,20 @@ from pathlib import Path
 
 from django_outbox.management.arguments import whole_number
 
+HELP = {
+    "batch_size": "Messages in a claim, a transaction or an acknowledgement",
+    "concurrency": "Requests at once",
+    "keys": "Number of keys",
+    "messages": "Messages of a case",
+    "rates": "Commits a second",
+    "relays": "Number of relays",
+    "repeats": "Rounds; the median of each case counts",
+    "rows": "Rows that are in the table already",
+    "seconds": "Duration of each measurement",
+    "workers": "Workers of a relay",
+    "writers": "Processes that write at the same time",
+}
+
 
 def output_file(text: str) -> Path:
     """Read the path of a file, and refuse a missing folder before minutes are spent on measuring."""
@@ -14,9 +28,9 @@ def output_file(text: str) -> Path:
     return path
 
 
-def add_numbers(parser: argparse.ArgumentParser, **defaults: tuple[int | list[int], str]) -> None:
+def add_numbers(parser: argparse.ArgumentParser, **defaults: int | list[int]) -> None:
     """Add options that take a whole number of at least 1, or several where the default is a list."""
-    for name, (default, text) in defaults.items():
+    for name, default in defaults.items():
         numbers = default if isinstance(default, list) else [default]
         parser.add_argument(
             f"--{name.replace('_', '-')}",
@@ -24,5 +38,5 @@ def add_numbers(parser: argparse.ArgumentParser, **defaults: tuple[int | list[in
             type=whole_number,
             nargs="+" if isinstance(default, list) else None,
             default=default,
-            help=f"{text} (default: {' '.join(f'{number:,}' for number in numbers)}).",
+            help=f"{HELP[name]} (default: {' '.join(f'{number:,}' for number in numbers)}).",
         )

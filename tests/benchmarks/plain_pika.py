@@ -1,10 +1,7 @@
-"""Two publishers as a developer writes them by hand with pika: one waits for each confirm, one for a batch."""
+"""A publisher as a developer writes it by hand with pika."""
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from datetime import timezone
-from itertools import count
 from typing import Any
 
 import pika
@@ -12,96 +9,75 @@ from pika.spec import Basic
 
 from tests.benchmarks.measuring import BenchmarkError
 
-PATIENCE = 60.0
-"""Seconds to wait for the broker."""
-
 Row = dict[str, Any]
 """A row of the outbox by the names of its columns."""
 
 
-class BlockingPublisher:
-    """Sends a message, and waits for its confirm before the next."""
+class PlainPublisher:
+    """Sends rows, and can wait for their confirms: meanwhile pika's loop runs."""
 
     def __init__(self, url: str, exchange: str) -> None:
         self._exchange = exchange
-        self._connection = pika.BlockingConnection(pika.URLParameters(url))
-        self._channel = self._connection.channel()
-        self._channel.confirm_delivery()
+        self._sent = 0
+        self._unconfirmed: dict[int, None] = {}
+        """Delivery tags in their order."""
+        self._awaited = 0
+        self._error = ""
+        self._connection: Any = pika.SelectConnection(
+            pika.URLParameters(url),
+            on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
+            on_open_error_callback=lambda _, error: self._stop(repr(error)),
+            on_close_callback=lambda _, reason: self._stop(repr(reason)),
+        )
+        self._run()
 
     def submit(self, rows: Sequence[Row]) -> Callable[[], None]:
         """Send rows, and return a function that waits for their confirms."""
         for row in rows:
+            self._sent += 1
+            self._unconfirmed[self._sent] = None
             send(self._channel, self._exchange, row)
-        return lambda: None
+        last = self._sent
+        return lambda: self._wait(last)
 
     def close(self) -> None:
         self._connection.close()
+        self._connection.ioloop.start()
 
+    def _wait(self, tag: int) -> None:
+        self._awaited = tag
+        if self._is_waiting():
+            self._run()
 
-class BatchPublisher:
-    """Sends all rows of a batch at once, over pika's SelectConnection in its own thread."""
+    def _is_waiting(self) -> bool:
+        return next(iter(self._unconfirmed), self._awaited + 1) <= self._awaited
 
-    def __init__(self, url: str, exchange: str) -> None:
-        self._exchange = exchange
-        self._tags = count(1)
-        self._unconfirmed: dict[int, Future[None]] = {}
-        self._missing: dict[Future[None], int] = {}
-        self._ready: Future[None] = Future()
-        self._connection = pika.SelectConnection(
-            pika.URLParameters(url),
-            on_open_callback=lambda connection: connection.channel(on_open_callback=self._on_channel),
-            on_open_error_callback=lambda _, error: self._fail(repr(error)),
-            on_close_callback=lambda _, reason: self._fail(repr(reason)),
-        )
-        self._thread = threading.Thread(target=self._connection.ioloop.start, daemon=True)
-        self._thread.start()
-        self._ready.result(PATIENCE)
+    def _run(self) -> None:
+        self._connection.ioloop.start()
+        if self._error:
+            raise BenchmarkError(f"The broker: {self._error}.")
 
-    def submit(self, rows: Sequence[Row]) -> Callable[[], None]:
-        """Send rows, and return a function that waits for their confirms."""
-        batch: Future[None] = Future()
-        self._connection.ioloop.add_callback_threadsafe(lambda: self._send(rows, batch))
-        return lambda: batch.result(PATIENCE)
-
-    def close(self) -> None:
-        self._connection.ioloop.add_callback_threadsafe(self._connection.close)
-        self._thread.join(PATIENCE)
-        self._connection.ioloop.close()
+    def _stop(self, error: str = "") -> None:
+        self._error = error
+        self._connection.ioloop.stop()
 
     def _on_channel(self, channel: Any) -> None:
         self._channel = channel
-        channel.add_on_close_callback(lambda _, reason: self._fail(repr(reason)))
-        channel.add_on_return_callback(lambda *_: self._fail("a message reached no queue"))
-        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._ready.set_result(None))
-
-    def _send(self, rows: Sequence[Row], batch: "Future[None]") -> None:
-        self._missing[batch] = len(rows)
-        for row in rows:
-            self._unconfirmed[next(self._tags)] = batch
-            send(self._channel, self._exchange, row)
+        channel.add_on_return_callback(lambda *_: self._stop("a message reached no queue"))
+        channel.confirm_delivery(self._on_confirm, callback=lambda _: self._stop())
 
     def _on_confirm(self, frame: Any) -> None:
         confirm = frame.method
         if isinstance(confirm, Basic.Nack):
-            self._fail("a message was rejected")
+            self._stop("a message was rejected")
             return
-        tags = [confirm.delivery_tag]
         if confirm.multiple:
-            tags = [tag for tag in self._unconfirmed if tag <= confirm.delivery_tag]
-        for batch in [self._unconfirmed.pop(tag) for tag in tags if tag in self._unconfirmed]:
-            self._missing[batch] -= 1
-            if not self._missing[batch]:
-                del self._missing[batch]
-                batch.set_result(None)
-
-    def _fail(self, problem: str) -> None:
-        for future in (self._ready, *self._missing):
-            if not future.done():
-                future.set_exception(BenchmarkError(f"The broker: {problem}."))
-        self._unconfirmed.clear()
-        self._missing.clear()
-        if self._connection.is_closed:
-            self._connection.ioloop.stop()
+            while self._unconfirmed and (tag := next(iter(self._unconfirmed))) <= confirm.delivery_tag:
+                del self._unconfirmed[tag]
+        else:
+            del self._unconfirmed[confirm.delivery_tag]
+        if not self._is_waiting():
+            self._stop()
 
 
 def send(channel: Any, exchange: str, row: Row) -> None:

@@ -3,33 +3,35 @@
 import json
 import os
 import platform
-from collections.abc import Sequence
-from contextlib import closing, suppress
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import django
-from django.conf import settings
 from django.db import connection
 
-from tests.benchmarks.raw_amqp import RawConnection
+from tests.benchmarks.measuring import Run
 
-PACKAGES = ("django-transactional-outbox", "psycopg", "mysqlclient", "pika")
+CaseT = TypeVar("CaseT", bound=Hashable)
+ResultT = TypeVar("ResultT")
+
+PACKAGES = ("django-transactional-outbox", "psycopg", "mysqlclient", "pika", "redis", "nats-py", "confluent-kafka")
 
 
 @dataclass
 class Report:
-    """The result of one benchmark; `figures` is for programs, and a figure whose name ends in `_ratio` is a ratio."""
+    """The result of one benchmark."""
 
     title: str
     columns: Sequence[str]
     rows: list[list[Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
-    name: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -49,11 +51,57 @@ class Report:
         return "\n".join([self.title, "", *lines, "", *self.notes, machine])
 
     def write_json(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n")
+        """Write the report, with a dictionary for each row."""
+        rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+        path.write_text(json.dumps(asdict(self) | {"rows": rows}, indent=2) + "\n")
+
+
+def measure_all(sequence: Sequence[CaseT], measure: Callable[[CaseT], ResultT]) -> dict[CaseT, list[ResultT]]:
+    """Measure cases in this order, and return the results of each.
+
+    Pass rounds (`cases * repeats`), so that anything that disturbs the machine affects all cases alike.
+    """
+    results: dict[CaseT, list[ResultT]] = defaultdict(list)
+    try:
+        for number, case in enumerate(sequence):
+            _show(f"  measuring {number + 1}/{len(sequence)}")
+            results[case].append(measure(case))
+    finally:
+        _show("")
+    return results
+
+
+def compare(
+    title: str,
+    sequence: Sequence[CaseT],
+    measure: Callable[[CaseT], Run],
+    base: Callable[[CaseT], CaseT] | None = None,
+    *,
+    ratio: str = "ratio",
+) -> Report:
+    """Measure cases, and return a report with a row for each: the medians of its rate, and of its other figures.
+
+    Args:
+        title: the report's title.
+        sequence: the cases as `measure_all` takes them; `str` names each.
+        measure: measures one.
+        base: returns the case that a case is compared with; by default it is the first.
+        ratio: the heading of the ratio of the two rates.
+    """
+    runs = measure_all(sequence, measure)
+    rates = {case: median(run.rate for run in found) for case, found in runs.items()}
+    # The case with the most figures has all of them in their order.
+    more = max((found[0].figures for found in runs.values()), key=len)
+    report = Report(title, ["case", "messages", "msg/s", ratio, *more])
+    for case, rate in rates.items():
+        figures = {name: [run.figures[name] for run in runs[case] if name in run.figures] for name in more}
+        row = [str(case), runs[case][0].messages, rate, rate / rates[base(case) if base else sequence[0]]]
+        report.rows.append(row + [median(found) if found else "" for found in figures.values()])
+    return report
 
 
 def read_machine() -> dict[str, Any]:
-    """Return the machine and the versions of everything that was measured."""
+    """Return the machine and the versions of what was measured."""
     found: dict[str, Any] = {
         "CPUs": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -65,10 +113,13 @@ def read_machine() -> dict[str, Any]:
             found[package] = version(package)
     connection.ensure_connection()
     found[connection.display_name] = ".".join(map(str, connection.get_database_version()))
-    if settings.AMQP_URL:
-        with closing(RawConnection(settings.AMQP_URL)) as broker:
-            found["RabbitMQ"] = broker.server_version
     return found
+
+
+def _show(line: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[2K{line}")
+        sys.stderr.flush()
 
 
 def _cell(value: Any) -> str:

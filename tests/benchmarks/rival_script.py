@@ -1,6 +1,6 @@
 """The side of django-celery-outbox in the benchmark `celery`; it runs where that package is installed.
 
-It reads a case and a number of tasks from each line of its input, and writes the seconds that the case took.
+It reads its options from its input, and writes the seconds that the case took.
 """
 
 import json
@@ -12,23 +12,16 @@ from typing import Any
 import django
 from django.conf import settings
 
-OPTIONS = json.loads(sys.argv[1])
-
-PAYLOAD = {"id": 1240, "customer": "Ada", "lines": ["teapot", "cup"], "note": "x" * 100}
-
-RELAYS: dict[str, dict[str, Any]] = {
-    "rival_drain": {},
-    "rival_drain_tuned": {"batch_size": 1000, "publish_concurrency": 8},
-}
+RELAYS: dict[str, dict[str, Any]] = {"relay": {}, "tuned relay": {"batch_size": 1000, "publish_concurrency": 8}}
 
 
-def main() -> None:
+def main(case: str, count: int, *, database: dict[str, Any], url: str, queue: str, payload: dict[str, Any]) -> float:
     settings.configure(
         SECRET_KEY="only for benchmarks",
         USE_TZ=True,
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         INSTALLED_APPS=["django_celery_outbox"],
-        DATABASES={"default": OPTIONS["database"]},
+        DATABASES={"default": database},
     )
     django.setup()
     import structlog  # noqa: PLC0415 - only where that package is installed
@@ -42,11 +35,10 @@ def main() -> None:
     # Its log would be measured too.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     call_command("migrate", verbosity=0)
-    name = OPTIONS["queue"]
-    app = OutboxCelery("benchmark", broker=OPTIONS["url"])
+    app = OutboxCelery("benchmark", broker=url)
     app.conf.update(
-        task_queues=[Queue(name, routing_key=name, queue_arguments={"x-queue-type": "quorum"})],
-        task_default_queue=name,
+        task_queues=[Queue(queue, routing_key=queue, queue_arguments={"x-queue-type": "quorum"})],
+        task_default_queue=queue,
         broker_transport_options={"confirm_publish": True},
         task_ignore_result=True,
     )
@@ -56,34 +48,19 @@ def main() -> None:
     def note(order: dict[str, object]) -> None:
         pass
 
-    def store(count: int, *, together: bool) -> float:
-        CeleryOutbox.objects.all().delete()
-        began = time.perf_counter()
-        if together:
-            with transaction.atomic():
-                for _ in range(count):
-                    note.delay(PAYLOAD)
-        else:
-            for _ in range(count):
-                with transaction.atomic():
-                    note.delay(PAYLOAD)
-        return time.perf_counter() - began
-
-    def drain(count: int, **options: Any) -> float:
-        relay = Relay(app, RelayConfig.init(idle_time=0, **options))
-        store(count, together=True)
+    CeleryOutbox.objects.all().delete()
+    began = time.perf_counter()
+    for _ in range(count):
+        with transaction.atomic():
+            note.delay(payload)
+    if case in RELAYS:
+        relay = Relay(app, RelayConfig.init(idle_time=0, **RELAYS[case]))
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE")
         began = time.perf_counter()
         while CeleryOutbox.objects.exists():
             relay._processing()
-        return time.perf_counter() - began
-
-    for line in sys.stdin:
-        case, count = json.loads(line)
-        seconds = store(count, together=False) if case == "rival" else drain(count, **RELAYS[case])
-        sys.stdout.write(f"{seconds}\n")
-        sys.stdout.flush()
+    return time.perf_counter() - began
 
 
-main()
+sys.stdout.write(str(main(**json.load(sys.stdin))))

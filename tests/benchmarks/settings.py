@@ -1,4 +1,4 @@
-"""Settings of the benchmarks: the servers of DATABASE_URL and AMQP_URL, and this package alone."""
+"""Settings of the benchmarks: the servers that the environment names, and this package alone."""
 
 import environ
 
@@ -17,9 +17,9 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 20,
         "transaction_mode": "IMMEDIATE",
     }
-# A relay's process works on the benchmark's temporary database.
-DATABASES["default"]["NAME"] = env.str("BENCHMARK_DATABASE", default=DATABASES["default"]["NAME"])
 
 AMQP_URL = env.str("AMQP_URL", default="")
+REDIS_URL = env.str("REDIS_URL", default="")
+NATS_URL = env.str("NATS_URL", default="")
 
 OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "tests.benchmarks.workspace.AcceptingPublisher"}}}

@@ -1,6 +1,5 @@
-"""The cost of a message, counted and not timed: statements, frames, writes to the socket, and Python's calls."""
+"""The cost of a message, counted and not timed: statements, writes to the socket, bytes, and Python's calls."""
 
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -16,14 +15,15 @@ from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.publishers.rabbitmq.wire import WireServices
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
+from tests.support.claimed import make_message
 from tests.support.databases import statements_of_new_connections
 from tests.support.messages import put
-from tests.support.rabbitmq_tools import Broker, make_message
+from tests.support.rabbitmq_tools import Broker
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
-FRAME_HEAD = struct.Struct(">BHI")
+PAYLOAD = b"x" * 250
 
 SMALL, LARGE = 100, 500
 """Messages of two batches: what does not grow from one to the other is paid for the batch."""
@@ -50,53 +50,33 @@ def test_the_statements_of_a_batch_do_not_grow_with_it(using: str, keys: int, mo
         assert counts[0] == counts[1]
 
 
-class Written:
-    """Bytes that a publisher's connection wrote to its socket, without those that pika wrote."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def frames(self) -> list[int]:
-        """Return the types of the frames, in their order."""
-        data, position, types = b"".join(self.pieces), 0, []
-        while position < len(data):
-            kind, _, size = FRAME_HEAD.unpack_from(data, position)
-            types.append(kind)
-            position += FRAME_HEAD.size + size + 1
-        return types
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Written:
-    found = Written()
+def test_a_batch_is_one_write_and_adds_few_bytes_to_each_payload(broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    pieces: list[bytes] = []
     write = WireServices.write
 
     def note(self: WireServices, data: bytes) -> None:
-        found.pieces.append(data)
+        pieces.append(data)
         write(self, data)
 
     monkeypatch.setattr(WireServices, "write", note)
-    return found
-
-
-def test_a_message_is_three_frames_and_a_thousand_are_one_write(broker: Broker, written: Written):
     queue = broker.queue()
-    publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
-    outcomes = publisher.publish([make_message(queue, b'{"id": 1}')] * LARGE)
-    publisher.close()
-    assert outcomes == [ACCEPTED] * LARGE
-    assert written.frames() == [1, 2, 3] * LARGE
-    assert len(written.pieces) == 1
-
-
-def test_what_a_message_adds_to_its_payload_is_bounded(broker: Broker, written: Written):
-    """Bytes on the wire: names and frames, and no second copy of anything."""
-    queue = broker.queue()
-    publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
-    assert publisher.publish([make_message(queue, b"x" * 250)]) == [ACCEPTED]
-    publisher.close()
+    publish(queue, LARGE)
+    assert len(pieces) == 1
     names = len(queue) + len("order.created")
-    assert 0 < sum(map(len, written.pieces)) - 250 - names < 150
+    # Frames and properties, and no second copy of anything.
+    assert 0 < len(pieces[0]) / LARGE - len(PAYLOAD) - names < 150
+
+
+def test_publishing_takes_few_calls_a_message(broker: Broker):
+    queue = broker.queue()
+    cost = calls(lambda: publish(queue, LARGE)) - calls(lambda: publish(queue, SMALL))
+    assert 0 < cost / (LARGE - SMALL) < 15
+
+
+def publish(queue: str, count: int) -> None:
+    publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
+    assert publisher.publish([make_message(queue, PAYLOAD)] * count) == [ACCEPTED] * count
+    publisher.close()
 
 
 def calls(work: Callable[[], Any]) -> int:
@@ -135,15 +115,3 @@ def test_claim_and_settle_take_few_calls_a_message(using: str, keys: int):
     # What is behind the first of its key is looked up before it is read, elsewhere than on PostgreSQL.
     most = MOST_CALLS[connections[using].vendor] + (4 if keys else 0)
     assert 0 < (costs[1] - costs[0]) / (LARGE - SMALL) < most
-
-
-def test_publishing_takes_few_calls_a_message(broker: Broker):
-    queue = broker.queue()
-
-    def publish(count: int) -> None:
-        publisher = RabbitMQPublisher("default", url=settings.AMQP_URL)
-        assert publisher.publish([make_message(queue)] * count) == [ACCEPTED] * count
-        publisher.close()
-
-    cost = calls(lambda: publish(LARGE)) - calls(lambda: publish(SMALL))
-    assert 0 < cost / (LARGE - SMALL) < 15

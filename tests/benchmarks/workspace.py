@@ -1,4 +1,4 @@
-"""A temporary database, and the servers and settings of a benchmark."""
+"""A temporary database, and the settings of a benchmark."""
 
 import os
 import tempfile
@@ -53,21 +53,22 @@ def _end_sessions() -> None:
             )
 
 
-def rabbitmq_settings(
-    url: str, exchange: str, publisher: Mapping[str, Any] | None = None, **others: Any
-) -> override_settings:
-    """Return a context in which messages go to an exchange, or to no broker if the URL is blank."""
-    options = {"url": url, "exchange": exchange, **(publisher or {})}
-    rabbitmq = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
-    publishers = {"default": rabbitmq} if url else settings.OUTBOX["PUBLISHERS"]
+def outbox_settings(publisher: Mapping[str, Any] | None = None, **others: Any) -> override_settings:
+    """Return a context with this entry of `PUBLISHERS`, or with the publisher that accepts everything."""
+    publishers = {"default": publisher} if publisher else settings.OUTBOX["PUBLISHERS"]
     return override_settings(OUTBOX={"PUBLISHERS": publishers, **others})
 
 
-def require_broker() -> str:
-    """Return the broker's URL."""
-    if not settings.AMQP_URL:
-        raise BenchmarkError("Set AMQP_URL, for example: AMQP_URL=amqp://guest:guest@127.0.0.1:5672/%2F")
-    return str(settings.AMQP_URL)
+def require_url(setting: str, example: str) -> str:
+    """Return the URL of a broker.
+
+    Args:
+        setting: the variable of the environment, such as AMQP_URL.
+        example: a URL of this kind.
+    """
+    if not (url := str(getattr(settings, setting))):
+        raise BenchmarkError(f"Set {setting}, for example: {setting}={example}")
+    return url
 
 
 def require_server() -> None:

@@ -1,0 +1,1 @@
+"""The brokers that messages can be drained to."""
