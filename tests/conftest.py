@@ -3,12 +3,15 @@
 import signal
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 import pytest
+from celery import _state
 from django.test import override_settings
 from hypothesis import settings
 
 from tests.settings import DATABASES
+from tests.support.flushing import flush_quickly
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -18,6 +21,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # An example may take long where other tests run on the same processors, or where coverage is measured.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+flush_quickly()
 
 ALIASES = list(DATABASES)
 """The databases that the tests run on: `mysql` is one of them if MYSQL_URL is set."""
@@ -41,6 +46,13 @@ def fresh_figures() -> None:
     """Forget the figures of the previous test, which `status` would return for two seconds."""
     # The package has a function of the module's name.
     import_module("django_outbox.monitoring.status")._cache.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_celery_app() -> None:
+    """Forget the app that an earlier test made the current one: the checks would find its mistakes."""
+    state: Any = _state
+    state._tls.current_app = state.default_app = None
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Set up everything that the tests need, and run them.
 
 The only requirement is Python 3.10 or newer. Outside a virtualenv, this script creates and uses `.venv` next to
-`pyproject.toml`. It finds or starts PostgreSQL, MariaDB, RabbitMQ and Redis; `tests/support/servers.py` states where
-it looks.
+`pyproject.toml`. It finds or starts PostgreSQL, MariaDB, RabbitMQ, Redis and NATS; `tests/support/servers.py` states
+where it looks.
 """
 
 import argparse
@@ -36,7 +36,8 @@ examples:
   python tests/run.py --yes            install missing system packages without asking
 
 environment:
-  POSTGRES_URL, MARIADB_URL, MYSQL_URL, AMQP_URL, REDIS_URL
+  POSTGRES_URL, MARIADB_URL, MYSQL_URL, AMQP_URL, REDIS_URL,
+  NATS_URL, KAFKA_URL
                                                     the servers to use
   OUTBOX_TEST_RUN                                   a suffix for the names of the test databases
 """
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> int:
     install()
     install_browser()
     install_prometheus()
+    install_nats_server()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
@@ -64,14 +66,14 @@ def main(arguments: list[str]) -> int:
     if pytest_arguments:
         return run_steps({"pytest": ["pytest", *pytest_arguments]})
     with tempfile.TemporaryDirectory() as scratch:
-        return run_steps(quick_checks(Path(scratch)), all_tests())
+        return run_steps(quick_checks(Path(scratch)), all_tests(coverage=options.coverage))
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of this script's own options; all others are pytest's."""
     parser = argparse.ArgumentParser(
         prog="python tests/run.py",
-        usage="%(prog)s [--yes] [pytest arguments]",
+        usage="%(prog)s [--yes] [--coverage | pytest arguments]",
         description=__doc__,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -81,6 +83,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--yes",
         action="store_true",
         help="install missing system packages and start servers without asking; without a terminal it never asks",
+    )
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="measure which lines the tests run, and fail below the limit in pyproject.toml; slow before Python 3.12",
     )
     return parser
 
@@ -95,11 +102,15 @@ def quick_checks(scratch: Path) -> Steps:
     }
 
 
-def all_tests() -> Steps:
+def all_tests(*, coverage: bool) -> Steps:
     """Return the step that takes minutes."""
     # Tests wait more than they compute.
     processes = min(2 * (os.cpu_count() or 1), 8)
-    return {"pytest": ["pytest", "-n", str(processes), "--dist", "worksteal"]}
+    measuring = ["--cov", "--cov-report=term:skip-covered"] if coverage else []
+    if coverage and sys.version_info >= (3, 12):
+        # It costs next to nothing.
+        os.environ["COVERAGE_CORE"] = "sysmon"
+    return {"pytest": ["pytest", "-n", str(processes), "--dist", "worksteal", *measuring]}
 
 
 def run_steps(*groups: Steps) -> int:
@@ -192,6 +203,15 @@ def install_prometheus() -> None:
     announce("Installing Prometheus for the tests of the alerts and the dashboard")
     if not system_packages.install("prometheus", purpose="install Prometheus and promtool"):
         print("Prometheus could not be installed. The tests that need `prometheus` and `promtool` will fail.")
+
+
+def install_nats_server() -> None:
+    """Install NATS for the tests that start servers and clusters, if it is missing and this user may."""
+    if shutil.which("nats-server"):
+        return
+    announce("Installing NATS for the tests of its outages")
+    if not system_packages.install("nats-server", purpose="install nats-server"):
+        print("NATS could not be installed. The tests that need the program `nats-server` will fail.")
 
 
 def announce(text: str) -> None:

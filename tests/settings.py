@@ -35,6 +35,9 @@ AMQP_URL = env.str("AMQP_URL", default="amqp://guest:guest@127.0.0.1:5672/%2F")
 # A database of its own; the tests delete only the keys that they have written.
 REDIS_URL = env.str("REDIS_URL", default="redis://127.0.0.1:6379/11")
 
+# JetStream must be enabled.
+NATS_URL = env.str("NATS_URL", default="nats://127.0.0.1:4222")
+
 INSTALLED_APPS = [
     "django.contrib.admin",
     "django.contrib.auth",

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.expected_conditions import staleness_of
@@ -42,7 +43,9 @@ class Operator:
 
     def wait_for_page_after(self, page: WebElement) -> None:
         """Wait until another page has replaced this one, given as its root element."""
-        WebDriverWait(self.browser, SECONDS).until(staleness_of(page))
+        # Chromium may also answer with an error of its own while it replaces a page.
+        waiting = WebDriverWait(self.browser, SECONDS, ignored_exceptions=[WebDriverException])
+        waiting.until(staleness_of(page))
         self.find("#content")
 
     def column(self, name: str) -> list[str]:

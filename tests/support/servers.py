@@ -1,19 +1,25 @@
-"""Find or start the servers that the tests run on: PostgreSQL, MariaDB, RabbitMQ and Redis.
+"""Find or start the servers that the tests run on: PostgreSQL, MariaDB, RabbitMQ, Redis and NATS.
 
 Each server comes from the first of these places where a login succeeds:
 
-1. the URL in the environment: POSTGRES_URL, MARIADB_URL, AMQP_URL or REDIS_URL;
+1. the URL in the environment: POSTGRES_URL, MARIADB_URL, AMQP_URL, REDIS_URL or NATS_URL;
 2. the standard port on this machine, where `docker compose up` puts it too;
 3. a container, if a Docker engine answers;
-4. a package of the system, if there is apt-get and this user is root or has sudo without a password.
+4. a package of the system, if there is apt-get and this user is root or has sudo without a password. NATS is then
+   started as a process of this run, because the service of its package runs without JetStream.
 
-MySQL is optional: the tests use it if MYSQL_URL is set.
+MySQL and Kafka are optional: the tests use them if MYSQL_URL and KAFKA_URL are set. Without KAFKA_URL, Kafka is tested
+on the mock of a cluster that is part of the client.
 """
 
+import atexit
 import functools
 import os
+import shlex
 import shutil
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -26,6 +32,7 @@ PATIENCE = 120
 """Seconds to wait for a server that was just started."""
 
 MYSQL_VARIABLE = "MYSQL_URL"
+KAFKA_VARIABLE = "KAFKA_URL"
 
 
 class WrongServer(Exception):
@@ -56,6 +63,11 @@ class Server:
     service: str
     prepare: tuple[str, ...] = ()
     """The command with which root creates the login for the tests, once the service runs."""
+    image_arguments: tuple[str, ...] = ()
+    """Arguments of the container's program."""
+    program: tuple[str, ...] = ()
+    """The package's program with its arguments, which contain `{port}` and `{folder}`, if it is started without the
+    service."""
 
 
 def log_in_to_postgresql(url: str) -> None:
@@ -105,6 +117,32 @@ def log_in_to_redis(url: str) -> None:
 
     with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
         client.ping()
+
+
+def log_in_to_kafka(url: str) -> None:
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    AdminClient({"bootstrap.servers": url.removeprefix("kafka://")}).list_topics(timeout=5)
+
+
+def log_in_to_nats(url: str) -> None:
+    import asyncio  # noqa: PLC0415
+
+    import nats  # noqa: PLC0415
+
+    async def raise_error(error: Exception) -> None:
+        raise error
+
+    async def log_in() -> None:
+        client = await nats.connect(url, connect_timeout=5, allow_reconnect=False, error_cb=raise_error)
+        try:
+            await client.jetstream(timeout=5).account_info()
+        except (nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError):
+            raise WrongServer("it runs without JetStream; start it with: nats-server -js") from None
+        finally:
+            await client.close()
+
+    asyncio.run(log_in())
 
 
 # This role may do no more than the test databases need.
@@ -176,6 +214,20 @@ SERVERS = (
         package="redis-server",
         service="redis-server",
     ),
+    Server(
+        name="NATS",
+        variable="NATS_URL",
+        local_urls=("nats://127.0.0.1:4222",),
+        log_in=log_in_to_nats,
+        image="nats:2",
+        image_settings=(),
+        image_arguments=("-js",),
+        image_url="nats://{address}",
+        port=4222,
+        package="nats-server",
+        service="nats-server",
+        program=("nats-server", "-js", "-a", "127.0.0.1", "-p", "{port}", "-sd", "{folder}"),
+    ),
 )
 
 
@@ -191,6 +243,11 @@ def find_all() -> dict[str, str]:
         print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
     else:
         print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
+    if os.environ.get(KAFKA_VARIABLE):
+        found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, log_in_to_kafka)
+        print(f"Kafka: found by {KAFKA_VARIABLE}, {found[KAFKA_VARIABLE]}")
+    else:
+        print(f"Kafka: tested on the mock of a cluster only, because {KAFKA_VARIABLE} is not set")
     return found
 
 
@@ -226,7 +283,8 @@ def _from_environment(name: str, variable: str, log_in: Callable[[str], None]) -
     url = os.environ[variable]
     reason = refusal(log_in, url)
     if reason:
-        remedy = "test without MySQL" if variable == MYSQL_VARIABLE else "let the tests find or start a server"
+        is_optional = variable in (MYSQL_VARIABLE, KAFKA_VARIABLE)
+        remedy = f"test without {name}" if is_optional else "let the tests find or start a server"
         raise ServerMissing(
             f"Cannot log in to {name} at {variable}={without_password(url)}: {reason}\n"
             f"Start it, correct {variable}, or unset {variable} to {remedy}."
@@ -248,7 +306,18 @@ def _started_in_docker(server: Server) -> str:
         # Docker chooses the port, because another server may use the standard one.
         publish = f"127.0.0.1::{server.port}"
         subprocess.call(
-            ["docker", "run", "--detach", "--name", container, "--publish", publish, *settings, server.image]
+            [
+                "docker",
+                "run",
+                "--detach",
+                "--name",
+                container,
+                "--publish",
+                publish,
+                *settings,
+                server.image,
+                *server.image_arguments,
+            ]
         )
     else:
         subprocess.call(["docker", "start", container])
@@ -256,8 +325,30 @@ def _started_in_docker(server: Server) -> str:
     return _wait_for(server, server.image_url.format(address=addresses[0])) if addresses else ""
 
 
+def _started_as_process(server: Server) -> str:
+    if not server.program:
+        return ""
+    name = server.program[0]
+    if not shutil.which(name) and not system_packages.install(server.package, purpose=f"install {server.name}"):
+        return ""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix=f"outbox-{name}-")
+    command = [part.format(port=port, folder=folder) for part in server.program]
+    print(f"{server.name}: starting {shlex.join(command)}")
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    atexit.register(_end_process, process, folder)
+    return _wait_for(server, server.image_url.format(address=f"127.0.0.1:{port}"))
+
+
+def _end_process(process: subprocess.Popen[bytes], folder: str) -> None:
+    process.kill()
+    process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _started_as_service(server: Server) -> str:
-    if not system_packages.can_install():
+    if server.program or not system_packages.can_install():
         return ""
     missing = system_packages.missing_packages(server.package)
     # `service` works with systemd and without it.
@@ -271,6 +362,7 @@ def _started_as_service(server: Server) -> str:
 WAYS: tuple[tuple[Callable[[Server], str], str], ...] = (
     (_already_running, "already running on this machine"),
     (_started_in_docker, "started in Docker"),
+    (_started_as_process, "started for this run"),
     (_started_as_service, "started as a service"),
 )
 """Functions that return the URL of a server, or nothing if they cannot find or start one; and how they did."""

@@ -1,0 +1,160 @@
+"""TCP proxies to servers of this machine, which make trouble on demand."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+CHUNK = 65_536
+
+
+class Proxies:
+    """A thread that serves any number of proxies."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._open: list[Proxy] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="faults-proxies", daemon=True)
+
+    def open(self, port: int, tls: ssl.SSLContext | None = None) -> "Proxy":
+        """Open a proxy to a port of this machine. With `tls`, its clients have to speak TLS."""
+        proxy = Proxy(port, self, tls)
+        self._open.append(proxy)
+        self.run(proxy.listen())
+        return proxy
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the thread, and wait until it is done."""
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Have something done in the thread soon."""
+        self._loop.call_soon_threadsafe(work)
+
+    def __enter__(self) -> "Proxies":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for proxy in self._open:
+            proxy.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Aborted transports close their sockets in the next round.
+        await asyncio.sleep(0.05)
+
+
+class Proxy:
+    """One way to one server.
+
+    Attributes:
+        port: where it listens.
+        connections: how many there have been.
+    """
+
+    def __init__(self, target: int, proxies: Proxies, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
+        self.port = 0
+        self.connections = 0
+        self._target = target
+        self._proxies = proxies
+        self._delay = 0.0
+        self._silent = False
+        self._refusing = False
+        self._allowance: int | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def listen(self) -> None:
+        """Begin to accept connections."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=CHUNK, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Accept no more connections; called in the thread."""
+        self._server.close()
+
+    def delay(self, seconds: float) -> None:
+        """Hold each piece of data for so long; 0 ends it."""
+        self._delay = seconds
+
+    def go_silent(self) -> None:
+        """Swallow all that comes, in both directions, and keep the connections open: both ends think all is well."""
+        self._silent = True
+
+    def speak(self) -> None:
+        """End the silence, and with it the connections that lost data."""
+        self._silent = False
+        self.cut()
+
+    def go_down(self) -> None:
+        """End all connections, and each new one, until `come_back`."""
+        self._refusing = True
+        self.cut()
+
+    def come_back(self) -> None:
+        """Accept connections again."""
+        self._refusing = False
+
+    def cut(self, *, after: int | None = None) -> None:
+        """End all connections with a reset: at once, or once that many more bytes have gone to the server."""
+        if after is None:
+            self._proxies.call(self._abort)
+        else:
+            self._allowance = after
+
+    def _abort(self) -> None:
+        self._allowance = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self._refusing:
+            writer.transport.abort()
+            return
+        try:
+            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target, limit=CHUNK)
+        except OSError:
+            writer.transport.abort()
+            return
+        both = {writer, server_writer}
+        self._writers |= both
+        try:
+            with suppress(OSError, asyncio.CancelledError):
+                await asyncio.gather(
+                    self._carry(reader, server_writer, to_server=True),
+                    self._carry(server_reader, writer, to_server=False),
+                )
+        finally:
+            self._writers -= both
+            for each in both:
+                each.transport.abort()
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool) -> None:
+        while data := await reader.read(CHUNK):
+            if self._delay:
+                await asyncio.sleep(self._delay)
+            if self._silent:
+                continue
+            if to_server and self._allowance is not None:
+                self._allowance -= len(data)
+                if self._allowance <= 0:
+                    writer.write(data[: self._allowance or None])
+                    self._abort()
+                    return
+            writer.write(data)
+            await writer.drain()
+        # One end is gone: end the connection to the other one, after everything that was sent to it.
+        if self._silent:
+            await asyncio.Event().wait()
+        raise ConnectionResetError
