@@ -17,12 +17,20 @@ from django.core.management import BaseCommand, load_command_class
 import django_outbox
 from django_outbox import conf
 from django_outbox.inbox.base import Consumer
+from django_outbox.inbox.kafka import KafkaConsumer
+from django_outbox.inbox.nats import JetStreamConsumer
 from django_outbox.inbox.rabbitmq import RabbitMQConsumer
+from django_outbox.inbox.redis import RedisStreamsConsumer
+from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
 from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.publishers.console import ConsolePublisher
 from django_outbox.publishers.handlers import HandlersPublisher
+from django_outbox.publishers.http import HTTPPublisher
+from django_outbox.publishers.kafka import KafkaPublisher
 from django_outbox.publishers.memory import MemoryPublisher
+from django_outbox.publishers.nats import JetStreamPublisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.publishers.redis import RedisStreamsPublisher
 from django_outbox.publishers.registry import build_publisher
 from django_outbox.retry import RetryPolicy
 
@@ -141,7 +149,20 @@ def test_every_setting_that_is_read_is_a_field_of_the_settings():
 
 
 @pytest.mark.parametrize(
-    "publisher", [RabbitMQPublisher, HandlersPublisher, CeleryPublisher, ConsolePublisher, MemoryPublisher]
+    "publisher",
+    [
+        RabbitMQPublisher,
+        KafkaPublisher,
+        RedisStreamsPublisher,
+        SQSPublisher,
+        SNSPublisher,
+        JetStreamPublisher,
+        HTTPPublisher,
+        HandlersPublisher,
+        CeleryPublisher,
+        ConsolePublisher,
+        MemoryPublisher,
+    ],
 )
 def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publisher: type):
     section = re.search(
@@ -159,11 +180,22 @@ def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publis
         assert default == "required" or eval(default) == parameters[name].default, name
 
 
-def test_every_option_of_a_consumer_is_in_the_reference_with_its_default():
-    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", reference("consumers"), re.MULTILINE))
+@pytest.mark.parametrize(
+    ("title", "consumer"),
+    [
+        ("RabbitMQConsumer", RabbitMQConsumer),
+        ("KafkaConsumer", KafkaConsumer),
+        ("RedisStreamsConsumer", RedisStreamsConsumer),
+        ("JetStreamConsumer", JetStreamConsumer),
+        ("Options of every consumer", Consumer),
+    ],
+)
+def test_every_option_of_a_consumer_is_in_the_reference_with_its_default(title: str, consumer: type):
+    section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", reference("consumers"), re.MULTILINE | re.DOTALL)
+    assert section is not None
+    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", section[1], re.MULTILINE))
     parameters = {
         name: parameter
-        for consumer in (RabbitMQConsumer, Consumer)
         for name, parameter in inspect.signature(consumer).parameters.items()
         if name not in ("alias", "options")
     }
@@ -264,6 +296,7 @@ def test_an_example_is_python(block: Block):
 )
 def test_an_example_of_the_setting_is_accepted(block: Block, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AMQP_URL", settings.AMQP_URL)
+    monkeypatch.setenv("BILLING_WEBHOOK_SECRET", "whsec_bm90IGEgc2VjcmV0LCBidXQgbG9uZyBlbm91Z2g=")
     outbox = outbox_of(block)
     parsed, problems = conf.parse(outbox)
     assert not problems, problems

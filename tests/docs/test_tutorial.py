@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pika
 import pytest
+import redis
 from django.conf import settings
 
 from tests.support.waiting import eventually
@@ -86,13 +87,17 @@ class Terminal:
 def text() -> Iterator[str]:
     """The tutorial, with the broker of this run and its own names there, which are deleted at the end."""
     suffix = uuid.uuid4().hex[:8]
-    exchange, queue = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}"
+    exchange, queue, stream = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}", f"tutorial-stream-{suffix}"
     text = (TUTORIALS / "first-message.md").read_text()
     for written, used in {
         "amqp://guest:guest@localhost:5672/%2F": settings.AMQP_URL,
         '"exchange": "shop"': f'"exchange": "{exchange}"',
         'exchange="shop"': f'exchange="{exchange}"',
         "exchange 'shop'": f"exchange '{exchange}'",
+        '"stream": "orders"': f'"stream": "{stream}"',
+        '{"orders": ">"}': f'{{"{stream}": ">"}}',
+        '("orders", "billing"': f'("{stream}", "billing"',
+        "redis://localhost:6379/0": settings.REDIS_URL,
         '"orders"': f'"{queue}"',
     }.items():
         assert written in text
@@ -103,6 +108,8 @@ def text() -> Iterator[str]:
     channel.queue_delete(queue)
     channel.exchange_delete(exchange)
     connection.close()
+    with redis.Redis.from_url(settings.REDIS_URL) as client:
+        client.delete(stream)
 
 
 @pytest.fixture

@@ -1,0 +1,70 @@
+"""The receivers in the guides to webhooks and CloudEvents, with requests and messages of the publishers."""
+
+import re
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pika
+import pytest
+from django.http import HttpRequest
+from django.test import RequestFactory
+
+from django_outbox.messages import ACCEPTED
+from django_outbox.publishers.rabbitmq.events import Events
+from tests.support.claimed import make_message
+from tests.support.http_receiver import Call, MakePublisher, Receiver
+
+pytest_plugins = ["tests.support.http_fixtures"]
+
+GUIDES = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
+SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"
+
+
+def run_example(guide: str, name: str, **names: Any) -> Any:
+    """Run the example that defines a function, and return the function."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (GUIDES / f"{guide}.md").read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if f"def {name}(" in block]
+    exec(compile(code, guide, "exec"), names)
+    return names[name]
+
+
+def to_request(call: Call, **headers: str) -> HttpRequest:
+    sent = {**call.headers, **headers}
+    return RequestFactory().post(call.path, call.body, content_type=sent.pop("content-type"), headers=sent)
+
+
+@pytest.mark.django_db
+def test_the_receiver_of_webhooks_handles_each_id_once(
+    receiver: Receiver, make_webhooks: MakePublisher, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("BILLING_WEBHOOK_SECRET", SECRET)
+    invoices: list[Any] = []
+    receive = run_example("webhooks", "receive_order", create_invoice=invoices.append)
+    assert make_webhooks(receiver.url(), secrets=SECRET).publish([make_message(payload=b'{"id": 7}')]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert [receive(to_request(call)).status_code for _ in range(2)] == [204, 204]
+    assert invoices == [{"id": 7}]
+    assert receive(to_request(call, **{"webhook-signature": "v1,AAAA"})).status_code == 401
+    assert receive(RequestFactory().post("/")).status_code == 401
+    assert receive(RequestFactory().get("/")).status_code == 405
+
+
+@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
+def test_the_receiver_of_events_reads_them(
+    receiver: Receiver, make_webhooks: MakePublisher, capsys: pytest.CaptureFixture[str], format: str
+):
+    receive = run_example("cloudevents", "receive_event")
+    message = make_message(payload=b'{"id": 7}')
+    assert make_webhooks(receiver.url(), format=format, source="/shop").publish([message]) == [ACCEPTED]
+    (call,) = receiver.calls
+    assert receive(to_request(call)).status_code == 204
+    assert capsys.readouterr().out == f"order.created {message.message_id} {{'id': 7}}\n"
+
+
+def test_the_consumer_of_events_reads_them(capsys: pytest.CaptureFixture[str]):
+    on_message = run_example("cloudevents", "on_message")
+    message = Events("cloudevents", "/shop").convert(make_message(payload=b'{"id": 7}'))
+    properties = pika.BasicProperties(headers=dict(message.headers), content_type="application/json")
+    on_message(Mock(), Mock(), properties, message.payload)
+    assert capsys.readouterr().out == f"order.created {message.message_id} {{'id': 7}}\n"
