@@ -21,7 +21,15 @@ MODULES = {
 }
 DRIVERS: dict[str, str | tuple[str, ...] | None] = {
     "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.publishers.celery", "django_outbox.inbox.rabbitmq"),
-    "celery": ("django_outbox.tasks", "django_outbox.celery", "django_outbox.publishers.celery"),
+    "httpcore": "django_outbox.publishers.http",
+    "celery": (
+        "django_outbox.tasks",
+        "django_outbox.celery",
+        "django_outbox.publishers.celery",
+        "django_outbox.contrib.django_tasks.celery_calls",
+        "django_outbox.contrib.django_tasks.priorities",
+        "django_outbox.contrib.django_tasks.tasks",
+    ),
     "kombu": ("django_outbox.celery", "django_outbox.publishers.celery"),
     "rich": "django_outbox.management.rich_display",
     "prometheus_client": "django_outbox.monitoring.prometheus",

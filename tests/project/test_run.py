@@ -19,7 +19,7 @@ sys.prefix = "a virtualenv"
 from tests import run
 from tests.support import servers, system_packages
 run.install = lambda: print("installed:", system_packages.install("teapot", purpose="make tea"))
-run.install_browser = run.install_prometheus = lambda: None
+run.install_browser = run.install_prometheus = run.install_nats_server = lambda: None
 run.run_steps = lambda *steps: 0
 servers.find_all = lambda: {}
 run.main(sys.argv[1:])
@@ -154,7 +154,7 @@ def test_the_help_needs_no_setup(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         run.main(["--help"])
     assert ended.value.code == 0
-    assert "python tests/run.py [--yes] [pytest arguments]" in capsys.readouterr().out
+    assert "python tests/run.py [--yes] [--coverage | pytest arguments]" in capsys.readouterr().out
 
 
 def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[str]):
