@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.publishers.options import require_number
+from django_outbox.publishers.options import require_choice, require_flag, require_number
 
 __all__ = ["Consumer", "Incoming", "Unavailable"]
 
@@ -104,10 +104,10 @@ class Consumer(abc.ABC):
         self.batch_size = batch_size
         self.batch_bytes = batch_bytes
         _require_text("publisher", publisher, ".+", "the alias of a publisher")
-        _require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
-        _require_choice("invalid", invalid, INVALID)
+        require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
+        require_choice("invalid", invalid, INVALID)
         _require_text("id_source", id_source, "position|body|header:.+", "'position', 'body' or 'header:NAME'")
-        _require_choice("remember", remember, (True, False))
+        require_flag("remember", remember)
         require_number("max_backlog", max_backlog, 1, 10**9)
         require_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", batch_bytes, 1, 2**30)
@@ -137,6 +137,8 @@ class Consumer(abc.ABC):
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         """Tell the broker that messages are done with. It does not wait, and a connection that has ended is no error.
 
+        If the broker refuses, the next call of `receive` raises Unavailable.
+
         Args:
             batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
             rejected: the tags of those that go to the broker's dead letters.
@@ -164,11 +166,6 @@ class Consumer(abc.ABC):
 
         It may be called more than once, and the consumer can be opened again.
         """
-
-
-def _require_choice(option: str, value: object, choices: Sequence[object]) -> None:
-    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {', '.join(map(str, choices))}.")
 
 
 def _require_text(option: str, value: object, pattern: str, description: str) -> None:

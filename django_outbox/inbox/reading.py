@@ -41,6 +41,8 @@ class Reader:
         self._is_open = False
         self._is_paused = False
         self._broker_outages = 0
+        self._failed_attempts = 0
+        self._has_settled = False
 
     def read(self) -> None:
         """Read until the inbox stops.
@@ -96,6 +98,10 @@ class Reader:
         self._open()
         self._pause_or_resume()
         batch = self._consumer.receive(self._limits.receive_time)
+        if self._has_settled:
+            # A consumer that cannot settle a batch, such as one without its dead letters, tells it here.
+            self._has_settled = False
+            self._failed_attempts = 0
         if not batch:
             return
         allowed = self._shared.begin(len(batch))
@@ -103,6 +109,7 @@ class Reader:
         try:
             if allowed_batch and (stored := self._store(allowed_batch, patience)) is not None:
                 self._consumer.settle(allowed_batch, stored.rejected)
+                self._has_settled = True
                 settled = stored
         finally:
             self._shared.end(self._consumer.alias, allowed, settled)
@@ -185,8 +192,10 @@ class Reader:
 
     def _wait_for_broker(self, reason: str, patience: int | None) -> None:
         self._close()
+        self._has_settled = False
         self._broker_outages += 1
-        if patience is not None and self._broker_outages >= patience:
+        self._failed_attempts += 1
+        if patience is not None and self._failed_attempts >= patience:
             raise self._unavailable(reason)
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = self._consumer.broker_name

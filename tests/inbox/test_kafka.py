@@ -234,6 +234,14 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
     assert [each.body for each in source.take_dead()] == [b"{"]
 
 
+def test_a_drain_gives_up_while_dead_letters_cannot_be_written(source, make_inbox):
+    source.send(raw=b"{")
+    source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
+    with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
+        make_inbox(invalid="reject").drain()
+    assert source.unsettled() == 1
+
+
 # Refusals
 
 
