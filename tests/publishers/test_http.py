@@ -277,6 +277,10 @@ def serve_bytes(data: bytes) -> tuple[socket.socket, int]:
         with connection:
             connection.recv(65_536)
             connection.sendall(data)
+            # Closing it with unread data would reset the connection.
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65_536):
+                pass
 
     threading.Thread(target=serve, daemon=True).start()
     return listener, listener.getsockname()[1]
