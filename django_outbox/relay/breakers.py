@@ -2,14 +2,31 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from django_outbox.relay.breaker import Breaker, Permit, State
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.outages import Outages
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import breaker_changed, send
+
+
+class Change(NamedTuple):
+    """A change of a publisher's breaker.
+
+    Args:
+        publisher_alias: the publisher.
+        state: the new state.
+        reason: the reason of an outage.
+        seconds: time until the next trial.
+    """
+
+    publisher_alias: str
+    state: State
+    reason: str = ""
+    seconds: float = 0.0
 
 
 class Breakers:
@@ -39,6 +56,9 @@ class Breakers:
         self._reasons: dict[str, str] = {}
         self._outages_since: dict[str, float] = {}
         self._lock = threading.Lock()
+        # Receivers of signals run without the first lock, and get the changes in their order.
+        self._changes: deque[Change] = deque()
+        self._reporting = threading.Lock()
 
     @property
     def outage(self) -> str:
@@ -72,9 +92,9 @@ class Breakers:
         with self._lock:
             before = breaker.state
             permit = breaker.admit(time.monotonic(), batch_size)
-            after = breaker.state
-        if after is not before:
-            self._report(publisher_alias, after)
+            if breaker.state is not before:
+                self._changes.append(Change(publisher_alias, breaker.state))
+        self._report_changes()
         return permit
 
     def note(self, publisher_alias: str, permit: Permit, tally: Tally) -> None:
@@ -97,16 +117,24 @@ class Breakers:
             elif tally.unanswered:
                 self._reasons[publisher_alias] = tally.outage
                 self._outages_since.setdefault(publisher_alias, time.time())
-        if after is State.CLOSED:
-            # Not only after a change: another worker may have noted the outage after its end.
-            self._outages.end(f"Publisher {publisher_alias!r}")
-        if after is not before:
-            self._report(publisher_alias, after, tally.outage, seconds)
+            if after is not before:
+                self._changes.append(Change(publisher_alias, after, tally.outage, seconds))
+        self._report_changes()
 
-    def _report(self, publisher_alias: str, state: State, reason: str = "", seconds: float = 0.0) -> None:
+    def _report_changes(self) -> None:
+        # Workers ask after each batch, so the usual answer takes no lock.
+        while self._changes:
+            with self._reporting:
+                if self._changes:
+                    self._report(self._changes.popleft())
+
+    def _report(self, change: Change) -> None:
+        publisher_alias, state, reason, seconds = change
         subject = f"Publisher {publisher_alias!r}"
         if state is State.OPEN:
             self._outages.note(subject, reason, seconds, name=self._broker_names.get(publisher_alias, ""))
+        elif state is State.CLOSED:
+            self._outages.end(subject)
         send(
             breaker_changed,
             using=self._using,

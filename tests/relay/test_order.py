@@ -3,15 +3,22 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.backoff import Backoff
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay import Relay
+from django_outbox.relay.breakers import Breakers
+from django_outbox.relay.outages import Outages
+from django_outbox.relay.tally import Tally
 from django_outbox.signals import breaker_changed
+from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
@@ -125,6 +132,30 @@ def changes() -> Iterator[list[dict[str, Any]]]:
     breaker_changed.connect(note)
     yield found
     breaker_changed.disconnect(note)
+
+
+def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[str, Any]]):
+    go_on = threading.Event()
+
+    class SlowOutages(Outages):
+        def note(self, *arguments: Any, **options: Any) -> None:
+            assert go_on.wait(20)
+            super().note(*arguments, **options)
+
+    no_wait = replace(QUICK, outage_wait=Backoff(delay=1e-9))
+    breakers = Breakers("default", ["default"], no_wait, outages=SlowOutages())
+    permit = breakers.admit("default", 1)
+    assert permit is not None
+    threads = Threads()
+    threads.start(partial(breakers.note, "default", permit, Tally(claimed=1, unanswered=1)), name="opens")
+    eventually(lambda: breakers.describe("default")["state"] == "open")
+    threads.start(partial(breakers.admit, "default", 1), name="tries")
+    eventually(lambda: breakers.describe("default")["state"] == "half-open")
+    # Whoever need not wait for the first report ends now.
+    threads.wait(0.3)
+    go_on.set()
+    assert threads.wait(20)
+    assert [change["state"] for change in changes] == ["open", "half-open"]
 
 
 def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, Any]]):
