@@ -3,7 +3,8 @@
 import time
 
 from django_outbox.publishers.base import Publisher
-from django_outbox.relay.delivery import unavailable
+from django_outbox.relay.breaker import Permit
+from django_outbox.relay.delivery import Attempt, unavailable
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.worker import Worker
 
@@ -44,10 +45,19 @@ class DrainingWorker(Worker):
         self._source.sweep_next()
         return self._limits.first_idle_wait if self._source.complete and not self._drained else 0.0
 
+    def _attempt(self, permit: Permit) -> Attempt:
+        attempt = super()._attempt(permit)
+        self._require_broker()
+        return attempt
+
     def _wait_for_broker(self) -> float:
+        # The attempts may have been those of other workers.
+        self._require_broker()
+        return super()._wait_for_broker()
+
+    def _require_broker(self) -> None:
         if self._shared.breakers.count_outages(self._alias) >= self._limits.drain_patience:
             raise unavailable(self._alias, self._shared.breakers.reason(self._alias))
-        return super()._wait_for_broker()
 
     def _wait_while_paused(self) -> float:
         self._drained = True
