@@ -85,9 +85,9 @@ def announcing(
         yield
     finally:
         left.set()
+        threads.wait(PATIENCE)
         whole = Figures.read(shared).since(start)
         _log_in_time(level, "Relay ended after %s: %s.", duration(whole.time), str(whole))
-        threads.wait(PATIENCE)
 
 
 def _log_in_time(level: int, text: str, *arguments: object) -> None:
