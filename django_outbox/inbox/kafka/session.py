@@ -81,6 +81,7 @@ class Session:
             if taken and size > max_bytes:
                 break
             taken.append(self._ahead.popleft())
+        # librdkafka tells it once, and records that came before may be read after that.
         if not taken and self._health.all_down:
             raise Unavailable(self._health.reason)
         return taken
@@ -150,7 +151,6 @@ class Session:
                 raise Unavailable(self._health.explain(error))
             elif place in self._assigned:
                 self._ahead.append(record)
-            self._health.note_connection()
 
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
