@@ -66,6 +66,11 @@ class Consumer:
         """Remove a binding."""
         self._channel.queue_unbind(self.queue, self.exchange, pattern)
 
+    def count_waiting(self) -> int:
+        """Return the number of messages in the queue that were not delivered to a consumer."""
+        waiting: int = self._channel.queue_declare(self.queue, passive=True).method.message_count
+        return waiting
+
     def stop(self) -> None:
         """Make `consume` store the current batch and return. Safe to call in a signal handler."""
         self._stopping = True

@@ -35,6 +35,8 @@ class RabbitMQDestination(Destination):
 
     def read_arrivals(self) -> list[tuple[uuid.UUID, Any]]:
         self._consumer.consume(idle_timeout=IDLE_TIMEOUT)
+        while self._consumer.count_waiting():
+            self._consumer.consume(idle_timeout=IDLE_TIMEOUT)
         rows = ReceivedMessage.objects.order_by("id").iterator()
         return [(row.message_id, row.payload) for row in rows for _ in range(row.deliveries)]
 
