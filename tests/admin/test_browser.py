@@ -115,7 +115,8 @@ def test_an_operator_edits_a_message_and_copies_its_payload(messages: list[int],
     copy = operator.find(".field-pretty_payload .outbox-copy")
     assert copy.text == "Copy"
     copy.click()
-    WebDriverWait(operator.browser, SECONDS).until(lambda _: copy.text == "Copied")
+    # It is shown for two seconds.
+    WebDriverWait(operator.browser, SECONDS, poll_frequency=0.05).until(lambda _: copy.text == "Copied")
     operator.follow(operator.find("a.outbox-edit"))
     payload = operator.find("#id_payload")
     payload.clear()

@@ -147,7 +147,7 @@ def test_options_reach_the_worker(tasks: Tasks):
 
 
 def test_a_task_does_not_start_before_its_eta(tasks: Tasks):
-    eta = timezone.now() + datetime.timedelta(seconds=1.5)
+    eta = timezone.now() + datetime.timedelta(seconds=4)
     call = tasks.describe_request.apply_async(eta=eta)
     assert OutboxMessage.objects.using(USING).get().available_at == eta
     found = result(call)

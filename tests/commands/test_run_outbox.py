@@ -115,7 +115,10 @@ import django_outbox.publishers.memory as memory
 publish = memory.MemoryPublisher.publish
 def slowly(self, messages):
     os.write(1, b"publishing\\n")
-    time.sleep(float(sys.argv[1]))
+    if sys.argv[1] == "until told":
+        sys.stdin.readline()
+    else:
+        time.sleep(float(sys.argv[1]))
     return publish(self, messages)
 memory.MemoryPublisher.publish = slowly
 
@@ -128,11 +131,14 @@ execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--ba
 
 @pytest.fixture
 def relay_process(start: StartProcess) -> Callable[..., "subprocess.Popen[str]"]:
-    """Start `run_outbox` as a process whose publisher takes some time for each batch of one message."""
+    """Start `run_outbox` as a process whose publisher takes some seconds for each batch of one message.
 
-    def start_relay(alias: str, seconds: float, *flags: str) -> "subprocess.Popen[str]":
+    They may also be `until told`: then it takes until it reads a line.
+    """
+
+    def start_relay(alias: str, seconds: float | str, *flags: str) -> "subprocess.Popen[str]":
         name = str(connections[alias].settings_dict["NAME"])
-        process: Any = start(SLOW_RELAY, str(seconds), alias, name, *flags, text=True)
+        process: Any = start(SLOW_RELAY, str(seconds), alias, name, *flags, stdin=subprocess.PIPE, text=True)
         return cast("subprocess.Popen[str]", process)
 
     return start_relay
@@ -146,16 +152,29 @@ def until_publishing(process: "subprocess.Popen[str]") -> None:
         pytest.fail(f"{line!r} in place of 'publishing'; errors: {process.communicate()[1]}")
 
 
+def read_until(process: "subprocess.Popen[str]", text: str) -> str:
+    """Return the errors of a process up to the line with a text."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    pytest.fail(f"no line with {text!r}: {''.join(lines)}")
+
+
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
     relay_process: Callable[..., "subprocess.Popen[str]"], using: str, number: signal.Signals
 ):
     put(3, using)
-    process = relay_process(using, 0.5, "--workers", "1")
+    process = relay_process(using, "until told", "--workers", "1")
     until_publishing(process)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    errors = read_until(process, "Finishing 1 batch")
+    output, rest = process.communicate("\n", timeout=30)
+    errors += rest
     assert process.returncode == 0, errors
     assert "1 delivered, 0 will be retried, 0 failed." in output
     again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
@@ -188,10 +207,10 @@ def test_a_second_signal_stops_at_once_and_the_batch_goes_back(
     process = relay_process(using, 60)
     until_publishing(process)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    read_until(process, "Finishing")
     assert process.poll() is None, "the first signal lets the batch in hand finish"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
     messages = OutboxMessage.objects.using(using)
     assert messages.pending().count() == 2

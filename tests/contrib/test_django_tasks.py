@@ -358,7 +358,7 @@ def test_a_task_runs_without_its_record(tasks: Any, using: str):
 
 
 def test_a_time_limit_ends_a_task(tasks: Any, using: str, configure: Configure):
-    configure({"database": using}, retry={"MAX_ATTEMPTS": 1}, time_limit=0.05)
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 1}, time_limit=1.0)
     result = tasks.spin.enqueue(using)
     drain(using)
     result.refresh()

@@ -118,7 +118,7 @@ def test_async_tasks_and_tasks_with_a_context_are_run(tasks: Any):
 
 def test_run_after_queue_and_priority_reach_the_worker(tasks: Any, app: Celery):
     prefix = app.conf.task_default_queue
-    later = timezone.now() + datetime.timedelta(seconds=1)
+    later = timezone.now() + datetime.timedelta(seconds=4)
     task = tasks.echo.using(run_after=later, queue_name=f"{prefix}-mail", priority=100)
     result = task.enqueue([1, None])
     message = OutboxMessage.objects.using(USING).get()

@@ -95,7 +95,8 @@ def become(using: str) -> Iterator[As]:
 @pytest.fixture(autouse=True)
 def publisher(settings: Any) -> Iterator[None]:
     path = f"{ScriptedPublisher.__module__}.{ScriptedPublisher.__name__}"
-    settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": path}}}
+    # None of them is due again while a test runs.
+    settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": path}}, "RETRY": {"DELAY": 600}}
     yield
     ScriptedPublisher.reset()
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ORDERS = int(os.environ.get("OUTBOX_E2E_ORDERS", "400"))
 """How many orders the largest test places."""
 
-BATCH_SIZE = 20
+BATCH_SIZE = 5
 WORKERS = 2
 """Each has a batch of its own in flight."""
 

@@ -12,8 +12,9 @@ from tests.faults.children import Child, Nursery, wait_until
 from tests.faults.errors import SuiteError
 from tests.support.proxies import Proxy
 
-STOP_BOUND = 20.0
-"""Seconds within which a process has to exit after SIGTERM, whatever else is broken at that time."""
+STOP_BOUND = 25.0
+"""Seconds within which a process has to exit after SIGTERM, whatever else is broken at that time: `--stop-timeout` and
+what the operating system takes."""
 
 
 @dataclass

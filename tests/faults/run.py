@@ -40,7 +40,7 @@ SQLITE_HOLD = 0.004
 DRAIN_PATIENCE = 60.0
 """Seconds without progress after which a drain gives up."""
 
-QUIET = 15.0
+QUIET = 30.0
 """The same if nothing was broken."""
 
 
@@ -230,6 +230,7 @@ class Run:
         for writer in writers:
             writer.input.write(b"%d\n" % ENDLESS)
             writer.input.flush()
+        wait_until(lambda: all(each.stat().st_size for each in self._journals), WRITER_PATIENCE, "the first messages")
         time.sleep(seconds)
         for writer in writers:
             writer.input.close()

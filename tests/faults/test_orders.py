@@ -15,7 +15,7 @@ KINDS = 10
 
 
 def run(**options: Any) -> Result:
-    return Run(Plan(minutes=4, **options)).execute()
+    return Run(Plan(minutes=6, **options)).execute()
 
 
 @pytest.mark.slow

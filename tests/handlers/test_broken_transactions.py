@@ -20,6 +20,7 @@ from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
 from tests.support.messages import put, row, write
+from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
@@ -163,13 +164,30 @@ def test_a_cursor_that_is_left_open_does_no_harm(using: str):
 
 def kill(using: str) -> None:
     """End the session of this connection, as an administrator does."""
+    if using == "postgresql":
+        end_session(using, lambda cursor, id: cursor.execute("SELECT pg_terminate_backend(%s)", [id]))
+    else:
+        end_session(using, lambda cursor, id: cursor.execute(f"KILL {id}"))
+
+
+def end_session(using: str, end: Callable[[Any, int], object]) -> None:
+    """End the session of this connection, and wait until the server has rolled it back, with its locks."""
     connection = connections[using]
-    with closing(connection.copy()) as other:
-        if using == "postgresql":
-            number = connection.connection.info.backend_pid
-            other.cursor().execute("SELECT pg_terminate_backend(%s, 5000)", [number])
-        else:
-            other.cursor().execute(f"KILL {connection.connection.thread_id()}")
+    if connection.vendor == "sqlite":
+        end(None, 0)
+        return
+    if connection.vendor == "postgresql":
+        id, sessions = connection.connection.info.backend_pid, "pg_stat_activity WHERE pid"
+    else:
+        id, sessions = connection.connection.thread_id(), "information_schema.processlist WHERE id"
+
+    def has_ended(cursor: Any) -> bool:
+        cursor.execute(f"SELECT count(*) FROM {sessions} = %s", [id])
+        return bool(cursor.fetchone()[0] == 0)
+
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        end(cursor, id)
+        eventually(lambda: has_ended(cursor), "the session has ended")
 
 
 @pytest.mark.parametrize("using", LOCKING)
@@ -320,7 +338,7 @@ def test_a_fallback_whose_effect_cannot_be_committed_fails_its_message_alone(usi
 def test_a_message_that_another_relay_has_settled_meanwhile_is_left_alone(using: str):
     def misbehave() -> None:
         OutboxMessage.objects.using(using).filter(payload=0).update(attempts=1)
-        connections[using].close()
+        end_session(using, lambda _cursor, _id: connections[using].close())
 
     break_at(using, misbehave, leave_first=False)
     ids = put(3, using)

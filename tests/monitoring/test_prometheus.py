@@ -128,14 +128,14 @@ def test_an_alert_watches_metrics_and_codes_that_exist(rule: dict[str, Any]):
 
 @pytest.mark.parametrize("expression", QUERIES)
 def test_a_query_of_the_dashboard_has_data(prometheus: Prometheus, expression: str):
-    found = prometheus.query(filled_in(expression))
-    assert found, expression
+    # A scrape that takes a second is given up, and then its series have no data until the next one.
+    eventually(lambda: prometheus.query(filled_in(expression)), expression, seconds=PATIENCE)
 
 
 def test_the_dashboard_shows_what_is_in_the_database(prometheus: Prometheus):
     [panel] = (panel for panel in DASHBOARD["panels"] if (panel["type"], panel["title"]) == ("stat", "Failed"))
     [target] = panel["targets"]
-    [sample] = prometheus.query(filled_in(target["expr"]))
+    [sample] = eventually(lambda: prometheus.query(filled_in(target["expr"])), seconds=PATIENCE)
     assert float(sample["value"][1]) == 1
 
 

@@ -163,7 +163,7 @@ def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):
 
 def test_relays_report_breakers_outages_and_their_age(using: str):
     now = read_clock(using)
-    state = {"state": "open", "reason": "connection refused", "since": (now - minutes(3)).timestamp()}
+    state = {"state": "open", "reason": "connection refused", "since": (now - minutes(12.5)).timestamp()}
     common = {"version": "1", "workers": 2, "pid": 7}
     reports = Heartbeat.objects.using(using)
     reports.create(relay="a:7", host="a", mode="run", publishers={"default": state}, seen_at=now, **common)
@@ -174,7 +174,7 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     assert (found.relays, found.breaker, found.outage) == (1, "open", "connection refused")
     assert (figures(using, "audit").relays, figures(using, "audit").outage) == (0, "")
     assert result.verdict.code == "unavailable"
-    assert "unavailable for 3 min (connection refused)" in result.verdict.sentence
+    assert "unavailable for 12 min (connection refused)" in result.verdict.sentence
 
 
 def test_rates_are_added_up_over_relays(using: str):

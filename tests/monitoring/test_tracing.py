@@ -359,8 +359,8 @@ def test_a_consumer_of_rabbitmq_continues_the_trace(
             write(topic=queue)
         with Relay() as relay:
             assert relay.drain().processed == 1
-    (received,) = broker.take(queue)
     # A busy broker may confirm a second attempt only.
+    received, *_ = broker.take(queue)
     (created,), (*_, published) = named(spans, f"create {queue}"), named(spans, f"publish {queue}")
     consumed = context_of(received.properties.headers)
     assert consumed.trace_id == published.context.trace_id == request.get_span_context().trace_id

@@ -219,7 +219,8 @@ def test_the_demo_kills_a_relay_whose_batch_another_relay_delivers_again(repeate
 
 
 def test_the_demo_kills_a_relay_whose_handler_writes_each_receipt_once(repeated_demo: RepeatedDemo):
-    assert "Its first batch of 15 receipts was committed." in repeated_demo.outputs[-1]
+    # A batch ends early on a busy machine, so that no handler is held up for long.
+    assert re.search(r"Its first batch of \d+ receipts? was committed", repeated_demo.outputs[-1])
     with closing(sqlite3.connect(repeated_demo.folder / "demo.sqlite3")) as connection:
         receipts = connection.execute("SELECT order_id, total FROM shop_receipt ORDER BY order_id").fetchall()
         assert receipts == connection.execute("SELECT id, total FROM shop_order ORDER BY id").fetchall()

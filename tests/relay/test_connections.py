@@ -9,7 +9,7 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.relay import Relay
+from django_outbox.relay import Limits, Relay
 from tests.conftest import ALIASES
 from tests.support.publishers import SCRIPTED
 from tests.support.relay_threads import relays_in_threads
@@ -63,7 +63,15 @@ def test_an_idle_relay_whose_connection_the_server_ends_goes_on_without_a_word(
     idle_limit: dict[str, str],
 ):
     options(alias, **idle_limit)
-    with caplog.at_level(logging.WARNING), relays_in_threads(using=alias, poll_interval=2) as start:
+    with (
+        caplog.at_level(logging.WARNING),
+        relays_in_threads(
+            # A connection that is idle for less than half a second is not looked at before it is used.
+            using=alias,
+            poll_interval=2,
+            limits=Limits(first_idle_wait=2.0),
+        ) as start,
+    ):
         relay = start()
         # Two publishers and a listener; then one that was ended, at least.
         eventually(lambda: len(connected) > 6)

@@ -16,6 +16,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.pausing import Resumed, pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
+from django_outbox.relay.running import RunningWorker
 from tests.conftest import ALIASES
 from tests.support.databases import statements_of_new_connections
 from tests.support.messages import Clock, put
@@ -66,13 +67,25 @@ class TestPausedPublisher:
         assert drain(using).paused == []
         assert processed(using) == sorted(ids + others)
 
-    def test_delivers_nothing_although_the_relay_runs(self, using: str, running: Callable[..., Relay]):
+    def test_delivers_nothing_although_the_relay_runs(
+        self, using: str, running: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
+    ):
+        waiting: set[int] = set()
+
+        def note(worker: RunningWorker) -> float:
+            if worker._alias == "default":
+                waiting.add(threading.get_ident())
+            return wait_while_paused(worker)
+
+        wait_while_paused = RunningWorker._wait_while_paused
+        monkeypatch.setattr(RunningWorker, "_wait_while_paused", note)
         relay = running(using=using, workers=2)
         put(5, using)
         eventually(lambda: len(processed(using)) == 5)
         pause("default", using=using)
         eventually(lambda: relay.paused == ["default"])
-        # Claims that began before have ended when a worker of each has waited for the pause.
+        # Claims that began before have ended when each worker has waited for the pause.
+        eventually(lambda: len(waiting) == 2)
         ids = put(5, using)
         others = put(5, using, publisher="other")
         eventually(lambda: set(others) <= set(processed(using)))

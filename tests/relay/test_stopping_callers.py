@@ -87,25 +87,25 @@ class TestCtrlC:
     def test_the_batch_in_hand_is_finished_and_the_exception_goes_on(
         self, start: StartProcess, ids: list[int], method: str
     ):
-        process = start(SCRIPT, database_name(), "1", method)
+        process = start(SCRIPT, database_name(), "2.5", method)
         assert process.stdout is not None
         publishing = process.stdout.readline()
         assert publishing == f"publishing {ids[0]} {ids[1]}\n".encode()
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate(timeout=30)
         assert (output, errors) == (b"interrupted after 2\n", b"")
         assert process.returncode == 0
         assert processed() == 2
 
     def test_a_second_one_stops_at_once(self, start: StartProcess, ids: list[int], method: str):
-        process = start(SCRIPT, database_name(), "60", method)
+        process = start(SCRIPT, database_name(), "120", method)
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"publishing")
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        time.sleep(2)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=10)
+        output, errors = process.communicate(timeout=30)
         assert (output, errors) == (b"interrupted after 0\n", b""), "no thread says anything"
         assert process.returncode == 0
         assert processed() == 0

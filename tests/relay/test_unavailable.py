@@ -66,7 +66,7 @@ def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, monk
         assert ScriptedPublisher.batches == []
         assert relay.tally.claimed == 0
         reasons.clear()
-        time.sleep(relay._shared.breakers.seconds_until_trial("default") + 0.1)
+        time.sleep(max(relay._shared.breakers.seconds_until_trial("default"), 0) + 0.1)
         assert relay.drain().processed == 3
 
 
@@ -75,7 +75,7 @@ def test_a_drain_whose_time_ends_during_an_outage_raises_an_error(using: str):
     ScriptedPublisher.answer = staticmethod(lambda message: unanswered("the broker is away"))
     patient = Limits(drain_patience=1_000_000)
     with Relay(using=using, limits=patient) as relay, pytest.raises(RelayUnavailable, match="the broker is away"):
-        relay.drain(max_seconds=1)
+        relay.drain(max_seconds=3)
 
 
 def test_a_drain_whose_time_ends_after_a_delivery_raises_no_error(using: str):

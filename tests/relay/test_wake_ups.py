@@ -1,5 +1,6 @@
 """Wake-ups: a commit notifies the relay of new work, but deliveries never depend on that."""
 
+import itertools
 import logging
 import threading
 import time
@@ -39,11 +40,20 @@ def nothing_notified(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def notifications() -> Iterator[Callable[[], list[str]]]:
     """Listens on PostgreSQL; returns the publishers that were named since it was asked last."""
-    connection = connections["postgresql"].copy()
+    connection, sender = (connections["postgresql"].copy() for _ in range(2))
     with connection.cursor() as cursor:
         cursor.execute("LISTEN django_outbox")
-    yield lambda: [heard.payload for heard in connection.connection.notifies(timeout=0.2)]
+
+    def read() -> list[str]:
+        # They arrive in the order of the commits.
+        with sender.cursor() as cursor:
+            cursor.execute("NOTIFY django_outbox, 'the last'")
+        heard = (notification.payload for notification in connection.connection.notifies(timeout=30))
+        return [*itertools.takewhile(lambda publisher: publisher != "the last", heard)]
+
+    yield read
     connection.close()
+    sender.close()
 
 
 class TestNotifying:

@@ -217,7 +217,7 @@ def test_a_storage_may_take_longer_than_the_database_lets_a_transaction_be_idle(
     using: str, tmp_path: Path, reason: str
 ):
     ids = (processed if reason == "purged" else failed)(using, 2)
-    with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 1}), FailingStorage.failing("slow"):
+    with archiving(tmp_path, FAILING, outbox={"CLAIM_TIMEOUT": 2}), FailingStorage.failing("slow"):
         done = purge(using=using) if reason == "purged" else discard(OutboxMessage.objects.using(using).all())
     assert done == 2
     assert [found.committed for found in archives(using)] == [True]

@@ -99,7 +99,7 @@ FolderStorage: Any = FileSystemStorage
 class FailingStorage(FolderStorage):  # type: ignore[misc]
     """Fails as `failure` says: `save N` for the Nth save, `open`, or `cut` for a file that is cut short.
 
-    `slow` takes longer than the shortest time for which the database lets a transaction be idle.
+    `slow` takes more than twice as long as a CLAIM_TIMEOUT of 2, for which the database lets a transaction be idle.
     """
 
     failure = ""
@@ -110,7 +110,7 @@ class FailingStorage(FolderStorage):  # type: ignore[misc]
         if self.failure == f"save {type(self).saves}":
             raise OSError(28, "No space left on device")
         if self.failure == "slow" and type(self).saves == 1:
-            time.sleep(2.5)
+            time.sleep(4.5)
         saved = super()._save(name, content)
         if self.failure == "cut":
             Path(self.path(saved)).write_bytes(Path(self.path(saved)).read_bytes()[:-1])

@@ -48,6 +48,11 @@ class Operator:
         waiting.until(staleness_of(page))
         self.find("#content")
 
+    def wait_for_text(self, selector: str, text: str) -> None:
+        """Wait until an element has a text, also on the page that replaces this one."""
+        waiting = WebDriverWait(self.browser, SECONDS, ignored_exceptions=[WebDriverException])
+        waiting.until(lambda _: self.find(selector).text == text)
+
     def column(self, name: str) -> list[str]:
         return [cell.text for cell in self.find_all(f"#result_list .field-{name}")]
 

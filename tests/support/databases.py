@@ -21,6 +21,18 @@ _numbers = itertools.count(1)
 TABLES = ("django_outbox_outboxmessage", "shop_receipt", "shop_order", "shop_receivedmessage")
 
 
+def someone_waits(using: str) -> bool:
+    """Whether a connection waits for another's lock; MySQL and MariaDB only report it for the whole server."""
+    statement = {
+        "postgresql": "SELECT 1, count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        "mysql": "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'",
+    }
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement[connections[using].vendor])
+        return int(cursor.fetchone()[1]) > 0
+
+
 def statements(queries: CaptureQueriesContext) -> list[str]:
     """The first words of the captured queries, without those that open and end transactions."""
     words = [query["sql"].split()[0].upper() for query in queries.captured_queries]

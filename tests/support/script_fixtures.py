@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.scripts import StartProcess
 
-LONGEST = 120.0
+LONGEST = 240.0
 """Seconds after which a process is killed: a test that waits for a line from it fails then, and ends."""
 
 

@@ -7,5 +7,5 @@ StartProcess = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def ends_with(process: "subprocess.Popen[bytes]") -> int:
-    """Return the exit code, within ten seconds: a hanging process would hang for a minute or more."""
-    return process.wait(10)
+    """Return the exit code, within a minute: a hanging process would hang for two or more."""
+    return process.wait(60)

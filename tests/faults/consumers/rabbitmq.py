@@ -42,6 +42,12 @@ def read(url: str, journals: Journals) -> None:
                 if time.monotonic() > acknowledged + ACK_PAUSE:
                     channel.basic_ack(last, multiple=True)
                     last, acknowledged = 0, time.monotonic()
+        # What the socket still holds would count as lost.
+        noted = -1
+        while noted != last:
+            noted = last
+            connection.process_data_events(time_limit=0.1)
+        journals.flush()
         if last:
             channel.basic_ack(last, multiple=True)
 

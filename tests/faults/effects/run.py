@@ -142,12 +142,12 @@ class Run:
 
     def _start_relay(self) -> None:
         point = self.point or ""
+        after = self._rand.randint(1, 3 if self._first else 12)
         if not point and self._first:
             # Each point once, before the rest is left to chance.
             point = self._first.pop()
         elif not point and self._rand.random() < 0.6:
             point = self._rand.choice(POINTS)
-        after = self._rand.randint(1, 3 if self._first else 12)
 
         def work() -> None:
             random.seed(after)
