@@ -88,12 +88,10 @@ class RabbitMQConsumer(Consumer):
 
     def is_drained(self) -> bool:
         session = self._open_session()
-        return (
-            not session.has_given_back
-            and session.intake.is_empty
-            and not session.count_ready()
-            and session.intake.is_empty
-        )
+        if session.has_given_back:
+            return False
+        # Twice: when the queue answers, the last message may be on its way from the queue to the channel.
+        return all(session.intake.is_empty and not session.count_ready() and session.intake.is_empty for _ in range(2))
 
     def close(self) -> None:
         if self._session is not None:
