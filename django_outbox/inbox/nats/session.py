@@ -139,7 +139,8 @@ class ConsumingSession:
 
         Otherwise, later messages would be stored before those that a process left when it died.
         """
-        deadline = time.monotonic() + self._terms.ack_wait
+        # The server's timers are late now and then.
+        deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
         while time.monotonic() < deadline and not self._is_over():
             counts = await self._read_counts()
             if counts is None or not counts.unsettled:
