@@ -226,8 +226,8 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
     source.send(raw=b"{")
     source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
     with running(make_inbox(invalid="reject")) as inbox:
-        eventually(lambda: inbox.outages)
-        assert "rejected messages cannot be written to the topic in dead_letters" in inbox.outages[0].reason
+        (outage,) = eventually(lambda: inbox.outages)
+        assert "rejected messages cannot be written to the topic in dead_letters" in outage.reason
         assert source.unsettled() == 1
         source.cluster.stop_failing()
         eventually(lambda: source.unsettled() == 0)

@@ -3,6 +3,7 @@
 import datetime
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def make_consumer() -> Iterator[MakeConsumer]:
 
 
 def receive(consumer: JetStreamConsumer, count: int) -> list[Incoming]:
-    """Receive that many messages, in batches."""
+    """Receive that many messages, in batches, or a few more."""
     found: list[Incoming] = []
 
     def has_all() -> bool:
@@ -49,7 +50,6 @@ def receive(consumer: JetStreamConsumer, count: int) -> list[Incoming]:
         return len(found) >= count
 
     eventually(has_all)
-    assert len(found) == count
     return found
 
 
@@ -155,12 +155,12 @@ def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):
 def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Nats, make_consumer: MakeConsumer):
     stream = nats.stream()
     put(nats, stream, b"1")
-    consumer = make_consumer(stream, ack_wait=0.4)
+    consumer = make_consumer(stream, ack_wait=2.0)
     consumer.open()
     held = receive(consumer, 1)
     count = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq
     # As long as three times the wait; a second delivery would come into the same connection.
-    assert consumer.receive(1.2) == []
+    assert consumer.receive(6) == []
     assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered.consumer_seq == count
     consumer.settle(held, ())
     eventually(consumer.is_drained)
@@ -173,12 +173,14 @@ def test_a_connection_that_does_not_close_properly_leaves_its_messages_to_anothe
     put(nats, stream, *[b"%d" % n for n in range(20)])
     dying = make_consumer(stream, servers=nats_url(port=proxy.port), batch_size=3)
     dying.open()
-    dying.settle(receive(dying, 3), ())
-    eventually(lambda: nats.run(lambda: nats.js.consumer_info(stream, "billing")).ack_floor.stream_seq == 3)
+    settled = receive(dying, 3)
+    dying.settle(settled, ())
+    count = len(settled)
+    eventually(lambda: nats.run(lambda: nats.js.consumer_info(stream, "billing")).ack_floor.stream_seq == count)
     proxy.go_silent()
     taking = make_consumer(stream)
     taking.open()
-    assert [int(message.body) for message in receive(taking, 17)] == [*range(3, 20)]
+    assert [int(message.body) for message in receive(taking, 20 - count)] == [*range(count, 20)]
 
 
 def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats, make_consumer: MakeConsumer):
@@ -287,7 +289,7 @@ def test_nothing_is_requested_while_the_consumer_is_paused(nats: Nats, make_cons
     consumer.resume()
     consumer.settle([*first, *found], ())
     while len(found) < 50:
-        batch = receive(consumer, 1) if not (batch := consumer.receive(0.2)) else batch
+        batch = eventually(partial(consumer.receive, 0.2))
         consumer.settle(batch, ())
         found += batch
     eventually(consumer.is_drained)

@@ -115,7 +115,7 @@ def test_entries_of_a_consumer_that_vanished_are_taken_over_after_a_while(source
     source.send(1, 2, 3)
     source.client.xgroup_create(source.name, source.group, id="0")
     source.client.xreadgroup(source.group, "vanished", {source.name: ">"}, count=2)
-    with running(make_inbox()):
+    with running(make_inbox(claim_idle=3.0)):
         eventually(lambda: payloads("default") == [3])
         eventually(lambda: payloads("default") == [3, 1, 2])
     assert source.unsettled() == 0

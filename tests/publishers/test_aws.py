@@ -24,7 +24,7 @@ pytest_plugins = ["tests.support.aws_fixtures"]
 
 
 def test_ten_messages_are_sent_in_a_request_and_requests_are_in_flight_together(case: Case, aws: AwsAnswers):
-    aws.delay = 0.3
+    aws.delay = 1.0
     assert case.make(concurrency=3).publish(case.messages(35)) == [ACCEPTED] * 35
     assert sorted(len(each.entries) for each in aws.batches()) == [5, 10, 10, 10]
     assert aws.in_flight == 3

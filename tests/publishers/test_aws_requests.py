@@ -104,8 +104,8 @@ def test_silence_is_an_outage_that_ends(case: Case, aws: AwsAnswers):
 
 
 def test_a_response_that_never_ends_does_not_hold_up_the_relay(case: Case, aws: AwsAnswers):
-    aws.answer(case.action, Trickle(5))
-    (outcome,) = case.make(timeout=0.5).publish(case.messages(1))
+    aws.answer(case.action, Trickle(10))
+    (outcome,) = case.make(timeout=2.0).publish(case.messages(1))
     assert (outcome.verdict, outcome.error) == (Verdict.UNANSWERED, "AWS has not responded in time")
 
 

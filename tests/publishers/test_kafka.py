@@ -123,7 +123,7 @@ REFUSALS = {code: meaning for code, meaning in MEANINGS.items() if code > 0 and 
 
 @pytest.mark.parametrize("code", REFUSALS, ids=[KafkaError(code).name() for code in REFUSALS])
 def test_a_batch_that_kafka_refuses_as_a_whole_is_refused(cluster, topic, make_publisher, code):
-    publisher = make_publisher({"linger.ms": 50, "retry.backoff.ms": 10})
+    publisher = make_publisher({"linger.ms": 200, "retry.backoff.ms": 10})
     # librdkafka itself retries a record that was damaged on its way; then the batch is accepted.
     cluster.fail(PRODUCE, code)
     messages = [*keyed(topic, 3), *keyed(topic, 1, key="order-8")]
@@ -176,7 +176,7 @@ def test_a_topic_that_takes_no_messages_does_not_hold_up_others(cluster, topic, 
 @pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION])
 def test_a_topic_may_be_refused_when_messages_are_written(cluster, topic, make_publisher, code):
     elsewhere = unique_name()
-    publisher = make_publisher()
+    publisher = make_publisher({"linger.ms": 200})
     assert publisher.publish([*keyed(topic, 1), *keyed(elsewhere, 1, key="order-8")]) == [ACCEPTED] * 2
     for partition in range(4):
         cluster.fail_partition(elsewhere, partition, PRODUCE, code)
@@ -233,7 +233,7 @@ def test_messages_that_brokers_which_respond_do_not_confirm_do_not_pass_for_an_o
     """After an outage a relay tries the oldest messages alone, which may all be for one topic."""
     for partition in range(4):
         cluster.set_leader(topic, partition, 2)
-    publisher = make_publisher(timeout=1.0)
+    publisher = make_publisher(timeout=4.0)
     assert publisher.publish(unkeyed(topic, 1)) == [ACCEPTED]
     with cluster.down(2):
         outcomes = publisher.publish(unkeyed(topic, 3))
@@ -286,12 +286,12 @@ def test_a_leader_that_is_down_is_replaced_by_another_one(cluster, topic, make_p
 
 
 def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, topic, make_publisher):
-    publisher = make_publisher(timeout=1.0)
+    publisher = make_publisher(timeout=4.0)
     assert publisher.publish(keyed(topic, 1)) == [ACCEPTED]
     began = time.monotonic()
     with cluster.down():
         assert verdicts(publisher.publish(keyed(topic, 100))) == [Verdict.UNANSWERED] * 100
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 8
     assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
     assert sorted(bodies(cluster, topic)) == [0, 7]
 

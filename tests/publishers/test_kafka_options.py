@@ -195,7 +195,7 @@ UNREACHABLE = {
 
 @pytest.mark.parametrize(("config", "text"), UNREACHABLE.values(), ids=UNREACHABLE)
 def test_a_connection_that_fails_has_a_remedy(config, text):
-    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_cluster().servers, **config}, timeout=2.0)
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_cluster().servers, **config}, timeout=10.0)
     reason = publisher.prepare()
     assert text in reason
     assert "s3cret" not in reason

@@ -197,7 +197,7 @@ def test_a_subscriber_that_is_no_stream_does_not_confirm(nats: Nats, make_jetstr
 
     nats.run(lambda: nats.client.subscribe(subject, cb=respond))
     nats.run(nats.client.flush)
-    outcome = only(make_jetstream(timeout=1.5).publish([make_message(subject)]))
+    outcome = only(make_jetstream(timeout=6.0).publish([make_message(subject)]))
     assert summary(outcome) == rejected("nats.no_stream")
 
 
@@ -205,7 +205,7 @@ def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
     nats: Nats, make_jetstream: MakeJetStream
 ):
     silent, stream = nats.stream(no_ack=True), nats.stream()
-    publisher = make_jetstream(timeout=1.5, max_in_flight=2)
+    publisher = make_jetstream(timeout=6.0, max_in_flight=2)
     messages = [make_message(topic) for topic in (silent, silent, silent, stream, stream)]
     outcomes = publisher.publish(messages)
     assert [summary(outcome) for outcome in outcomes[:3]] == [waiting("nats.stalled")] * 3

@@ -81,7 +81,7 @@ def test_a_server_that_reads_no_more_is_an_outage(make_jetstream: MakeJetStream)
         with Nats(server.url) as nats:
             stream = nats.stream()
             nats.keep_streams()
-        publisher = make_jetstream(server.url, timeout=1.5)
+        publisher = make_jetstream(server.url, timeout=6.0)
         assert publisher.publish([make_message(stream)]) == [ACCEPTED]
         server.pause()
         # More than the buffers of the sockets take.

@@ -259,12 +259,12 @@ def test_a_blocked_connection_is_given_up(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, caplog: pytest.LogCaptureFixture
 ):
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=0.3, blocked_timeout=1)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=2, persistent=False)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.say(spec.Connection.Blocked("low on memory"))
     eventually(lambda: "RabbitMQ blocks the connection: low on memory" in caplog.text, "the publisher noticed it")
     error = only_error(publisher.publish([make_message(queue)] * 2), Verdict.UNANSWERED)
-    assert "was blocked for 1 s: low on memory" in error
+    assert "was blocked for 2 s: low on memory" in error
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert broker.depth(queue) == 2
 
@@ -274,7 +274,7 @@ def test_a_message_sent_before_the_broker_blocks_waits_until_it_unblocks(
 ):
     """`timeout` does not apply to a blocked broker, but `blocked_timeout` does, which is longer here."""
     queue = broker.queue()
-    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60)
+    publisher = make_publisher(broker_url(port=proxy.port), timeout=1, blocked_timeout=60, persistent=False)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     proxy.hold_back()
     sent = Publishing(publisher, [make_message(queue, b"sent")])

@@ -59,15 +59,15 @@ def test_a_node_that_stops_responding_is_not_tried_first_again(
     broker: Broker, proxy: TcpProxy, other: TcpProxy, make_publisher: MakePublisher
 ):
     queue = broker.queue()
-    publisher = make_publisher([broker_url(port=proxy.port), broker_url(port=other.port)], timeout=2)
+    publisher = make_publisher([broker_url(port=proxy.port), broker_url(port=other.port)], timeout=6)
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert (proxy.connections, other.connections) == (1, 0)
     proxy.hold_back()
-    assert "has not responded for 2 s" in only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
+    assert "has not responded for 6 s" in only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
     began = time.monotonic()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
     assert (proxy.connections, other.connections) == (1, 1)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
 
 
 def test_connecting_has_a_short_timeout_for_each_node(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):

@@ -189,8 +189,8 @@ class TcpProxy:
             return False
         if broker in ready:
             data = broker.recv(65536)
-            self.bytes_from_broker += len(data)
             client.sendall(data)
+            self.bytes_from_broker += len(data)
             return bool(data)
         return True
 
