@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 PUBLISHERS = {"default": SCRIPTED, "other": MEMORY}
 
-SQLITE, POSTGRESQL, MARIADB = ALIASES
+SQLITE, POSTGRESQL, MARIADB, *_ = ALIASES
 
 DIGITS = "7" * 5000
 DEEP = "[" * 5000 + "]" * 5000
