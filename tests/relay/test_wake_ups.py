@@ -150,6 +150,7 @@ class TestIdleWaits:
 def asleep() -> Iterator[Callable[..., Relay]]:
     """Start relays that look once, and then not again within the hour, unless they are woken."""
     limits = replace(QUICK, first_idle_wait=3600.0)
+    eventually(lambda: not listeners(), "the session of an earlier test has ended")
     with relays_in_threads(using="postgresql", poll_interval=3600, limits=limits) as start:
         yield start
 

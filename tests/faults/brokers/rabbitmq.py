@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -76,6 +77,8 @@ class RabbitMQ(Broker):
 
     def crash(self) -> None:
         assert self._process is not None
+        # A node that is killed within half a second of a declaration may have forgotten it.
+        time.sleep(1.0)
         self._process.kill()
         self.start()
 
