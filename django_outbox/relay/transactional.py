@@ -33,6 +33,12 @@ from django_outbox.stores import Claim, Settlement
 FIRST_DELAY = 1.0
 """Seconds until a message is tried again after a lost transaction that was not counted."""
 
+LOCK_PATIENCE = 1.0
+"""Seconds for which a message that was in hand may still be locked by the lost session."""
+
+LOCK_INTERVAL = 0.05
+"""Seconds between two attempts to claim such a message."""
+
 LOST = "outbox.transaction_lost"
 """The `error_class` of a message that was in hand when its transaction was lost."""
 
@@ -245,8 +251,14 @@ class TransactionalBatches:
         return self._settle_alone(lost)
 
     def _settle_alone(self, lost: TransactionLost) -> Tally:
-        claiming = committing(self.source.claim_one(lost.message), self._connection)
-        return self.deliver(claiming, lambda messages: self._judge(messages[0], lost))
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while True:
+            claiming = committing(self.source.claim_one(lost.message), self._connection)
+            tally = self.deliver(claiming, lambda messages: self._judge(messages[0], lost))
+            if tally.claimed or time.monotonic() >= deadline:
+                return tally
+            # The server may not have ended the lost session yet, which holds the message.
+            time.sleep(LOCK_INTERVAL)
 
     def _judge(self, message: Message, lost: TransactionLost) -> Decided:
         reason = describe(lost.error, MAX_ERROR_LENGTH)

@@ -211,6 +211,30 @@ def test_a_connection_that_is_lost_once_is_not_the_messages_fault(using: str):
 
 
 @pytest.mark.parametrize("using", LOCKING)
+def test_a_message_that_the_lost_session_still_holds_for_a_moment_is_noted(using: str):
+    holder = connections[using].copy()
+    holder.inc_thread_sharing()
+    releases: list[threading.Timer] = []
+
+    def misbehave() -> None:
+        if releases:
+            return
+        kill(using)
+        holder.set_autocommit(False)
+        with holder.cursor() as cursor:
+            cursor.execute(f"SELECT id FROM {OutboxMessage._meta.db_table} WHERE id = %s FOR UPDATE", [ids[BAD]])
+        releases.append(threading.Timer(0.3, holder.rollback))
+        releases[0].start()
+
+    break_at(using, misbehave)
+    ids = put(5, using)
+    with contextlib.closing(holder):
+        deliver_once(using)
+        releases[0].join()
+    assert (row(using, ids[BAD]).attempts, row(using, ids[BAD]).error_class) == (0, LOST)
+
+
+@pytest.mark.parametrize("using", LOCKING)
 def test_a_handler_that_always_loses_the_connection_fails_in_the_end(using: str):
     break_at(using, lambda: kill(using))
     put(5, using)
