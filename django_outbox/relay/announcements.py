@@ -85,8 +85,8 @@ def announcing(
         yield
     finally:
         left.set()
-        threads.wait(PATIENCE)
         whole = Figures.read(shared).since(start)
+        threads.wait(PATIENCE)
         _log_in_time(level, "Relay ended after %s: %s.", duration(whole.time), str(whole))
 
 

@@ -56,7 +56,7 @@ class Breakers:
         self._reasons: dict[str, str] = {}
         self._outages_since: dict[str, float] = {}
         self._lock = threading.Lock()
-        # Receivers of signals run without the first lock, and get the changes in their order.
+        # Receivers of signals run without `_lock`, and get the changes in their order.
         self._changes: deque[Change] = deque()
         self._reporting = threading.Lock()
 
@@ -122,11 +122,13 @@ class Breakers:
         self._report_changes()
 
     def _report_changes(self) -> None:
-        # Workers ask after each batch, so the usual answer takes no lock.
-        while self._changes:
-            with self._reporting:
-                if self._changes:
+        # Whoever reports a change also reports those that others make meanwhile, so that nobody waits for receivers.
+        while self._changes and self._reporting.acquire(blocking=False):
+            try:
+                while self._changes:
                     self._report(self._changes.popleft())
+            finally:
+                self._reporting.release()
 
     def _report(self, change: Change) -> None:
         publisher_alias, state, reason, seconds = change

@@ -47,7 +47,8 @@ class DrainingWorker(Worker):
 
     def _attempt(self, permit: Permit) -> Attempt:
         attempt = super()._attempt(permit)
-        self._require_broker()
+        if not self._shared.is_done():
+            self._require_broker()
         return attempt
 
     def _wait_for_broker(self) -> float:

@@ -158,6 +158,33 @@ def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[st
     assert [change["state"] for change in changes] == ["open", "half-open"]
 
 
+def test_a_receiver_that_takes_long_holds_up_no_other_worker(changes: list[dict[str, Any]]):
+    inside, go_on = threading.Event(), threading.Event()
+
+    def receive(publisher: str, **_: Any) -> None:
+        if publisher == "a":
+            inside.set()
+            assert go_on.wait(20)
+
+    breakers, threads = Breakers("default", ["a", "b"], QUICK), Threads()
+
+    def open_breaker(publisher: str) -> None:
+        permit = breakers.admit(publisher, 1)
+        assert permit is not None
+        breakers.note(publisher, permit, Tally(claimed=1, unanswered=1))
+
+    breaker_changed.connect(receive)
+    try:
+        threads.start(partial(open_breaker, "a"), name="a")
+        assert inside.wait(20)
+        open_breaker("b")
+        go_on.set()
+        assert threads.wait(20)
+    finally:
+        breaker_changed.disconnect(receive)
+    assert [change["publisher"] for change in changes] == ["a", "b"]
+
+
 def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, Any]]):
     put(100, "default", keys=100)
     away = threading.Event()
