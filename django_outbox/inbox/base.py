@@ -69,7 +69,7 @@ class Consumer(abc.ABC):
         invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
             it as a failed message, or `reject` it to the broker's dead letters.
         id_source: what identifies a message without an ID: its `position`, its `body`, or `header:NAME`. RabbitMQ
-            tells no position; the body takes its place.
+            provides no position; the body takes its place.
         remember: whether to record the IDs of stored messages apart from the messages, for
             `OUTBOX["INBOX_RETENTION"]`: then a message that comes again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
@@ -137,11 +137,13 @@ class Consumer(abc.ABC):
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         """Tell the broker that messages are done with. It does not wait, and a connection that has ended is no error.
 
-        If the broker refuses, the next call of `receive` raises Unavailable.
-
         Args:
             batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
             rejected: the tags of those that go to the broker's dead letters.
+
+        Raises:
+            Unavailable: the broker refuses, so that the messages come again. If it refuses later, a later call of
+                `receive` raises this.
         """
 
     @abc.abstractmethod

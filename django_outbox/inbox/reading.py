@@ -39,6 +39,7 @@ class Reader:
         self._storing = Storing(consumer, shared.using, shared.is_known_type)
         self._backlog = Backlog(shared.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
         self._is_open = False
+        self._opened_at = 0.0
         self._is_paused = False
         self._broker_outages = 0
         self._failed_attempts = 0
@@ -97,9 +98,12 @@ class Reader:
             return
         self._open()
         self._pause_or_resume()
+        if not self._shared.may_receive():
+            self._shared.pause(self._limits.stop_delay)
+            return
         batch = self._consumer.receive(self._limits.receive_time)
         if self._has_settled:
-            # A consumer that cannot settle a batch, such as one without its dead letters, tells it here.
+            # A broker that refuses a settlement reports it here.
             self._has_settled = False
             self._failed_attempts = 0
         if not batch:
@@ -109,7 +113,8 @@ class Reader:
         try:
             if allowed_batch and (stored := self._store(allowed_batch, patience)) is not None:
                 self._consumer.settle(allowed_batch, stored.rejected)
-                self._has_settled = True
+                # A dead letter may be refused later.
+                self._has_settled = not stored.rejected
                 settled = stored
         finally:
             self._shared.end(self._consumer.alias, allowed, settled)
@@ -156,6 +161,7 @@ class Reader:
             return
         self._consumer.open()
         self._is_open = True
+        self._opened_at = time.monotonic()
         self._is_paused = False
         self._shared.set_paused(self._consumer.alias, False)
         self._broker_outages = 0
@@ -191,6 +197,8 @@ class Reader:
             return False
 
     def _wait_for_broker(self, reason: str, patience: int | None) -> None:
+        if self._is_open and time.monotonic() - self._opened_at > self._limits.healthy_time:
+            self._failed_attempts = 0
         self._close()
         self._has_settled = False
         self._broker_outages += 1

@@ -25,6 +25,7 @@ class Limits:
         receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
         backlog_interval: minimum time between two counts of the backlog.
         drain_patience: number of failed attempts in a row after which a drain gives up.
+        healthy_time: how long a connection must have lasted for the attempts before it not to count.
         announce_interval: time between two log lines of an inbox about its work.
         purge_interval: time between two purges of the records of `once`.
         stop_delay: how long a waiting reader may take to notice that the inbox is stopping.
@@ -39,6 +40,7 @@ class Limits:
     receive_time: float = 0.2
     backlog_interval: float = 1.0
     drain_patience: int = 4
+    healthy_time: float = 60.0
     announce_interval: float = 60.0
     purge_interval: float = 60.0
     stop_delay: float = 0.1
@@ -135,8 +137,12 @@ class Shared:
 
     def is_done(self) -> bool:
         """Return whether no further batch may begin."""
+        return self.stopping or self.tally.received >= self._max_messages
+
+    def may_receive(self) -> bool:
+        """Return whether `max_messages` allows a message besides those that other readers have in hand."""
         with self._lock:
-            return self.stopping or self._left() == 0
+            return self._left() > 0
 
     def begin(self, messages: int) -> int:
         """Begin a batch, and return how many of its messages may be stored: `max_messages` may allow fewer."""

@@ -125,7 +125,7 @@ def test_messages_without_ids_are_known_by_their_positions(source):
 
     first, again = receive(), receive()
     assert first == again
-    # RabbitMQ tells no position.
+    # RabbitMQ provides no position.
     assert len(set(first)) == (2 if source.backend.endswith("RabbitMQConsumer") else 3)
 
 

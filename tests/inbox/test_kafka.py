@@ -15,6 +15,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.base import Unavailable
 from django_outbox.inbox.kafka import KafkaConsumer
 from django_outbox.inbox.kafka.session import LEAVE_TIMEOUT
+from django_outbox.inbox.shared import Tally
 from django_outbox.models import Status
 from django_outbox.publishers.kafka import KafkaPublisher
 from django_outbox.threads import Threads
@@ -234,11 +235,14 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
     assert [each.body for each in source.take_dead()] == [b"{"]
 
 
-def test_a_drain_gives_up_while_dead_letters_cannot_be_written(source, make_inbox):
+def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_written(source, make_inbox):
     source.send(raw=b"{")
     source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
-    with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
-        make_inbox(invalid="reject").drain()
+    inbox = make_inbox(invalid="reject", arguments={"max_messages": 1})
+    for read in (inbox.read_once, inbox.drain):
+        with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
+            read()
+    assert inbox.tally == Tally()
     assert source.unsettled() == 1
 
 
@@ -255,7 +259,8 @@ def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committe
         consumer.open()
         first = eventually(partial(consumer.receive, 0.1))
         source.cluster.fail(PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 10)
-        consumer.settle(first, [first[0].tag])
+        with pytest.raises(Unavailable, match="dead_letters"):
+            consumer.settle(first, [first[0].tag])
         # Although the client has passed the end of the topic.
         assert not consumer.is_drained()
         with pytest.raises(Unavailable, match="dead_letters"):

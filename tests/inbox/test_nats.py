@@ -3,17 +3,23 @@
 import datetime
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.base import Incoming, Unavailable
+from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.nats import JetStreamConsumer
 from django_outbox.inbox.nats.decoding import Delivery, origin_of, place_of, read_delivery
 from django_outbox.messages import ACCEPTED
+from tests.inbox.conftest import QUICK, outbox_of
+from tests.inbox.sources.nats import JetStreamSource
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer
 from tests.support.nats_tools import MakeJetStream, Nats, nats_url
@@ -205,7 +211,10 @@ def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(
     (message,) = receive(consumer, 1)
     consumer.settle([message], [message.tag])
     eventually(lambda: any("no stream has stored a dead letter" in text for text in caplog.messages))
+    with pytest.raises(Unavailable, match="cannot be written to dead_letters: no stream has this subject"):
+        consumer.receive(0.05)
     letters = nats.stream(dead)
+    consumer.open()
 
     def is_buried() -> bool:
         batch = consumer.receive(0.05)
@@ -216,6 +225,19 @@ def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(
     eventually(consumer.is_drained)
     (letter,) = nats.take(letters)
     assert (letter.data, letter.headers["outbox-message-id"]) == (b"{", "7")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_gives_up_while_dead_letters_cannot_be_stored():
+    with closing(JetStreamSource()) as source:
+        source.send(raw=b"{")
+        outbox = outbox_of(source, invalid="reject", dead_letters=f"{source.name}-nowhere", ack_wait=1.0)
+        with (
+            override_settings(OUTBOX=outbox),
+            pytest.raises(RelayUnavailable, match="cannot be written to dead_letters: no stream has this subject"),
+        ):
+            Inbox(limits=QUICK).drain()
+        assert source.unsettled() == 1
 
 
 def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nats: Nats, make_consumer: MakeConsumer):

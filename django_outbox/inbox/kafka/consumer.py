@@ -87,8 +87,9 @@ class KafkaConsumer(Consumer):
             reason = self._dead_letters.write([record for tag, record in records.items() if tag in rejected])
             if reason:
                 # The batch comes again, and what was stored of it is recognized.
-                session.break_off(f"rejected messages cannot be written to the topic in dead_letters: {reason}")
-                return
+                problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
+                session.break_off(problem)
+                raise Unavailable(problem)
         offsets: dict[Place, int] = {}
         for record in records.values():
             offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1

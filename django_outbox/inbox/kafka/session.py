@@ -81,7 +81,8 @@ class Session:
             if taken and size > max_bytes:
                 break
             taken.append(self._ahead.popleft())
-        # librdkafka tells it once, and records that came before may be read after that.
+        # librdkafka reports this only once, and records received earlier may be read afterwards. If the brokers are
+        # back by then, the next session finds that out.
         if not taken and self._health.all_down:
             raise Unavailable(self._health.reason)
         return taken

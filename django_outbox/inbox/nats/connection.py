@@ -37,6 +37,11 @@ class ConsumingConnection:
         if self.intake.error is not None:
             raise Unavailable(self.intake.error)
 
+    @property
+    def refusal(self) -> str:
+        """Why no stream has stored a dead letter; blank if there is no such one."""
+        return self._session.refusal
+
     def settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
         """Publish rejected messages to the dead letters, and acknowledge all others with these tags."""
         self._thread.call(lambda: self._session.settle(tags, rejected))

@@ -90,7 +90,11 @@ class JetStreamConsumer(Consumer):
         self._connection.wait_until_ready()
 
     def receive(self, seconds: float) -> list[Incoming]:
-        return self._open_connection().intake.take(self.batch_size, self.batch_bytes, seconds)
+        connection = self._open_connection()
+        batch = connection.intake.take(self.batch_size, self.batch_bytes, seconds)
+        if not batch and connection.refusal:
+            raise Unavailable(f"rejected messages cannot be written to dead_letters: {connection.refusal}")
+        return batch
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         if self._connection is not None:

@@ -48,10 +48,12 @@ class ConsumingSession:
 
     Attributes:
         is_ready: set when messages can be received, or the session has ended; any thread may wait for it.
+        refusal: why no stream has stored a dead letter; blank if there is no such one.
     """
 
     def __init__(self, options: ConnectionOptions, durable: DurableOptions, intake: Intake) -> None:
         self.is_ready = threading.Event()
+        self.refusal = ""
         self._options = options
         self._durable = durable
         self._intake = intake
@@ -255,11 +257,12 @@ class ConsumingSession:
         if outcome is ACCEPTED:
             self._client.send([wire.publish(delivery.reply, wire.TERM)])
         else:
+            self.refusal = outcome.error if outcome is not None else "no stream has this subject"
             logger.error(
                 "Consumer %r: no stream has stored a dead letter at %r, so that the message will come again: %s",
                 self._options.alias,
                 self._durable.dead_letters,
-                outcome.error if outcome is not None else "no stream has this subject",
+                self.refusal,
             )
         self._changed.set()
 

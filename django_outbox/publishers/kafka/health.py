@@ -19,7 +19,7 @@ class Health:
     Attributes:
         is_connected: whether a broker has responded, and not all have failed since.
         is_broken: whether the client cannot be used any more.
-        all_down: whether no broker could be reached since `begin`.
+        all_down: whether no broker could be reached since one has responded.
         reason: why the connection failed, or the client broke.
     """
 
