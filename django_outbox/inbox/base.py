@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.publishers.options import require_choice, require_flag, require_number
 
-__all__ = ["Consumer", "Incoming", "Unavailable"]
+__all__ = ["Consumer", "Incoming", "Refused", "Unavailable"]
 
 UNKNOWN_TYPES = ("store", "drop", "reject")
 INVALID = ("store", "reject")
@@ -19,6 +19,10 @@ MAX_BATCH_SIZE = 10_000
 
 class Unavailable(Exception):
     """The broker cannot be reached, or has ended the connection. The text is the reason."""
+
+
+class Refused(Unavailable):
+    """The broker refuses to take rejected messages, which come again. The text is the reason."""
 
 
 class Incoming(NamedTuple):
@@ -135,15 +139,17 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        """Tell the broker that messages are done with. It does not wait, and a connection that has ended is no error.
+        """Tell the broker that messages are done with. A connection that has ended is no error.
+
+        It waits for nothing but dead letters that the consumer itself has to write.
 
         Args:
             batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
             rejected: the tags of those that go to the broker's dead letters.
 
         Raises:
-            Unavailable: the broker refuses, so that the messages come again. If it refuses later, a later call of
-                `receive` raises this.
+            Refused: the dead letters cannot be written. None of the messages is settled, and the consumer has to be
+                opened again.
         """
 
     @abc.abstractmethod
@@ -159,6 +165,7 @@ class Consumer(abc.ABC):
         """Return whether the source has no message that could be received now.
 
         Raises:
+            Refused: the broker has refused dead letters since the last call.
             Unavailable: the connection has ended.
         """
 

@@ -8,7 +8,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.backlog import Backlog
-from django_outbox.inbox.base import Consumer, Incoming, Unavailable
+from django_outbox.inbox.base import Consumer, Incoming, Refused, Unavailable
 from django_outbox.inbox.shared import Shared, name_consumer
 from django_outbox.inbox.storing import Stored, Storing
 from django_outbox.logs import logger
@@ -83,7 +83,7 @@ class Reader:
                 try:
                     self._read_batch(patience)
                 except Unavailable as error:
-                    self._wait_for_broker(str(error), patience)
+                    self._wait_for_broker(error, patience)
                 except _HeldTooLong:
                     logger.warning(
                         "%s gives its messages back to the broker until the database is available.", self._name
@@ -193,22 +193,30 @@ class Reader:
     def _is_drained(self) -> bool:
         try:
             return self._is_open and self._consumer.is_drained()
+        except Refused as error:
+            self._count_failure(str(error), self._limits.drain_patience)
         except Unavailable:
-            return False
+            pass
+        return False
 
-    def _wait_for_broker(self, reason: str, patience: int | None) -> None:
-        if self._is_open and time.monotonic() - self._opened_at > self._limits.healthy_time:
+    def _wait_for_broker(self, error: Unavailable, patience: int | None) -> None:
+        lasted = time.monotonic() - self._opened_at if self._is_open else 0.0
+        if lasted > self._limits.healthy_time and not isinstance(error, Refused):
             self._failed_attempts = 0
         self._close()
-        self._has_settled = False
+        reason = str(error)
+        self._count_failure(reason, patience)
         self._broker_outages += 1
-        self._failed_attempts += 1
-        if patience is not None and self._failed_attempts >= patience:
-            raise self._unavailable(reason)
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = self._consumer.broker_name
         self._shared.outages.note(self._name, reason, seconds, name=name)
         self._shared.pause(seconds)
+
+    def _count_failure(self, reason: str, patience: int | None) -> None:
+        self._has_settled = False
+        self._failed_attempts += 1
+        if patience is not None and self._failed_attempts >= patience:
+            raise self._unavailable(reason)
 
     def _unavailable(self, reason: str) -> RelayUnavailable:
         return RelayUnavailable(

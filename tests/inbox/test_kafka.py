@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, Producer
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Unavailable
+from django_outbox.inbox.base import Refused, Unavailable
 from django_outbox.inbox.kafka import KafkaConsumer
 from django_outbox.inbox.kafka.session import LEAVE_TIMEOUT
 from django_outbox.inbox.shared import Tally
@@ -259,7 +259,7 @@ def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committe
         consumer.open()
         first = eventually(partial(consumer.receive, 0.1))
         source.cluster.fail(PRODUCE, *[KafkaError.TOPIC_AUTHORIZATION_FAILED] * 10)
-        with pytest.raises(Unavailable, match="dead_letters"):
+        with pytest.raises(Refused, match="dead_letters"):
             consumer.settle(first, [first[0].tag])
         # Although the client has passed the end of the topic.
         assert not consumer.is_drained()

@@ -13,12 +13,12 @@ from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Incoming, Unavailable
+from django_outbox.inbox.base import Incoming, Refused, Unavailable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.nats import JetStreamConsumer
 from django_outbox.inbox.nats.decoding import Delivery, origin_of, place_of, read_delivery
 from django_outbox.messages import ACCEPTED
-from tests.inbox.conftest import QUICK, outbox_of
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.sources.nats import JetStreamSource
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer
@@ -211,10 +211,9 @@ def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(
     (message,) = receive(consumer, 1)
     consumer.settle([message], [message.tag])
     eventually(lambda: any("no stream has stored a dead letter" in text for text in caplog.messages))
-    with pytest.raises(Unavailable, match="cannot be written to dead_letters: no stream has this subject"):
-        consumer.receive(0.05)
+    with pytest.raises(Refused, match="cannot be written to dead_letters: no stream has this subject"):
+        consumer.is_drained()
     letters = nats.stream(dead)
-    consumer.open()
 
     def is_buried() -> bool:
         batch = consumer.receive(0.05)
@@ -238,6 +237,22 @@ def test_a_drain_gives_up_while_dead_letters_cannot_be_stored():
         ):
             Inbox(limits=QUICK).drain()
         assert source.unsettled() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_dead_letter_that_cannot_be_stored_holds_up_no_other_message(caplog: pytest.LogCaptureFixture):
+    with closing(JetStreamSource()) as source:
+        # Not the source's own durable consumer, whose wait is short.
+        options = {"durable": "patient", "ack_wait": 60.0, "dead_letters": f"{source.name}-nowhere"}
+        with (
+            override_settings(OUTBOX=outbox_of(source, invalid="reject", **options)),
+            running(Inbox(limits=QUICK)),
+        ):
+            source.send(raw=b"{")
+            eventually(lambda: "no stream has stored a dead letter" in caplog.text)
+            for n in range(3):
+                source.send(n)
+                eventually(lambda: payloads("default") == [*range(n + 1)])  # noqa: B023 - it is over by then
 
 
 def test_a_message_that_is_rejected_without_dead_letters_does_not_come_again(nats: Nats, make_consumer: MakeConsumer):

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from confluent_kafka import Message as Record
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.inbox.base import Consumer, Incoming, Unavailable
+from django_outbox.inbox.base import Consumer, Incoming, Refused, Unavailable
 from django_outbox.inbox.kafka.dead_letters import DeadLetters
 from django_outbox.inbox.kafka.decoding import read_record
 from django_outbox.inbox.kafka.options import TOPIC, read_group_options
@@ -89,7 +89,7 @@ class KafkaConsumer(Consumer):
                 # The batch comes again, and what was stored of it is recognized.
                 problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
                 session.break_off(problem)
-                raise Unavailable(problem)
+                raise Refused(problem)
         offsets: dict[Place, int] = {}
         for record in records.values():
             offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1

@@ -37,10 +37,10 @@ class ConsumingConnection:
         if self.intake.error is not None:
             raise Unavailable(self.intake.error)
 
-    @property
-    def refusal(self) -> str:
-        """Why no stream has stored a dead letter; blank if there is no such one."""
-        return self._session.refusal
+    def take_refusal(self) -> str:
+        """Return why no stream has stored a dead letter since the last call; blank if there is no such one."""
+        refusal, self._session.refusal = self._session.refusal, ""
+        return refusal
 
     def settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
         """Publish rejected messages to the dead letters, and acknowledge all others with these tags."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from django_outbox.inbox.base import Consumer, Incoming, Unavailable
+from django_outbox.inbox.base import Consumer, Incoming, Refused, Unavailable
 from django_outbox.inbox.nats.connection import ConsumingConnection
 from django_outbox.inbox.nats.options import read_durable_options
 from django_outbox.publishers.nats.options import read_options
@@ -90,11 +90,7 @@ class JetStreamConsumer(Consumer):
         self._connection.wait_until_ready()
 
     def receive(self, seconds: float) -> list[Incoming]:
-        connection = self._open_connection()
-        batch = connection.intake.take(self.batch_size, self.batch_bytes, seconds)
-        if not batch and connection.refusal:
-            raise Unavailable(f"rejected messages cannot be written to dead_letters: {connection.refusal}")
-        return batch
+        return self._open_connection().intake.take(self.batch_size, self.batch_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         if self._connection is not None:
@@ -108,6 +104,8 @@ class JetStreamConsumer(Consumer):
 
     def is_drained(self) -> bool:
         connection = self._open_connection()
+        if refusal := connection.take_refusal():
+            raise Refused(f"rejected messages cannot be written to dead_letters: {refusal}")
         return connection.intake.is_empty and not connection.count_left() and connection.intake.is_empty
 
     def close(self) -> None:

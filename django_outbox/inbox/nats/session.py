@@ -48,7 +48,7 @@ class ConsumingSession:
 
     Attributes:
         is_ready: set when messages can be received, or the session has ended; any thread may wait for it.
-        refusal: why no stream has stored a dead letter; blank if there is no such one.
+        refusal: why no stream has stored a dead letter; blank if there is no such one. The reader resets it.
     """
 
     def __init__(self, options: ConnectionOptions, durable: DurableOptions, intake: Intake) -> None:

@@ -10,6 +10,7 @@ import redis
 from django_outbox.inbox.base import Unavailable
 from django_outbox.inbox.redis.decoding import Entry
 from django_outbox.inbox.redis.options import StreamOptions
+from django_outbox.logs import logger
 from django_outbox.publishers.redis.encoding import encode_bytes
 from django_outbox.publishers.redis.errors import OUTAGES, code_of, explain
 from django_outbox.publishers.redis.link import Link, Lost
@@ -129,7 +130,7 @@ class Group:
 
     def leave(self, unsettled: Sequence[bytes]) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
-        options = self._options
+        options, is_known = self._options, bool(self._refusal)
         with suppress(Unavailable):
             self._read_owed()
             if unsettled:
@@ -139,6 +140,13 @@ class Group:
             # Deleting a consumer would delete its pending entries, too.
             if not self._pending("0", self._consumer):
                 self._command("XGROUP", "DELCONSUMER", options.name, options.group, self._consumer)
+        if self._refusal and not is_known:
+            logger.error(
+                "Stream %r, group %r: messages could not be settled and will come again: %s",
+                options.name,
+                options.group,
+                self._refusal,
+            )
         self._link.close()
 
     @property
