@@ -4,10 +4,8 @@ import datetime
 import json
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.parse import urlsplit
 
 import pika
@@ -15,8 +13,6 @@ import pytest
 import redis
 from celery import Celery, Task
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.test import override_settings
 from django.utils import timezone
 from kombu import Exchange, Queue
 
@@ -24,43 +20,17 @@ from django_outbox.messages import ACCEPTED, Message, Verdict
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.relay import Relay
-from tests.support import celery_app
-from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, new_prefix
+from tests.support.celery_tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message
 from tests.support.rabbitmq_tools import TcpProxy, broker_url, free_port
 
-pytest_plugins = ["tests.support.tls_fixtures"]
+pytest_plugins = ["tests.support.celery_app_fixtures", "tests.support.tls_fixtures"]
 pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)
-
-PATH = "tests.support.celery_app:app"
-
-MakeApp = Callable[..., Celery]
-
-
-@pytest.fixture
-def prefix() -> Iterator[str]:
-    name = new_prefix()
-    with cleaned_up(name):
-        yield name
 
 
 @pytest.fixture(params=[*BROKERS])
 def broker(request: pytest.FixtureRequest) -> str:
     return BROKERS[str(request.param)]
-
-
-@pytest.fixture
-def make(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
-    """Make the app of the test."""
-    with ExitStack() as stack, override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
-
-        def make_app(url: str, **conf: Any) -> Celery:
-            made = celery_app.make_app(url, prefix, **conf)
-            monkeypatch.setattr(celery_app, "app", made)
-            stack.callback(made.close)
-            return made
-
-        yield make_app
 
 
 def drain() -> Any:
@@ -312,72 +282,7 @@ def test_redis_that_refuses_one_queue_accepts_the_others(
     assert "WRONGTYPE" in found[1].error
 
 
-# The options
-
-
-def improper(**options: Any) -> str:
-    with pytest.raises(ImproperlyConfigured) as caught:
-        CeleryPublisher("celery", **options)
-    return str(caught.value)
-
-
-def test_the_app_must_be_a_celery_app():
-    assert "the path of the Celery app" in improper(app="")
-    assert "must name a module and a variable" in improper(app="app")
-    assert "'nowhere.celery' cannot be imported" in improper(app="nowhere.celery:app")
-    assert "has no 'missing'" in improper(app="tests.support.celery_app:missing")
-    assert "has a function of this name" in improper(app="tests.support.celery_app:make_app")
-    with pytest.raises(TypeError):
-        CeleryPublisher("celery")  # type: ignore[call-arg]
-
-
-def test_a_dotted_path_is_accepted_too(make: MakeApp):
-    make(settings.AMQP_URL)
-    assert "tests.support.celery_app.app" in CeleryPublisher("celery", app="tests.support.celery_app.app").describe()
-
-
-@pytest.mark.parametrize("timeout", [0, -1, True, "1", 100_000])
-def test_the_timeout_must_be_seconds(make: MakeApp, timeout: object):
-    make(settings.AMQP_URL)
-    assert "a number of seconds above 0" in improper(app=PATH, timeout=timeout)
-
-
-@pytest.mark.parametrize(
-    ("conf", "text"),
-    [
-        ({"task_protocol": 1}, "task_protocol"),
-        ({"broker_url": "nonsense://:secret@host"}, "broker_url of the Celery app cannot be used"),
-        ({"broker_login_method": "EXTERNAL"}, "broker_login_method is 'EXTERNAL'"),
-        ({"broker_use_ssl": {"cert_reqs": 0}}, "cert_reqs=CERT_NONE"),
-        ({"broker_use_ssl": {"ca_certs": "/missing.pem"}}, "/missing.pem"),
-    ],
-    ids=["protocol", "transport", "login", "certificate", "file"],
-)
-def test_settings_of_the_app_that_cannot_be_used_are_refused(make: MakeApp, conf: dict[str, Any], text: str):
-    make(settings.AMQP_URL).conf.update(conf)
-    found = improper(app=PATH)
-    assert text in found
-    assert "secret" not in found
-
-
-def test_the_broker_is_described_without_secrets(make: MakeApp):
-    make("amqp://user:secret@one:5673/vhost;amqp://user:secret@two//")
-    assert CeleryPublisher("celery", app=PATH).describe() == (
-        f"Celery app {PATH}, RabbitMQ at amqp://one:5673/vhost, amqp://two:5672/%2F"
-    )
-    make("redis://user:secret@one:6380/3?ssl_cert_reqs=required")
-    assert CeleryPublisher("celery", app=PATH).describe() == f"Celery app {PATH}, redis://one:6380/3"
-
-
-def test_tls_of_the_app_is_used(make: MakeApp):
-    make("amqp://user:secret@one//").conf.broker_use_ssl = True
-    assert "amqps://one:5671/%2F" in CeleryPublisher("celery", app=PATH).describe()
-
-
-def test_tls_by_the_scheme_of_the_url_is_used_on_each_node(make: MakeApp):
-    make("amqps://user:secret@one//;amqps://user:secret@two:5679//")
-    found = CeleryPublisher("celery", app=PATH).describe()
-    assert "amqps://one:5671/%2F, amqps://two:5679/%2F" in found
+# TLS
 
 
 def test_a_task_is_sent_over_tls_to_a_broker_whose_certificate_is_trusted(
@@ -400,10 +305,3 @@ def test_a_certificate_that_is_not_trusted_is_an_outage_that_names_the_setting(
     publisher.close()
     assert "the broker's TLS certificate is refused" in reason
     assert "or ca_certs in broker_use_ssl of the Celery app" in reason
-
-
-def test_the_driver_of_rabbitmq_is_named_if_it_is_missing(make: MakeApp):
-    make(settings.AMQP_URL)
-    module = "django_outbox.publishers.celery.rabbitmq_tasks"
-    with mock.patch.dict("sys.modules", {module: None}):
-        assert 'pip install "django-transactional-outbox[celery,rabbitmq]"' in improper(app=PATH)

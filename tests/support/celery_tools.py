@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BROKERS: dict[str, str] = {"rabbitmq": settings.AMQP_URL, "redis": settings.REDIS_URL}
 """The URLs of the brokers that the tests run on."""
 
+PATH = "tests.support.celery_app:app"
+"""The app of the test, as the publisher's option names it."""
+
+MakeApp = Callable[..., Celery]
+"""Makes the app of the test, given the broker's URL and settings."""
+
 PUBLISHERS: dict[str, Any] = {
     "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
     "celery": {
         "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
-        "OPTIONS": {"app": "tests.support.celery_app:app"},
+        "OPTIONS": {"app": PATH},
     },
 }
 

@@ -22,21 +22,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from tests.support import system_packages
+from tests.support import logins, system_packages
 
 PATIENCE = 120
 """Seconds to wait for a server that was just started."""
 
 MYSQL_VARIABLE = "MYSQL_URL"
 KAFKA_VARIABLE = "KAFKA_URL"
-
-
-class WrongServer(Exception):
-    """The server that answers is a different product."""
 
 
 class ServerMissing(Exception):
@@ -70,81 +65,6 @@ class Server:
     service."""
 
 
-def log_in_to_postgresql(url: str) -> None:
-    import psycopg  # noqa: PLC0415 - the drivers are installed after this file is imported
-
-    psycopg.connect(url, connect_timeout=5).close()
-
-
-def log_in_to_mariadb(url: str) -> None:
-    if "MariaDB" not in (version := version_of_mysql(url)):
-        raise WrongServer(f"it is MySQL {version}; its URL belongs in {MYSQL_VARIABLE}")
-
-
-def log_in_to_mysql(url: str) -> None:
-    if "MariaDB" in (version := version_of_mysql(url)):
-        raise WrongServer(f"it is {version}; its URL belongs in MARIADB_URL")
-
-
-def version_of_mysql(url: str) -> str:
-    import MySQLdb  # noqa: PLC0415
-
-    parts = urlsplit(url)
-    with closing(
-        MySQLdb.connect(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or 3306,
-            user=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
-            connect_timeout=5,
-        )
-    ) as connection:
-        version: str = connection.get_server_info()
-    return version
-
-
-def log_in_to_rabbitmq(url: str) -> None:
-    import pika  # noqa: PLC0415
-
-    parameters = pika.URLParameters(url)
-    parameters.connection_attempts = 1
-    parameters.socket_timeout = parameters.stack_timeout = parameters.blocked_connection_timeout = 5
-    pika.BlockingConnection(parameters).close()
-
-
-def log_in_to_redis(url: str) -> None:
-    import redis  # noqa: PLC0415
-
-    with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
-        client.ping()
-
-
-def log_in_to_kafka(url: str) -> None:
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
-
-    AdminClient({"bootstrap.servers": url.removeprefix("kafka://")}).list_topics(timeout=5)
-
-
-def log_in_to_nats(url: str) -> None:
-    import asyncio  # noqa: PLC0415
-
-    import nats  # noqa: PLC0415
-
-    async def raise_error(error: Exception) -> None:
-        raise error
-
-    async def log_in() -> None:
-        client = await nats.connect(url, connect_timeout=5, allow_reconnect=False, error_cb=raise_error)
-        try:
-            await client.jetstream(timeout=5).account_info()
-        except (nats.errors.NoRespondersError, nats.js.errors.ServiceUnavailableError):
-            raise WrongServer("it runs without JetStream; start it with: nats-server -js") from None
-        finally:
-            await client.close()
-
-    asyncio.run(log_in())
-
-
 # This role may do no more than the test databases need.
 POSTGRESQL_ROLE = """
 DO $$ BEGIN
@@ -168,7 +88,7 @@ SERVERS = (
             "postgres://postgres@127.0.0.1:5432/postgres",
             "postgres://outbox:outbox@127.0.0.1:5432/postgres",
         ),
-        log_in=log_in_to_postgresql,
+        log_in=logins.log_in_to_postgresql,
         image="postgres:15",
         image_settings=("POSTGRES_HOST_AUTH_METHOD=trust",),
         image_url="postgres://postgres@{address}/postgres",
@@ -181,7 +101,7 @@ SERVERS = (
         name="MariaDB",
         variable="MARIADB_URL",
         local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
-        log_in=log_in_to_mariadb,
+        log_in=logins.log_in_to_mariadb,
         image="mariadb:10.11",
         image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1",),
         image_url="mysql://root@{address}/test",
@@ -194,7 +114,7 @@ SERVERS = (
         name="RabbitMQ",
         variable="AMQP_URL",
         local_urls=("amqp://guest:guest@127.0.0.1:5672/%2F",),
-        log_in=log_in_to_rabbitmq,
+        log_in=logins.log_in_to_rabbitmq,
         image="rabbitmq:3",
         image_settings=(),
         image_url="amqp://guest:guest@{address}/%2F",
@@ -206,7 +126,7 @@ SERVERS = (
         name="Redis",
         variable="REDIS_URL",
         local_urls=("redis://127.0.0.1:6379/11",),
-        log_in=log_in_to_redis,
+        log_in=logins.log_in_to_redis,
         image="redis:7",
         image_settings=(),
         image_url="redis://{address}/11",
@@ -218,7 +138,7 @@ SERVERS = (
         name="NATS",
         variable="NATS_URL",
         local_urls=("nats://127.0.0.1:4222",),
-        log_in=log_in_to_nats,
+        log_in=logins.log_in_to_nats,
         image="nats:2",
         image_settings=(),
         image_arguments=("-js",),
@@ -239,12 +159,12 @@ def find_all() -> dict[str, str]:
     """
     found = {server.variable: find(server) for server in SERVERS}
     if os.environ.get(MYSQL_VARIABLE):
-        found[MYSQL_VARIABLE] = _from_environment("MySQL", MYSQL_VARIABLE, log_in_to_mysql)
+        found[MYSQL_VARIABLE] = _from_environment("MySQL", MYSQL_VARIABLE, logins.log_in_to_mysql)
         print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
     else:
         print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
     if os.environ.get(KAFKA_VARIABLE):
-        found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, log_in_to_kafka)
+        found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, logins.log_in_to_kafka)
         print(f"Kafka: found by {KAFKA_VARIABLE}, {found[KAFKA_VARIABLE]}")
     else:
         print(f"Kafka: tested on the mock of a cluster only, because {KAFKA_VARIABLE} is not set")

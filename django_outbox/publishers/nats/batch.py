@@ -1,18 +1,16 @@
 """The messages of one call of `publish` on their way through a connection, and their outcomes so far."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.publishers.base import BatchRefused
 from django_outbox.publishers.nats.encoding import Encoded, Unencodable
+from django_outbox.publishers.pending import PendingOutcomes
 
 
-class Batch:
+class Batch(PendingOutcomes):
     """Messages that were submitted together; the submitting thread waits for their outcomes.
-
-    Once submitted, only the connection's thread changes a batch.
 
     Args:
         messages: the messages to send.
@@ -20,19 +18,15 @@ class Batch:
 
     Attributes:
         encoded: the messages for NATS; None for a message that is not sent.
-        outcomes: one entry per message; None while there is no outcome.
-        missing: the number of messages without an outcome.
         submitted_at: when the batch was submitted, by `time.monotonic()`.
         progress_at: when it was submitted, or a message of it was sent or got an outcome.
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
+        super().__init__(len(messages))
         self.encoded: list[Encoded | None] = []
-        self.outcomes: list[Outcome | None] = [None] * len(messages)
-        self.missing = len(messages)
         self.submitted_at = self.progress_at = time.monotonic()
         self._refusal: BatchRefused | None = None
-        self._done = threading.Event()
         for index, message in enumerate(messages):
             try:
                 self.encoded.append(encode(message))
@@ -52,19 +46,6 @@ class Batch:
         if self._refusal is not None:
             raise self._refusal
         return [outcome for outcome in self.outcomes if outcome is not None]
-
-    def set_outcome(self, index: int, outcome: Outcome) -> None:
-        """Set the outcome of a message, unless it already has one."""
-        if self.outcomes[index] is None:
-            self.outcomes[index] = outcome
-            self.missing -= 1
-            if not self.missing:
-                self._done.set()
-
-    def set_missing(self, outcome: Outcome) -> None:
-        """Set the outcome of every message that has none."""
-        for index in range(len(self.outcomes)):
-            self.set_outcome(index, outcome)
 
     def refuse(self, error: str) -> None:
         """Record that one of the messages without an outcome made the server end the connection."""

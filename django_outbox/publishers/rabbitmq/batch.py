@@ -1,41 +1,35 @@
 """The messages of one call of `publish` on their way through a connection, and their outcomes so far."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.pending import PendingOutcomes
 from django_outbox.publishers.rabbitmq.encoding import Encoded, Unencodable
 
 
-class Batch:
+class Batch(PendingOutcomes):
     """Messages that were submitted together; the submitting thread waits for their outcomes.
-
-    Once submitted, only the connection's thread changes a batch.
 
     Args:
         messages: the messages to send.
         encode: encodes a message. If it raises `Unencodable`, that message is rejected and the others are sent.
 
     Attributes:
-        missing: the number of messages without an outcome.
         sent: the number of messages, from the first on, that were passed to a channel.
         stalled: whether the broker responds, but does not confirm all messages.
         refusal: the broker's refusal of a message that it does not identify.
         nacked: whether the broker refused a message with basic.nack.
-        outcomes: one entry per message; None while there is no outcome.
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
+        super().__init__(len(messages))
         self.messages = messages
-        self.missing = len(messages)
         self.sent = 0
         self.stalled = False
         self.refusal: BatchRefused | None = None
         self.nacked = False
-        self.outcomes: list[Outcome | None] = [None] * len(messages)
         self._encoded: list[Encoded | None] = []
-        self._done = threading.Event()
         self._returned: dict[int, Outcome] = {}
         self._unreturned: dict[str, list[int]] = {}
         for index, message in enumerate(messages):
@@ -64,14 +58,6 @@ class Batch:
         """
         return not self.missing or self._done.wait(seconds)
 
-    def set_outcome(self, index: int, outcome: Outcome) -> None:
-        """Set the outcome of a message, unless it already has one."""
-        if self.outcomes[index] is None:
-            self.outcomes[index] = outcome
-            self.missing -= 1
-            if not self.missing:
-                self._done.set()
-
     def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
         """Set the outcome of confirmed or nacked messages; one that the broker returned before is not accepted."""
         if self._returned and outcome is ACCEPTED:
@@ -81,11 +67,6 @@ class Batch:
             self.nacked = self.nacked or outcome is not ACCEPTED
             for index in indexes:
                 self.set_outcome(index, outcome)
-
-    def set_missing(self, outcome: Outcome) -> None:
-        """Set the outcome of every message that has none."""
-        for index in range(len(self.messages)):
-            self.set_outcome(index, outcome)
 
     def encoded(self, index: int) -> Encoded | None:
         """Return a message to send; None if it already has an outcome."""

@@ -1,0 +1,33 @@
+"""Fixtures of tests that make a Celery app: `pytest_plugins = ["tests.support.celery_app_fixtures"]`."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.test import override_settings
+
+from tests.support import celery_app
+from tests.support.celery_tools import PUBLISHERS, MakeApp, cleaned_up, new_prefix
+
+
+@pytest.fixture
+def prefix() -> Iterator[str]:
+    name = new_prefix()
+    with cleaned_up(name):
+        yield name
+
+
+@pytest.fixture
+def make(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
+    """Make the app of the test."""
+    with ExitStack() as stack, override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
+
+        def make_app(url: str, **conf: Any) -> Celery:
+            made = celery_app.make_app(url, prefix, **conf)
+            monkeypatch.setattr(celery_app, "app", made)
+            stack.callback(made.close)
+            return made
+
+        yield make_app
