@@ -137,7 +137,7 @@ def _pause_link(publisher: PublisherStatus, links: Links) -> str:
 def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterator[dict[str, Any]]:
     for pause in filter(None, [publisher.paused, *publisher.paused_types]):
         yield {
-            "what": _pause_sentence(pause, status),
+            "what": _pause_sentence(pause),
             "by": pause.paused_by,
             "since": text.ago(pause.paused_at, status.at),
             "reason": pause.reason,
@@ -148,7 +148,7 @@ def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterato
         }
 
 
-def _pause_sentence(pause: PausedType, status: Status) -> str:
+def _pause_sentence(pause: PausedType) -> str:
     if not pause.type:
         return _("paused")
     if pause.resuming:

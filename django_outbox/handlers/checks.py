@@ -31,8 +31,8 @@ def _check_types(checked: AnyHandler) -> Iterator[CheckMessage]:
     for type in checked.types:
         if any(character in type for character in "*?["):
             yield Warning(
-                f"The handler {checked.name!r} is registered for {type!r}. That is no pattern: the handler gets only "
-                "messages of exactly this type.",
+                f"The handler {checked.name!r} is registered for {type!r}. Patterns are not supported: the handler "
+                "gets only messages of exactly this type.",
                 hint='Name each type: @handler("order.created", "order.paid"). Patterns are for OUTBOX[\'ROUTES\'].',
                 id="django_outbox.W027",
             )

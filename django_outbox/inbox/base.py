@@ -40,7 +40,7 @@ class Incoming(NamedTuple):
         sent_at: when it was sent, if the sender states that.
         problem: why the message cannot be read; blank if it can.
         position: where the broker keeps it, such as its partition and offset: the same whenever it is delivered, and
-            no other message's. Blank if the broker does not tell.
+            no other message's. Blank if the broker does not provide it.
     """
 
     tag: int
@@ -139,7 +139,7 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        """Tell the broker that messages are done with. A connection that has ended is no error.
+        """Settle messages with the broker. A connection that has ended is no error.
 
         It waits for nothing but dead letters that the consumer itself has to write.
 

@@ -115,7 +115,7 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
     # A header that is missing must not make different messages equal.
     position = "" if source == "body" else incoming.position
     sent_at = "" if incoming.sent_at is None else incoming.sent_at.isoformat()
-    # With the content, because positions begin again in a stream that was deleted and created anew.
+    # With the content, because positions begin again in a stream that was deleted and created again.
     parts = (position, incoming.type, incoming.topic, incoming.key, sent_at)
     return derive_uuid(_bytes(consumer.alias), b"body", *map(_bytes, parts), incoming.body)
 

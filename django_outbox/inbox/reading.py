@@ -185,7 +185,9 @@ class Reader:
             )
             self._consumer.pause()
         else:
-            logger.warning("%s resumes: publisher %r has half of its maximum backlog left.", self._name, publisher)
+            logger.warning(
+                "%s resumes: the backlog of publisher %r is down to half of its maximum.", self._name, publisher
+            )
             self._consumer.resume()
         self._is_paused = wanted
         self._shared.set_paused(self._consumer.alias, wanted)

@@ -1,4 +1,4 @@
-"""What the inboxes report: which consumers are read, and what they received in the last minute."""
+"""The reports of the inboxes: which consumers are read, and what they received in the last minute."""
 
 import datetime
 from collections import defaultdict

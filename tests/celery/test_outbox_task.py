@@ -24,7 +24,7 @@ from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
 from tests.support import celery_app
 from tests.support.celery_tools import PUBLISHERS
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 

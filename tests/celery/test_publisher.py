@@ -22,7 +22,8 @@ from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.relay import Relay
 from tests.support.celery_tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import TcpProxy, broker_url, free_port
+from tests.support.ports import free_port
+from tests.support.rabbitmq_tools import TcpProxy, broker_url
 
 pytest_plugins = ["tests.support.celery_app_fixtures", "tests.support.tls_fixtures"]
 pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)

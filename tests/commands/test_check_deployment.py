@@ -22,7 +22,8 @@ from django_outbox.publishers.outcomes import check_publisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.rabbitmq_tools import Broker, TcpProxy, broker_url, free_port
+from tests.support.ports import free_port
+from tests.support.rabbitmq_tools import Broker, TcpProxy, broker_url
 
 RABBITMQ = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}

@@ -22,8 +22,8 @@ from django_outbox.management.rich_display import RichDisplay
 from django_outbox.relay import Relay
 from django_outbox.relay.outages import Outage
 from tests.support.messages import put
+from tests.support.ports import free_port
 from tests.support.project_files import ROOT
-from tests.support.rabbitmq_tools import free_port
 from tests.support.terminals import Terminal, on_a_terminal
 
 FIGURES = Figures(

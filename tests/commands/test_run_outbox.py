@@ -20,8 +20,8 @@ from django_outbox import OutboxMessage
 from django_outbox.management.commands.run_outbox import Command
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
+from tests.support.ports import free_port
 from tests.support.publishers import ScriptedPublisher
-from tests.support.rabbitmq_tools import free_port
 from tests.support.relay_threads import QUICK
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually

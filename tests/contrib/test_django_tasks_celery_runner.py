@@ -18,7 +18,7 @@ from django_outbox.models import OutboxMessage
 from tests.support import celery_app
 from tests.support.celery_tools import PUBLISHERS
 from tests.support.effects import HANDLERS, effects
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 
 pytest.importorskip("django.tasks", reason="Django 5.2 has no django.tasks")
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -226,13 +225,6 @@ def find_program(name: str, *places: str) -> str:
             f"`python tests/run.py` installs the servers on Debian and Ubuntu."
         )
     return program
-
-
-def free_port() -> int:
-    """Return a port of this machine where nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pause: float = 0.05) -> None:

@@ -3,9 +3,9 @@
 import random
 
 from tests.faults.brokers.redis import Redis
-from tests.faults.children import free_port
 from tests.faults.kinds import everyone, fault
 from tests.faults.stage import Stage
+from tests.support.ports import free_port
 
 
 @fault("broker", brokers=("redis",))

@@ -10,8 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
+from tests.faults.children import Child, Nursery, find_program, wait_until
 from tests.faults.errors import SuiteError
+from tests.support.ports import free_port
 
 START_PATIENCE = 60
 """Seconds that a server may take until it answers, recovery included."""

@@ -16,7 +16,7 @@ from django_outbox.inbox import once
 from django_outbox.inbox.models import HandledMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)

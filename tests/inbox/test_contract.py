@@ -17,6 +17,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox import backlog
 from django_outbox.inbox.base import Consumer, Incoming
 from django_outbox.inbox.conversion import id_of_incoming
+from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -27,8 +28,8 @@ from tests.inbox.sources.kafka import KafkaSource
 from tests.inbox.sources.nats import JetStreamSource
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.inbox.sources.redis import RedisSource
+from tests.support.ports import free_port
 from tests.support.proxies import Proxies
-from tests.support.rabbitmq_tools import free_port
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
@@ -263,13 +264,21 @@ def test_messages_are_received_again_when_the_database_was_unavailable_for_long(
         return store(self, batch)
 
     monkeypatch.setattr(Storing, "store", fail)
+    closed: list[str] = []
+    close = Reader._close
+
+    def note_and_close(self):
+        closed.append("closed")
+        close(self)
+
+    monkeypatch.setattr(Reader, "_close", note_and_close)
     inbox = make_inbox()
     inbox._shared.limits = replace(QUICK, hold_time=0.05)
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)
-        time.sleep(0.2)
-        assert source.unsettled() == 3 or not payloads("default")
+        eventually(lambda: len(closed) > 1)
+        assert not payloads("default")
         down = False
         eventually(lambda: payloads("default") == [1, 2, 3])
     assert source.unsettled() == 0

@@ -19,7 +19,7 @@ from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.processes import RUN_INBOX
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 

@@ -23,8 +23,8 @@ from django_outbox.monitoring import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.monitoring.types import ConsumerStatus
 from tests.conftest import ALIASES, LOCKING
-from tests.faults.children import free_port
 from tests.inbox.conftest import QUICK, outbox_of, running
+from tests.support.ports import free_port
 from tests.support.rabbitmq_tools import broker_url
 from tests.support.waiting import eventually
 

@@ -15,7 +15,7 @@ from django_outbox.relay import Relay
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.messages import Clock, put, rows
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.http_fixtures"]

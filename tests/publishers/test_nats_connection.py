@@ -10,7 +10,9 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from django_outbox.publishers.base import BatchRefused
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer, cluster
-from tests.support.nats_tools import MakeJetStream, Nats, free_port, nats_url, only_error
+from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.outcomes import only_error
+from tests.support.ports import free_port
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 

@@ -14,7 +14,8 @@ from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.nats_credentials import make_credentials
 from tests.support.nats_server import NatsServer
-from tests.support.nats_tools import MakeJetStream, Nats, only_error
+from tests.support.nats_tools import MakeJetStream, Nats
+from tests.support.outcomes import only_error
 
 pytest_plugins = ["tests.support.nats_fixtures"]
 

@@ -15,16 +15,8 @@ from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.rabbitmq.channel import NACKED
 from django_outbox.publishers.rabbitmq.unconfirmed import Unconfirmed
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import (
-    Broker,
-    MakePublisher,
-    Publishing,
-    TcpProxy,
-    broker_url,
-    in_flight,
-    only_error,
-    verdicts,
-)
+from tests.support.outcomes import only_error
+from tests.support.rabbitmq_tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]

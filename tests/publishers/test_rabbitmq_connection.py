@@ -12,6 +12,8 @@ from pika import spec
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from django_outbox.publishers.rabbitmq import session
 from tests.support.claimed import make_message
+from tests.support.outcomes import only_error
+from tests.support.ports import free_port
 from tests.support.rabbitmq_tools import (
     Broker,
     MakePublisher,
@@ -20,9 +22,7 @@ from tests.support.rabbitmq_tools import (
     broker_url,
     channels_of,
     connection_of,
-    free_port,
     in_flight,
-    only_error,
     verdicts,
 )
 from tests.support.waiting import eventually

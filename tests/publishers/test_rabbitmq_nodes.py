@@ -13,15 +13,9 @@ from django_outbox.publishers.rabbitmq import nodes
 from django_outbox.publishers.rabbitmq.nodes import AVOIDED_FOR, Nodes
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
-from tests.support.rabbitmq_tools import (
-    Broker,
-    MakePublisher,
-    TcpProxy,
-    broker_url,
-    connection_of,
-    free_port,
-    only_error,
-)
+from tests.support.outcomes import only_error
+from tests.support.ports import free_port
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, connection_of
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]

@@ -10,7 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, only_error, verdicts
+from tests.support.outcomes import only_error
+from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts
 
 pytest_plugins = ["tests.support.rabbitmq_fixtures", "tests.support.tls_fixtures"]
 

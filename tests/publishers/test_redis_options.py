@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.messages import ACCEPTED
 from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer
 
 URL = "redis://shop:s3cret@localhost:6379/2"

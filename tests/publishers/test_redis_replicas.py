@@ -13,7 +13,7 @@ from django_outbox.inbox.redis import RedisStreamsConsumer
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer, make_cluster
 from tests.support.waiting import eventually
 

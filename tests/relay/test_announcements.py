@@ -16,8 +16,9 @@ from django_outbox.relay import Limits, Relay
 from django_outbox.relay.outages import Outages
 from tests.conftest import ALIASES
 from tests.support.messages import Clock, put
+from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
-from tests.support.rabbitmq_tools import broker_url, free_port
+from tests.support.rabbitmq_tools import broker_url
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 

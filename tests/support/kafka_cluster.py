@@ -97,10 +97,6 @@ class KafkaCluster:
             *map(ctypes.c_int, codes),
         )
 
-    def slow_down(self, milliseconds: int) -> None:
-        """Let each response take this long; 0 ends it."""
-        self._library.rd_kafka_mock_broker_set_rtt(self._cluster, -1, milliseconds)
-
     @contextmanager
     def down(self, *brokers: int) -> Iterator[None]:
         """Take brokers down for a moment."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nats.js.api import StreamConfig
 
-from tests.support.nats_tools import Nats, free_port
+from tests.support.nats_tools import Nats
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 PROGRAM = "nats-server"

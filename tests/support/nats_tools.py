@@ -3,10 +3,9 @@
 import asyncio
 import base64
 import json
-import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +18,6 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from django_outbox.messages import Outcome, Verdict
 from django_outbox.publishers.nats import JetStreamPublisher
 
 MakeJetStream = Callable[..., JetStreamPublisher]
@@ -36,20 +34,6 @@ def nats_url(*, scheme: str = "nats", port: int | None = None, login: str = "") 
     given, _, address = parts.netloc.rpartition("@")
     login = login or given
     return f"{scheme}://{login}{'@' if login else ''}{address if port is None else f'127.0.0.1:{port}'}"
-
-
-def only_error(outcomes: Sequence[Outcome], verdict: Verdict) -> str:
-    """Return the error that all outcomes share."""
-    assert {outcome.verdict for outcome in outcomes} == {verdict}
-    (error,) = {outcome.error for outcome in outcomes}
-    return error
-
-
-def free_port() -> int:
-    """Return a port of this machine where nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.faults.brokers.rabbitmq import SCRIPTS
-from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
+from tests.faults.children import Child, Nursery, find_program, wait_until
 from tests.faults.errors import SuiteError
+from tests.support.ports import free_port
 from tests.support.rabbitmq_node import make_home, node_environment
 
 START_PATIENCE = 120

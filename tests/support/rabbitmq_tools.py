@@ -30,13 +30,6 @@ def broker_url(*, scheme: str = "amqp", port: int | None = None, password: str |
     return urlunsplit((scheme, f"{parts.username}:{password or parts.password}@{address}", parts.path, query, ""))
 
 
-def free_port() -> int:
-    """Return a port of this machine where nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
-
-
 @dataclass(frozen=True)
 class Received:
     """A message as a consumer sees it."""
@@ -233,14 +226,6 @@ class Publishing(threading.Thread):
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
     return [outcome.verdict for outcome in outcomes]
-
-
-def only_error(outcomes: Sequence[Outcome], verdict: Verdict) -> str:
-    """Return the error that all outcomes have, and see to it that all have that verdict."""
-    assert set(verdicts(outcomes)) == {verdict}
-    errors = {outcome.error for outcome in outcomes}
-    assert len(errors) == 1
-    return errors.pop()
 
 
 def connection_of(publisher: RabbitMQPublisher) -> RabbitMQConnection:

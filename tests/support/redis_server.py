@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-from tests.support.rabbitmq_tools import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 

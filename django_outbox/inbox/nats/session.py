@@ -174,7 +174,7 @@ class ConsumingSession:
         try:
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
         except asyncio.TimeoutError:
-            # The server says nothing to requests to a consumer that does not exist.
+            # The server does not respond to requests for a consumer that does not exist.
             await self._read_counts()
 
     async def _read_counts(self) -> Counts | None:
@@ -259,7 +259,7 @@ class ConsumingSession:
         else:
             self.refusal = outcome.error if outcome is not None else "no stream has this subject"
             logger.error(
-                "Consumer %r: no stream has stored a dead letter at %r, so that the message will come again: %s",
+                "Consumer %r: no stream has stored a dead letter at %r; the message will come again: %s",
                 self._options.alias,
                 self._durable.dead_letters,
                 self.refusal,
@@ -267,7 +267,7 @@ class ConsumingSession:
         self._changed.set()
 
     async def _keep(self) -> None:
-        """Tell the server now and then which messages are in hand, so that it does not deliver them again."""
+        """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
         while True:
             await asyncio.sleep(self._terms.ack_wait / 4)
             if self._unsettled:

@@ -1,4 +1,4 @@
-"""The errors of Amazon SQS, Amazon SNS and botocore: what each one says about a message, and the remedy.
+"""The errors of Amazon SQS, Amazon SNS and botocore: their meaning for a message, and the remedy.
 
 The codes are those of the API references, where each operation lists its errors, and of the errors common to all
 actions:
@@ -19,7 +19,7 @@ from django_outbox.error_text import one_line
 
 
 class Kind(enum.Enum):
-    """What an error says."""
+    """The cause of an error."""
 
     THROTTLED = "throttled"
     """Too many requests, for the queue or the account."""
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
     """No request of this account is accepted now."""
 
     DENIED = "denied"
-    """No message for this destination is accepted until somebody with permission changes it."""
+    """No message for this destination is accepted until its permissions change."""
 
     MISSING = "missing"
     """The destination does not exist."""
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
     """An error, explained.
 
     Args:
-        kind: what it says.
+        kind: the cause.
         code: the code of the API, or the name of botocore's exception.
         text: the reason on one line, with the remedy.
         retry_after: seconds to wait, if AWS named them.

@@ -1,4 +1,4 @@
-"""What the publishers for Amazon SQS and Amazon SNS have in common."""
+"""The common base of the publishers for Amazon SQS and Amazon SNS."""
 
 import abc
 import os

@@ -82,7 +82,7 @@ class Encoder:
                 found = [(_name(name), _value(value)) for name, value in text_headers(message)]
             else:
                 found = [(_name(name), _value(value)) for name, value in own_headers(message)]
-                # In structured mode too: readers tell the mode by such headers.
+                # In structured mode too: readers detect binary mode by such headers.
                 found = [header for header in found if not header[0].startswith(b"ce-")]
                 if self._format == cloudevents.STRUCTURED:
                     body = cloudevents.structured(message, self._source)

@@ -14,7 +14,7 @@ from django_outbox.messages import Outcome, rejected, retry_later
 
 
 class Blame(enum.Enum):
-    """Who is to blame for an error in a delivery report."""
+    """The cause of an error in a delivery report."""
 
     MESSAGE = "message"
     """This message."""

@@ -11,7 +11,7 @@ from django_outbox.publishers.kafka.options import servers, without_secrets
 
 
 class Health:
-    """The state of a client's connections, told by its errors. It does not refer to the client.
+    """The state of a client's connections, derived from its errors and responses. It does not refer to the client.
 
     Args:
         config: the options of the client.

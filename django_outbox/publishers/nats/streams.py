@@ -1,4 +1,4 @@
-"""Ask JetStream which stream has a subject: that tells a wrong subject from an outage."""
+"""Ask JetStream which stream has a subject: this distinguishes a wrong subject from an outage."""
 
 from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 from django_outbox.publishers.nats.api import STREAM_NOT_FOUND, Api, NoAnswer, NotPermitted

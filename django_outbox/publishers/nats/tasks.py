@@ -1,4 +1,4 @@
-"""The tasks that run beside a session with NATS."""
+"""The background tasks of a session with NATS."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Tasks:
-    """Keeps references to tasks, without which asyncio may drop them, and tells of those that fail.
+    """Keeps references to tasks, without which asyncio may drop them, and reports those that fail.
 
     Args:
         on_failure: called with the error of a task that failed.
@@ -17,7 +17,7 @@ class Tasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something beside everything else."""
+        """Run a coroutine in the background."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._on_done)

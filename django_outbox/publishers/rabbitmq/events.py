@@ -26,7 +26,7 @@ class Events:
 
     def convert(self, message: Message) -> Message:
         """Return the message with the attributes of its event, in its headers or around its payload."""
-        # In structured mode too: readers tell the mode by such headers.
+        # In structured mode too: readers detect binary mode by such headers.
         headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(PREFIX)}
         if self._is_structured:
             try:

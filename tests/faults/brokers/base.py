@@ -4,9 +4,10 @@ import abc
 import signal
 from typing import Any, ClassVar
 
-from tests.faults.children import Child, Nursery, free_port, wait_until
+from tests.faults.children import Child, Nursery, wait_until
 from tests.faults.errors import SuiteError
 from tests.faults.plan import Kind
+from tests.support.ports import free_port
 
 START_PATIENCE = 90
 """Seconds that a broker may take until it lets a client in."""

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import pika
 
 from tests.faults.brokers.base import START_PATIENCE, TIMEOUT, Broker
-from tests.faults.children import Child, Nursery, find_program, free_port, wait_until
+from tests.faults.children import Child, Nursery, find_program, wait_until
 from tests.faults.errors import SuiteError
 from tests.faults.plan import MAX_MESSAGE, POISON, Kind
+from tests.support.ports import free_port
 from tests.support.rabbitmq_node import make_home, node_environment
 
 CTL_TIMEOUT = 180
