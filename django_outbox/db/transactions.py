@@ -1,13 +1,20 @@
-"""Checks for an open transaction: `enqueue` needs one, and the relay must not be inside one."""
+"""Checks for an open transaction: `enqueue` needs one, and the relay must not be inside one.
+
+Without one, a lost connection can be opened again.
+"""
 
 import asyncio
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 from django.core.exceptions import SynchronousOnlyOperation
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox.exceptions import TransactionForbidden
+from django_outbox.exceptions import TransactionForbidden, TransactionRequired
+
+Result = TypeVar("Result")
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -23,10 +30,94 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return not connection.autocommit
 
 
+def waits_for_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> bool:
+    """Return whether a function that was given to `on_commit` is still to be called.
+
+    It is not if it was called, or if what was written before it was rolled back, be it to a savepoint.
+    """
+    # Django keeps its hooks there, in every supported version; rollbacks remove theirs.
+    return any(each[1] is hook for each in reversed(connection.run_on_commit))
+
+
 def hint_elsewhere() -> str:
     """Return a hint that begins with a blank if the caller has a transaction open on any database; blank if not."""
-    others = [other.alias for other in connections.all(initialized_only=True) if in_transaction(other)]
-    return f" A transaction is open on {others[0]!r}: did you mean using={others[0]!r}?" if others else ""
+    other = find_transaction()
+    return f" A transaction is open on {other!r}: did you mean using={other!r}?" if other else ""
+
+
+def find_transaction() -> str:
+    """Return the alias of a database on which the caller has opened a transaction; blank if there is none.
+
+    A database with `AUTOCOMMIT` off in `DATABASES` does not count, because every session there is in a transaction.
+    """
+    for other in connections.all(initialized_only=True):
+        if in_transaction(other) and (other.in_atomic_block or other.settings_dict["AUTOCOMMIT"]):
+            return other.alias
+    return ""
+
+
+def reconnect_if_lost(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection on which a statement has failed and that does not work any more; Django opens it again.
+
+    Django does so when a request begins, and Celery around each task. Other processes, such as beat, would use the lost
+    connection forever. Inside an atomic block nothing is done.
+    """
+    if connection.errors_occurred:
+        connection.close_if_unusable_or_obsolete()
+
+
+def check_task_transaction(task: str, *, using: str, instead: str, remedy: str, may_be_elsewhere: bool = False) -> bool:
+    """Return whether the caller of a task has a transaction open on the database that stores its calls.
+
+    Without one, a call is stored in its own transaction, so the caller may not believe that it is part of another.
+
+    Args:
+        task: the name of the task.
+        using: the database alias.
+        instead: what to write in async code.
+        remedy: how to store the call in another database, which is inserted.
+        may_be_elsewhere: whether the caller has chosen the database for this call.
+
+    Raises:
+        SynchronousOnlyOperation: it was called in async code.
+        TransactionRequired: a transaction is open on another database only.
+    """
+    connection = connections[using]
+    if in_transaction(connection):
+        return True
+    if in_async_code():
+        raise SynchronousOnlyOperation(
+            f"The task {task!r} was called in async code, where Django has no transactions. Write `{instead}`, or call "
+            f"it in a function that is decorated with @atomic_async(using={using!r}) of django_outbox, and await that."
+        )
+    if not may_be_elsewhere and (other := find_transaction()):
+        raise TransactionRequired(
+            f"The task {task!r} was called in a transaction on {other!r}, but its calls are stored in {using!r}, where "
+            f"a rollback would not undo this one. {remedy.format(other)}, or call it after the transaction, for "
+            "example in an on_commit hook."
+        )
+    reconnect_if_lost(connection)
+    return False
+
+
+def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], Result]) -> Result:
+    """Call a function that runs its own transaction, and once more if that shows that the connection was lost.
+
+    Args:
+        connection: the connection, on which the caller has no transaction open.
+        query: the function. Its argument is whether it is called again: the first call may have been committed.
+    """
+    connection.ensure_connection()
+    session = connection.connection
+    try:
+        return query(False)
+    except (InterfaceError, OperationalError):
+        # Leaving an atomic block, Django may have opened another one already.
+        if connection.in_atomic_block or (connection.connection is session and connection.is_usable()):
+            raise
+        if connection.connection is session:
+            connection.close()
+        return query(True)
 
 
 def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
@@ -43,6 +134,15 @@ def refuse_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
     )
 
 
+def in_async_code() -> bool:
+    """Return whether this code runs in an event loop, where Django allows no queries."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+
+
 def refuse_async(function: str, using: str) -> None:
     """Raise SynchronousOnlyOperation, with the remedy, if this code runs in an event loop and has no transaction.
 
@@ -50,13 +150,9 @@ def refuse_async(function: str, using: str) -> None:
         function: the name of the function that was called.
         using: the database alias, for the remedy.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    if not os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE"):
+    if in_async_code():
         raise SynchronousOnlyOperation(
             f"{function}() was called in async code, where Django has no transactions. Write a function that changes "
-            f"your data and calls {function}() inside `with transaction.atomic(using={using!r}):`, and call that "
-            "function with `await sync_to_async(function)()`."
+            f"your data and calls {function}(), decorate it with @atomic_async(using={using!r}) of django_outbox, and "
+            "await it: it runs in a thread, in a transaction."
         )

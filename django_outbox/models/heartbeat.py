@@ -9,8 +9,9 @@ class Heartbeat(models.Model):
     """The latest report of a relay or an inbox, one row for each process. For information only: no relay decides by it.
 
     Attributes:
-        relay: the name of the process: `host:pid` for a relay, `host:pid:inbox` for an inbox. The successor of a
-            container that has the same name and process id takes over its row.
+        relay: the name of the process, which no other one has: the host name, the process id and a random part, such as
+            `web-7f9c:7:3fa2c1`, and `:inbox` after it for an inbox. When a container is started again, the row of its
+            predecessor is deleted after three minutes.
         publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
             breaker: `closed`, `open` or `half-open`), `reason` (of the last outage, blank if there was none) and
             `since` (the Unix time of the last change of the state, or None if there was none).

@@ -1,13 +1,13 @@
-"""`KeyLock`: locks on keys, for databases without advisory locks."""
+"""`KeyLock`: locks on keys, and the leases of messages."""
 
 from django.db import models
 
 
 class KeyLock(models.Model):
-    """A lock on keys, for databases whose only transaction-level locks are row locks.
+    """A lock on keys, or the lease of a message that is handled outside of a transaction.
 
-    MySQL and MariaDB lock the row. SQLite stores the time until which the lock is held. PostgreSQL does not use this
-    table, because it has advisory locks.
+    For locks on keys, MySQL and MariaDB lock the row, and SQLite stores the time until which the lock is held.
+    PostgreSQL has advisory locks instead. A lease is a row with the time until which it is held, on every database.
     """
 
     number = models.BigIntegerField(primary_key=True)

@@ -29,6 +29,11 @@ HELD_BY_OPERATOR = datetime.datetime(9999, 1, 1, tzinfo=datetime.timezone.utc)
 MAX_HISTORY = 20
 """Maximum number of attempts in a message's `history`: the newest ones."""
 
+WITH_KEY = Q(blocks_key__in=[True])
+WITHOUT_KEY = Q(blocks_key__in=[False])
+"""Conditions of pending messages with and without a key. Every database finds them in the index by due time, and SQLite
+only as they are spelled here."""
+
 CANCELLED = "outbox.cancelled"
 """The error class of messages that an operator has cancelled."""
 
@@ -246,9 +251,10 @@ class OutboxMessage(models.Model):
         ]
         indexes = [
             # Order of the claim, and figures of the backlog. Only pending rows have an available_at, so even on
-            # databases without partial indexes these columns lead straight to the due messages.
+            # databases without partial indexes these columns lead straight to the due messages. A pending row blocks
+            # its key if it has one, so messages without a key and messages with one are a range each.
             PortableIndex(
-                fields=["publisher", "partition", "available_at", "id"],
+                fields=["publisher", "blocks_key", "available_at", "id"],
                 covering=["type", "occurred_at"],
                 where=Q(available_at__isnull=False),
                 name="outbox_pending",

@@ -5,9 +5,22 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from django_outbox.stores.base import Store
+from django_outbox.stores.leases import Lease
 from django_outbox.stores.types import Claim, Failed, Held, NewRow, Purged, Retried, Settlement
 
-__all__ = ["Claim", "Failed", "Held", "NewRow", "Purged", "Retried", "Settlement", "Store", "find_store", "get_store"]
+__all__ = [
+    "Claim",
+    "Failed",
+    "Held",
+    "Lease",
+    "NewRow",
+    "Purged",
+    "Retried",
+    "Settlement",
+    "Store",
+    "find_store",
+    "get_store",
+]
 
 _STORES = {
     "postgresql": "django_outbox.stores.postgresql.PostgreSQLStore",

@@ -1,25 +1,48 @@
 """The contract of a store: how a batch is claimed, and how its messages' new states are written."""
 
 import abc
+import datetime
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.db.fields import partition_of
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.heads import BatchReader, read_batch
+from django_outbox.stores.leases import Lease, take_lease
+from django_outbox.stores.locks import lease_number
 from django_outbox.stores.rows import error_rows, read_messages
+from django_outbox.stores.timeline import Piece
 from django_outbox.stores.types import Claim, Held, NewRow, Purged, Settlement
 
 CHANGED = "another program changed or deleted them in the meantime"
 """Why claimed messages cannot be settled although they are still this claim's."""
+
+
+# A stretch of the index of the partitions, from which alone it is read. `late` is 1 for a message that is not due.
+STRETCH = """(
+    SELECT {{table}}.partition AS number, id, CASE WHEN available_at <= {now} THEN 0 ELSE 1 END AS late
+    FROM {{table}} {partitions}
+    WHERE {undelivered} AND {publisher} AND {{table}}.partition > %s
+    ORDER BY {{table}}.partition, id LIMIT %s
+) stretch"""
+
+SUM_UP = "SELECT COUNT(*), COALESCE(MAX(number), 0), COALESCE(SUM(1 - late), 0) FROM {stretch}"
+
+# The least id decides, and its last bit carries `late`.
+DUE_HEADS = "SELECT number FROM {stretch} GROUP BY number HAVING MIN(2 * id + late) %% 2 = 0 ORDER BY number"
+
+NOT_HELD_DELAY = datetime.timedelta(seconds=1)
+"""The delay of a message that cannot be held, so that a relay does not claim it again and again."""
 
 
 class Store(BatchReader):
@@ -40,11 +63,19 @@ class Store(BatchReader):
     use_partitions: ClassVar[str] = ""
     """SQL that makes a query read that index, where the database would choose another one."""
 
+    is_publisher: ClassVar[str] = "publisher = %s"
+    """SQL condition of the messages of a publisher, given once for each placeholder."""
+
     report_interval: ClassVar[float] = 10.0
     """Seconds between two reports of a relay."""
 
     can_wake: ClassVar[bool] = False
     """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
+
+    @property
+    def ends_idle_transactions(self) -> bool:
+        """Whether the database ends the transaction of a claim that makes no query for too long."""
+        return False
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
@@ -144,11 +175,57 @@ class Store(BatchReader):
             max_seconds: as in `claim`.
         """
 
+    def lease(self, publisher: str, message: Message, *, seconds: float) -> Lease | None:
+        """Take the lease of a message that the open transaction has claimed; it belongs to no relay after the commit.
+
+        Return None if another relay works on that message, or on another one of its key.
+
+        Args:
+            publisher: the alias of its publisher.
+            message: the message.
+            seconds: how long the lease lasts unless it is renewed.
+        """
+        partition = partition_of(message.key) if message.key else 0
+        number = lease_number(publisher, message.id, partition)
+        return take_lease(self.connection.alias, number, message.id, keyed=bool(partition), seconds=seconds)
+
+    @abc.abstractmethod
+    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> AbstractContextManager[Claim]:
+        """Claim a message that this relay has leased, as a transactional claim does; empty if the lease was lost.
+
+        Args:
+            message: the message as it was claimed.
+            lease: its lease.
+            max_seconds: as in `claim`.
+        """
+
     def limit_statements(self, seconds: float | None) -> None:
         """Let the database cancel each statement of this transaction that takes longer; None removes the limit.
 
         Some databases limit only some statements, and some none.
         """
+
+    def limit_lock_waits(self, seconds: float | None) -> None:
+        """Let statements of this transaction fail that wait longer for a lock; None removes the limit.
+
+        It matters only where the database does not notice a deadlock at once.
+        """
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Return whether an error comes from the database because another transaction was in the way.
+
+        Such are deadlocks, serialization failures, and locks that were not available.
+        """
+        seen: BaseException | None = error
+        while seen is not None:
+            if self.shows_conflict(seen):
+                return True
+            seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+        return False
+
+    def shows_conflict(self, error: BaseException) -> bool:
+        """Return whether this very error, which may be an error of the driver, shows such a conflict."""
+        return False
 
     def check_constraints(self) -> None:
         """Check the constraints that the commit would check, if the database can do so for this transaction alone."""
@@ -157,7 +234,7 @@ class Store(BatchReader):
         """Lock a message that was claimed before; return nothing if it has changed, or belongs to another relay."""
         if message.key and not self.lock_partitions(publisher, [partition_of(message.key)]):
             return []
-        rows = OutboxMessage.objects.using(self.connection.alias).pending()
+        rows = OutboxMessage.objects.using(self.connection.alias).due()
         rows = rows.filter(pk=message.id, publisher=publisher, attempts=message.attempts)
         return [message for _ in rows.select_for_update(skip_locked=True).values_list("pk")]
 
@@ -170,6 +247,22 @@ class Store(BatchReader):
             settlement: the new states.
             delete_processed: delete processed messages instead of keeping their rows.
         """
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Run the statements that hold messages in a savepoint. If they fail, that is logged, and the rest stands."""
+        try:
+            with transaction.atomic(using=self.connection.alias):
+                yield
+        except DatabaseError as error:
+            if self.connection.needs_rollback:
+                raise
+            logger.warning("Messages of paused types could not be held, and are still pending: %s", describe(error))
+
+    def find_paused_types(self, publisher: str) -> frozenset[str]:
+        """Return the types of a publisher that are paused now."""
+        rows = Pause.objects.using(self.connection.alias).filter(publisher=publisher, resumed_at=None)
+        return frozenset(type for alias, type in rows.values_list("publisher", "type") if type and alias == publisher)
 
     @abc.abstractmethod
     def purge(self, older_than: float, limit: int, after: Any) -> Purged:
@@ -221,15 +314,31 @@ class Store(BatchReader):
         """Whether to read known messages before an INSERT of messages that may be known."""
         return False
 
-    def insert_missing(self, messages: Sequence[OutboxMessage]) -> None:
-        """Insert messages, except those whose `message_id` and `publisher` are in the table already."""
-        OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
+    def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
+        """Insert messages; leave out each one if its `message_id` and `publisher` are in the table already.
+
+        Returns:
+            The number of inserted messages; on MySQL and MariaDB the number of all.
+        """
+        inserted = 0
+
+        def count(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
+            nonlocal inserted
+            result = execute(sql, params, many, context)
+            inserted += max(context["cursor"].rowcount, 0)
+            return result
+
+        with self.connection.execute_wrapper(count):
+            OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
+        return inserted
 
     inserts_rows: ClassVar[bool] = False
     """Whether it has `insert_rows`. With it, an INSERT costs Python a tenth of what Django's `bulk_create` does."""
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
         """Insert pending messages in their order, except those that are in the table for this publisher.
+
+        Returns the number of inserted messages.
 
         Args:
             publisher: the alias of the publisher.
@@ -239,6 +348,15 @@ class Store(BatchReader):
 
     def wake(self, publishers: Collection[str]) -> None:
         """Notify the relays that listen that there is work for these publishers."""
+
+    def sweep_heads(self, publisher: str, after: int, *, limit: int) -> Piece:
+        stretch = STRETCH.format(
+            partitions=self.use_partitions, undelivered=self.undelivered, publisher=self.is_publisher, now=self.now
+        )
+        params = [*[publisher] * self.is_publisher.count("%s"), after, limit]
+        ((rows, until, due),) = self.fetch(SUM_UP.format(stretch=stretch), params)
+        heads = self.fetch(DUE_HEADS.format(stretch=stretch), params) if due else []
+        return Piece([partition for (partition,) in heads], until, rows)
 
     # Statements.
 
@@ -290,6 +408,11 @@ class LockingStore(Store):
             yield Claim([*self.find_unchanged(publisher, message)])
 
     @contextmanager
+    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> Iterator[Claim]:
+        with self.transaction(max_seconds, transactional=True):
+            yield Claim([message] if lease.lock() else [])
+
+    @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
         """Open the transaction of a claim."""
         nested = self.connection.in_atomic_block
@@ -317,24 +440,30 @@ class LockingStore(Store):
             settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable)])
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable)])
-        self.hold(settlement.held)
+        if settlement.held:
+            self.hold(settlement.held)
         report_lost(claim, settlement.count - settled, CHANGED)
 
     def hold(self, messages: Sequence[Held]) -> None:
         """Make messages wait until their types are resumed, and lock the pauses until the transaction ends.
 
-        The lock makes `resume` wait, so that it finds all messages that were held.
+        The lock makes `resume` wait, so that it finds all messages that were held. A message whose pause another
+        transaction has locked or ended, or that cannot be held because of an error, waits a moment instead.
         """
-        if not messages:
-            return
-        pauses = Pause.objects.using(self.connection.alias).select_for_update()
-        publishers = {message.publisher for message in messages}
-        rows = pauses.filter(publisher__in=publishers, resumed_at=None).order_by("pk")
-        paused = set(rows.values_list("publisher", "type"))
-        ids = [message.id for message in messages if (message.publisher, message.type) in paused]
-        if ids:
-            claimed = OutboxMessage.objects.using(self.connection.alias).pending().filter(pk__in=ids)
-            claimed.update(available_at=HELD_BY_PAUSE)
+        pauses = Pause.objects.using(self.connection.alias).select_for_update(skip_locked=True)
+        pauses = pauses.filter(
+            publisher__in={row.publisher for row in messages}, type__in={row.type for row in messages}
+        )
+        rows = OutboxMessage.objects.using(self.connection.alias).pending()
+        held: set[int] = set()
+        with self.holding():
+            paused = set(pauses.filter(resumed_at=None).order_by("pk").values_list("publisher", "type"))
+            found = {row.id for row in messages if (row.publisher, row.type) in paused}
+            if found:
+                rows.filter(pk__in=found).update(available_at=HELD_BY_PAUSE)
+            held = found
+        if left := [row.id for row in messages if row.id not in held]:
+            rows.filter(pk__in=left).update(available_at=DatabaseNow() + NOT_HELD_DELAY)
 
 
 def report_lost(claim: Claim, count: int, reason: str) -> None:

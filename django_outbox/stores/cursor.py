@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from django_outbox.stores.throttle import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL, Throttle
+from django_outbox.stores.timeline import Timeline
+
 LAST_PARTITION = 2**31 - 1
 
 SPARED = 8
@@ -21,15 +24,8 @@ SPARED = 8
 its batch is settled, and the other relays would never find a free one. With this share left, the shares of any number
 of relays even out by themselves."""
 
-SPARING = 20
-"""The pause after some work, as a multiple of the seconds that it took beyond those that count as cheap."""
-
-CHEAP_SWEEP = 0.005
-CHEAP_ROW = 0.00001
-"""Seconds that a sweep may take without delaying the next one: in all, and in addition for each row that it finds."""
-
-MAX_SWEEP_INTERVAL = 10.0
-"""Seconds until the next sweep, however long the last one took: the longest that a late message waits for one."""
+NONE_SPARED = -(2**30)
+"""The number of free slots met at which a listing begins that leaves none to other relays."""
 
 CHEAP_HEADS = 0.001
 """Seconds that a claim may spend on heads that are not due without delaying the next listing of heads."""
@@ -37,34 +33,10 @@ CHEAP_HEADS = 0.001
 MAX_HEADS_INTERVAL = 1.0
 """Seconds until the next listing of heads, however much time the last one wasted."""
 
-
-@dataclass(slots=True)
-class Throttle:
-    """Limits some work to a twentieth of the time, not counting what is cheap.
-
-    Args:
-        cheap: seconds that the work may take each time without being delayed.
-        max_interval: seconds after which the work is allowed again however long it took.
-        clock: the time in seconds.
-    """
-
-    cheap: float
-    max_interval: float
-    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-    _opens_at: float = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the work is allowed now."""
-        return self.clock() >= self._opens_at
-
-    def spend(self, seconds: float) -> None:
-        """Delay the work in proportion to the seconds that it has just taken."""
-        self._opens_at = self.clock() + min(max(seconds - self.cheap, 0.0) * SPARING, self.max_interval)
-
-    def reset(self) -> None:
-        """Allow the work now, however long it took."""
-        self._opens_at = 0.0
+MANY_WAITING = 1000
+WASTEFUL = 8
+"""A listing that meets so many heads that are not due, and this many for each one that is, is the last one for a while:
+keys are then found by time."""
 
 
 @dataclass(slots=True)
@@ -139,6 +111,7 @@ class Cursor:
         keyed_first: whether the next claim begins with keyed messages; it alternates from claim to claim.
         spare_offset: how many free slots the next listing counts as met already, of which it spares every `SPARED`th.
             It changes with each listing, so that the same slot is not always spared.
+        timeline: the position among messages with a key while most keys wait; None while heads are listed.
     """
 
     # The random start spreads load; it is not a secret.
@@ -147,8 +120,11 @@ class Cursor:
     unkeyed: Position = field(init=False)
     keyed_first: bool = field(default=False, init=False)
     spare_offset: int = field(default=0, init=False)
+    timeline: Timeline | None = field(default=None, init=False)
     _heads: Throttle = field(init=False, repr=False)
     _complete: bool = field(default=False, init=False)
+    _covered: bool = field(default=False, init=False)
+    _spares: bool = field(default=True, init=False)
     # Where the round through all partitions began: that of the listing in hand, and one that the next listing finishes.
     _round_start: int = field(default=0, init=False)
     _unfinished_round: int | None = field(default=None, init=False)
@@ -163,20 +139,28 @@ class Cursor:
     @property
     def exhausted(self) -> bool:
         """Whether the claims since the last find have read everything: all partitions, and all unkeyed messages."""
-        return self._complete and self.unkeyed.swept
+        return self.complete and self.unkeyed.swept
 
     @property
     def complete(self) -> bool:
         """Whether the last listing of heads, with those that it continued, covered all partitions and found nothing."""
-        return self._complete
+        return self._complete if self.timeline is None else self.timeline.complete
+
+    @property
+    def lags(self) -> bool:
+        """Whether the next claim should follow at once, although this one found nothing."""
+        return not self._complete if self.timeline is None else self.timeline.lags
 
     def mark_exhausted(self) -> None:
         """Note that there is nothing to read at all."""
         self._complete, self._unfinished_round, self.unkeyed.swept = True, None, True
+        self.timeline = None
 
     def sweep_next(self) -> None:
-        """Make the next claim of unkeyed messages a sweep, however long the last one took."""
+        """Make the next claim a sweep, however long the last one took."""
         self.unkeyed.sweep_next()
+        if self.timeline is not None:
+            self.timeline.sweep_next()
 
     def rewind(self) -> None:
         """Begin again at the oldest unkeyed message, because messages went back that lie before the position."""
@@ -198,7 +182,7 @@ class Cursor:
     @property
     def may_list_heads(self) -> bool:
         """Whether to list heads although there is other work; False for a while after many of them were not due."""
-        return self._heads.is_open
+        return self.timeline is not None or self._heads.is_open
 
     @property
     def span(self) -> Span:
@@ -209,14 +193,14 @@ class Cursor:
         """Begin to list heads, and return how many free slots count as met already.
 
         Args:
-            spare: if True, spare a different slot than the last listing; if False, spare none of the first free slots.
+            spare: whether to spare slots, and others than the last listing; False to spare none.
         """
         self._listing_began = self.clock()
         self._round_start = self.after if self._unfinished_round is None else self._unfinished_round
         self._complete = False
-        offset = self.spare_offset if spare else 0
+        offset = self.spare_offset
         self.spare_offset = (offset + 1) % SPARED
-        return offset
+        return offset if spare and self._spares else NONE_SPARED
 
     def advance(self, after: int, *, at_end: bool) -> bool:
         """Move to where a listing of `span` ended, and return whether to list the next span.
@@ -242,12 +226,35 @@ class Cursor:
         """
         seconds = self.clock() - self._listing_began
         self._heads.spend(seconds * (steps - owned) / max(steps, 1))
-        self._complete = self._complete and not owned
+        self._covered = self._complete
+        self._complete = self._covered and not owned
         self._unfinished_round = None if owned or self._complete else self._round_start
+        self._spares = self._spares or self._complete
+        if steps - owned >= MANY_WAITING and steps >= WASTEFUL * owned:
+            self.timeline = Timeline(self.clock)
+
+    def end_read(self, *, rows: int) -> None:
+        """Note how many messages of the owned partitions are claimed.
+
+        Partitions without any, because other transactions have locked their heads, count as not due. A round that finds
+        nothing else is repeated without sparing slots, because there may be something in those that it has spared.
+        """
+        if rows:
+            self._spares = True
+            return
+        self._complete = self._covered and not self._spares
+        self._unfinished_round = None if self._covered else self._round_start
+        if self._covered:
+            self._spares = not self._spares
+
+    def end_time(self) -> None:
+        """List heads again, because few keys wait."""
+        if self.timeline is not None:
+            self._complete, self._unfinished_round, self.timeline = self.timeline.complete, None, None
 
     def return_to_unserved(self, partitions: Sequence[int], served: Iterable[int]) -> None:
         """Begin the next listing with the first of the owned partitions that the batch had no room for."""
         served = set(served)
-        unserved = next((partition for partition in partitions if partition not in served), None)
-        if unserved is not None:
-            self.after = unserved - 1
+        last = max(place for place, partition in enumerate(partitions) if partition in served)
+        if last + 1 < len(partitions):
+            self.after = partitions[last + 1] - 1

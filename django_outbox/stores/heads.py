@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from django_outbox.stores.cursor import LAST_PARTITION, SPARED, Cursor, Span
+from django_outbox.stores.timeline import MAX_ROWS, SWEEP_ROWS, Fresh, Piece, Timeline
 from django_outbox.stores.types import SIZE, Row
 
 SLOT_BITS = 23
@@ -91,10 +92,38 @@ class BatchReader(abc.ABC):
         """
 
     @abc.abstractmethod
+    def read_place(self) -> Any:
+        """Return the place of this moment in the order of due times."""
+
+    @abc.abstractmethod
+    def list_fresh(self, publisher: str, after: Any, *, limit: int) -> list[Fresh]:
+        """List messages that have a key and are due, those due longest first, whether or not they are heads.
+
+        Args:
+            publisher: the publisher's alias.
+            after: the place after which to begin.
+            limit: maximum number of messages.
+        """
+
+    @abc.abstractmethod
+    def sweep_heads(self, publisher: str, after: int, *, limit: int) -> Piece:
+        """List the heads of the partitions after this one, by a number of entries of their index."""
+
+    @abc.abstractmethod
+    def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        """Return the partitions with a due head."""
+
+    @abc.abstractmethod
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        """Own these partitions until the claim ends, unless another relay has them; return the owned ones."""
+
+    @abc.abstractmethod
     def read_partitions(
         self, publisher: str, partitions: Sequence[int], *, max_depth: int, max_bytes: int
     ) -> list[Row]:
-        """Read messages of owned partitions by id, from each partition only those before the first that is not due.
+        """Read messages of owned partitions by id, and lock them where that is possible.
+
+        The messages of a partition end before the first that is not due, or that another transaction has locked.
 
         If not all fit, each partition gets its share. A row ends with its partition.
 
@@ -142,13 +171,24 @@ def read_unkeyed(store: BatchReader, publisher: str, cursor: Cursor, *, limit: i
 
 def read_keyed(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int, max_bytes: int) -> list[Row]:
     """Read due messages that have a key, and own their partitions."""
-    partitions = own_partitions(store, publisher, cursor, limit=limit)
+    timeline = cursor.timeline
+    if timeline is None:
+        partitions = own_partitions(store, publisher, cursor, limit=limit)
+    else:
+        partitions = own_by_time(store, publisher, timeline, limit=limit)
+        if timeline.over:
+            cursor.end_time()
     if not partitions:
         return []
     max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
     rows = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
-    if total_size(rows) >= max_bytes:
-        cursor.return_to_unserved(partitions, (row[-1] for row in rows))
+    served, is_full = {row[-1] for row in rows}, total_size(rows) >= max_bytes
+    if timeline is not None:
+        timeline.note_read(partitions, served, is_full=is_full)
+    else:
+        cursor.end_read(rows=len(rows))
+        if is_full:
+            cursor.return_to_unserved(partitions, served)
     return sorted(rows)
 
 
@@ -160,9 +200,9 @@ def own_partitions(store: BatchReader, publisher: str, cursor: Cursor, *, limit:
         publisher: the publisher's alias.
         cursor: the position to begin at; it is advanced.
         limit: maximum number of messages of the batch.
-        spare: whether the first free slot may be one that is left to other relays.
+        spare: whether to leave some slots to other relays.
     """
-    wanted = max(limit // PARTITION_SHARE, min(limit, MANY_PARTITIONS))
+    wanted = count_wanted(limit)
     owned: list[int] = []
     steps = 0
     slots_met = slots_before = cursor.begin_listing(spare=spare)
@@ -182,9 +222,42 @@ def own_partitions(store: BatchReader, publisher: str, cursor: Cursor, *, limit:
     return owned
 
 
+def own_by_time(store: BatchReader, publisher: str, timeline: Timeline, *, limit: int) -> list[int]:
+    """Own partitions with due heads, found by time instead of by a listing of all heads, and return them.
+
+    Args:
+        store: finds and owns partitions.
+        publisher: the publisher's alias.
+        timeline: the position to begin at; it is advanced.
+        limit: maximum number of messages of the batch.
+    """
+    wanted = count_wanted(limit)
+    if timeline.place is None:
+        timeline.begin(store.read_place())
+    if timeline.may_read:
+        timeline.advance(store.list_fresh(publisher, timeline.start(), limit=MAX_ROWS))
+    if timeline.may_sweep(wanted):
+        timeline.begin_piece()
+        timeline.end_piece(store.sweep_heads(publisher, timeline.swept_to, limit=SWEEP_ROWS))
+    candidates = timeline.candidates()
+    if not candidates:
+        return []
+    found = store.find_due(publisher, candidates)
+    timeline.note_lookup(candidates, found)
+    due = [partition for partition in candidates if partition in found][:wanted]
+    owned = store.own(publisher, due) if due else set()
+    timeline.note_owned(due, owned)
+    return [partition for partition in due if partition in owned]
+
+
+def count_wanted(limit: int) -> int:
+    """Return the maximum number of partitions of a batch."""
+    return max(limit // PARTITION_SHARE, min(limit, MANY_PARTITIONS))
+
+
 def is_spared(slots_met: int) -> bool:
     """Return whether the next free slot is left to other relays, given how many were met before."""
-    return slots_met % SPARED == SPARED - 1
+    return slots_met >= 0 and slots_met % SPARED == SPARED - 1
 
 
 def total_size(rows: Iterable[Row]) -> int:

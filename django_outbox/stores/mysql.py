@@ -21,15 +21,18 @@ from django_outbox.stores.heads import (
     first_within,
     is_spared,
 )
+from django_outbox.stores.leases import Lease
 from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers, lock_number
 from django_outbox.stores.mysql_statements import (
     ADD_SLOTS,
     CHARACTER_SETS,
+    FIND_DUE,
     FIND_KEY_LOCKS,
     FIND_MESSAGES,
     FIND_SLOT,
     HISTORY,
     INSERT_ROWS,
+    LIST_FRESH,
     LIST_HEADS,
     LOCK,
     LOCK_KEYS,
@@ -40,9 +43,14 @@ from django_outbox.stores.mysql_statements import (
     QUEUE,
     QUEUES,
     READ,
+    READ_AND_LOCK,
     UNKEYED,
 )
+from django_outbox.stores.timeline import Fresh
 from django_outbox.stores.types import Claim, NewRow, Purged, Row
+
+CONFLICTS = ((1205,), (1213,), (3572,))
+"""The numbers of a wait for a lock that took too long, a deadlock, and a lock that NOWAIT did not get on MySQL."""
 
 EARLIEST = "1000-01-01"
 """The earliest time that the column can store."""
@@ -123,12 +131,17 @@ class MySQLStore(LockingStore):
     now = "UTC_TIMESTAMP(6)"
     undelivered = "processed_at IS NULL AND blocks_key = 1"
     use_partitions = "FORCE INDEX (outbox_partitions)"
+    is_publisher = "publisher = %s AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s"
 
     inserts_rows = True
 
     # MariaDB's JSON_VALID refuses JSON that is nested deeper than 32 levels; MySQL's limit is 100.
     max_json_depth = 31
     max_json_key_bytes = 65_535
+
+    @property
+    def ends_idle_transactions(self) -> bool:
+        return bool(self.connection.mysql_is_mariadb)  # type: ignore[attr-defined]
 
     def find_narrow_character_sets(self) -> set[str]:
         # Before the first migration, it is the character set that the table will get.
@@ -180,6 +193,11 @@ class MySQLStore(LockingStore):
         with self.idle_limit(max_seconds), super().claim_one(publisher, message, max_seconds=max_seconds) as claim:
             yield claim
 
+    @contextmanager
+    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> Iterator[Claim]:
+        with self.idle_limit(max_seconds), super().claim_leased(message, lease, max_seconds=max_seconds) as claim:
+            yield claim
+
     def limit_statements(self, seconds: float | None) -> None:
         # MySQL limits only SELECT.
         if self.connection.mysql_is_mariadb:  # type: ignore[attr-defined]
@@ -190,6 +208,9 @@ class MySQLStore(LockingStore):
             self.execute(f"SET SESSION {name} = DEFAULT")
         else:
             self.execute(f"SET SESSION {name} = %s", [limit])
+
+    def shows_conflict(self, error: BaseException) -> bool:
+        return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS
 
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(_for_ids(sql, ids))
@@ -243,15 +264,20 @@ class MySQLStore(LockingStore):
         numbers = (lock_number(publisher, slot) for slot in range(SLOTS))
         self.execute(ADD_SLOTS.format(rows=", ".join(f"({number})" for number in numbers)))
 
-    def _lock_slots(self, publisher: str, partitions: Sequence[int], mine: dict[int, bool], slots_met: int) -> int:
-        """Lock the slots of partitions, record in `mine` which are locked, and return how many free slots were met."""
+    def _lock_slots(
+        self, publisher: str, partitions: Sequence[int], mine: dict[int, bool], slots_met: int | None
+    ) -> int:
+        """Lock the slots of partitions, record in `mine` which are locked, and return how many free slots were met.
+
+        No slot is left to other relays if `slots_met` is None.
+        """
         wanted: list[int] = []
         spared = 0
         for slot in dict.fromkeys(partition >> SLOT_BITS for partition in partitions):
             if slot in mine:
                 continue
             mine[slot] = False
-            if is_spared(slots_met + len(wanted) + spared):
+            if slots_met is not None and is_spared(slots_met + len(wanted) + spared):
                 spared += 1
             else:
                 wanted.append(lock_number(publisher, slot))
@@ -267,14 +293,40 @@ class MySQLStore(LockingStore):
     ) -> list[Row]:
         branches = (QUEUE.format(partition=partition, depth=max_depth) for partition in partitions)
         names = [publisher, publisher] * len(partitions)
-        queues = self.fetch(QUEUES.format(queues=" UNION ALL ".join(branches)), names)
-        parts = {id: partition for partition, id, *_ in queues}
-        ids = choose((Queued(*row) for row in queues), partitions, max_bytes)
-        return [(*row, parts[row[0]]) for row in self._read(ids)]
+        queues = [Queued(*row) for row in self.fetch(QUEUES.format(queues=" UNION ALL ".join(branches)), names)]
+        locked: dict[int, Row] = {}
+        while ids := choose(queues, partitions, max_bytes):
+            wanted = [id for id in ids if id not in locked]
+            locked |= {row[0]: row for row in self._read(wanted, READ_AND_LOCK)}
+            if all(id in locked for id in wanted):
+                break
+            # Without the messages that could not be locked, and those behind them, others may have room.
+            lost = {id for id in wanted if id not in locked}
+            queues = [message._replace(due=message.due and message.id not in lost) for message in queues]
+        parts = {message.id: message.partition for message in queues}
+        return [(*locked[id], parts[id]) for id in ids]
 
-    def _read(self, ids: Sequence[int]) -> list[Row]:
-        rows = {row[0]: row for row in self.fetch(_for_ids(READ, ids))} if ids else {}
+    def _read(self, ids: Sequence[int], statement: str = READ) -> list[Row]:
+        rows = {row[0]: row for row in self.fetch(_for_ids(statement, ids))} if ids else {}
         return [rows[id] for id in ids if id in rows]
+
+    def read_place(self) -> tuple[str, int]:
+        ((now,),) = self.fetch("SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)")
+        return now, 0
+
+    def list_fresh(self, publisher: str, after: tuple[str, int], *, limit: int) -> list[Fresh]:
+        at, last = after
+        params = [publisher, at, last, publisher, limit, publisher, at, publisher, limit]
+        rows = sorted(self.fetch(LIST_FRESH, params), key=lambda row: row[1:])
+        return [Fresh(partition, place) for partition, *place in rows[:limit]]
+
+    def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return {number for (number,) in self.fetch(_for_ids(FIND_DUE, partitions), [publisher, publisher])}
+
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        mine: dict[int, bool] = {}
+        self._lock_slots(publisher, partitions, mine, None)
+        return {partition for partition in partitions if mine[partition >> SLOT_BITS]}
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         slots = {lock_number(publisher, partition >> SLOT_BITS) for partition in partitions}
@@ -306,27 +358,34 @@ class MySQLStore(LockingStore):
         # locks the gap where it finds nothing, and transactions would wait for each other.
         return self.connection.isolation_level != "serializable"  # type: ignore[attr-defined, no-any-return]
 
-    def insert_missing(self, messages: Sequence[OutboxMessage]) -> None:
+    def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
         # INSERT IGNORE would turn every other error into a warning, and a lost message.
         manager = OutboxMessage.objects.using(self.connection.alias)
         manager.bulk_create(messages, update_conflicts=True, update_fields=["message_id"])
         for message in messages:
             # MariaDB returns an ID, but for a duplicate it is the ID of the first message.
             message.pk = None
+        # Django's connections report a duplicate as a changed row.
+        return len(messages)
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
         if self.looks_before_insert:
             ids = [row["message_id"] for row in rows]
             found = self.fetch(FIND_MESSAGES.format(ids=", ".join(["%s"] * len(ids))), ids)
             # MySQL stores the ID as text.
             known = {uuid.UUID(str(id)).hex for id, name in found if name == publisher}
-            rows = [row for row in rows if row["message_id"] not in known]
+            missing: dict[str, NewRow] = {}
+            for row in rows:
+                if row["message_id"] not in known:
+                    missing.setdefault(row["message_id"], row)
+            rows = [*missing.values()]
         if rows:
             values: list[object] = []
             for row in rows:
                 values += (row["message_id"], row["type"], row["topic"], row["key"], row["partition"])
                 values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], publisher)
             self.execute(INSERT_ROWS.format(rows=", ".join([NEW_ROW] * len(rows))), values)
+        return len(rows)
 
     def _add_key_locks_apart(self) -> None:
         """Add the rows in a short transaction that holds no other lock."""
@@ -350,7 +409,7 @@ class MySQLStore(LockingStore):
     @contextmanager
     def idle_limit(self, max_seconds: float) -> Iterator[None]:
         """Let MariaDB end the transaction of a relay that hangs; MySQL has no such limit."""
-        if self.connection.in_atomic_block or not self.connection.mysql_is_mariadb:  # type: ignore[attr-defined]
+        if self.connection.in_atomic_block or not self.ends_idle_transactions:
             yield
             return
         self.execute(f"SET SESSION idle_transaction_timeout = {min(math.ceil(max_seconds), MAX_TIMEOUT)}")

@@ -12,7 +12,7 @@ from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
 UNKEYED = """
 SELECT id, CAST(available_at AS CHAR)
 FROM {table} FORCE INDEX (outbox_pending)
-WHERE publisher = %s AND `partition` = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
+WHERE publisher = %s AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
     AND (available_at > %s OR id > %s)
     AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
 ORDER BY available_at, id
@@ -32,6 +32,9 @@ SELECT id, message_id, type, topic, `key`, payload, headers, CAST(occurred_at AS
 FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({ids})
 """
 
+# Messages that have changed since they were listed, or that another transaction has locked, are left out.
+READ_AND_LOCK = f"{READ.rstrip()} AND available_at <= UTC_TIMESTAMP(6) FOR UPDATE SKIP LOCKED"
+
 # MariaDB has no LATERAL and does not choose a loose index scan, so this reads a stretch of the index, and the first row
 # of each partition in it.
 LIST_HEADS = """
@@ -50,6 +53,29 @@ FROM (
 ) head
 STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = first
 ORDER BY 1
+"""
+
+# Two ranges, because a comparison of pairs would read all messages of the first moment each time.
+LIST_FRESH = """
+(SELECT `partition`, CAST(available_at AS CHAR), id FROM {table} FORCE INDEX (outbox_pending)
+WHERE publisher = %s AND blocks_key = 1 AND available_at = %s AND id > %s
+    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+ORDER BY available_at, id LIMIT %s)
+UNION ALL
+(SELECT `partition`, CAST(available_at AS CHAR), id FROM {table} FORCE INDEX (outbox_pending)
+WHERE publisher = %s AND blocks_key = 1 AND available_at > %s AND available_at <= UTC_TIMESTAMP(6)
+    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+ORDER BY available_at, id LIMIT %s)
+"""
+
+FIND_DUE = """
+SELECT number FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
+WHERE (
+    SELECT available_at <= UTC_TIMESTAMP(6) FROM {table} FORCE INDEX (outbox_partitions)
+    WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` = number
+        AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+    ORDER BY id LIMIT 1
+)
 """
 
 LOCK_SLOTS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN ({ids}) FOR UPDATE SKIP LOCKED"

@@ -14,7 +14,11 @@ from django_outbox.stores.cursor import SPARED, Span
 from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads
 from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
+from django_outbox.stores.timeline import Fresh
 from django_outbox.stores.types import NewRow, Purged, Row
+
+CONFLICTS = ("40001", "40P01", "55P03")
+"""The codes of serialization_failure, deadlock_detected and lock_not_available."""
 
 # The batch is cut twice: generously by the stored sizes, so that no row beyond the limit is read from the TOAST table,
 # and then by the sizes of the text. OFFSET keeps the planner from producing each text twice. Sums are taken over rows
@@ -48,7 +52,7 @@ UNKEYED = BATCH.format(
     carried="available_at",
     extra=", available_at AT TIME ZONE 'UTC'",
     source="""{table}
-                    WHERE publisher = %s AND partition = 0 AND available_at <= statement_timestamp()
+                    WHERE publisher = %s AND NOT blocks_key AND available_at <= statement_timestamp()
                         AND available_at >= %s::timestamp AT TIME ZONE 'UTC'
                     ORDER BY available_at, id
                     LIMIT %s
@@ -97,28 +101,53 @@ ORDER BY step
 # Reads no more of each partition than its share of the stored bytes; the window has the queue's order. A range of one
 # partition, not an equality, because only one index has that order. If it were ordered by id alone, the planner might
 # scan the primary key when the statistics are old.
+#
+# A queue ends before its first message that is not due or that another transaction has locked: the number of rows that
+# were locked up to there is smaller than its place in the queue. A change that was committed after the statement began
+# is seen when the row is locked, because its conditions are checked again then. The rows are joined for each partition
+# by itself, and the planner expects few of them, so that it never reads the whole table instead.
 READ_PARTITIONS = BATCH.format(
-    order="place, id",
-    carried="partition, place",
+    order="turn, id",
+    carried="partition, turn",
     extra=", partition",
     source="""(
-                    SELECT message.*, place
-                    FROM unnest(%s::integer[]) WITH ORDINALITY AS owned(own_partition, place)
+                    SELECT message.*, turn, row_number() OVER (PARTITION BY turn ORDER BY id) AS locked
+                    FROM unnest(%s::integer[]) WITH ORDINALITY AS owned(own_partition, turn)
                     CROSS JOIN LATERAL (
-                        SELECT *,
-                            bool_and(coalesce(available_at <= statement_timestamp(), false)) OVER up_to_it AS ready,
-                            sum(pg_column_size(payload)) OVER up_to_it - pg_column_size(payload) AS earlier
+                        SELECT message.*, place
                         FROM (
-                            SELECT * FROM {table}
-                            WHERE publisher = %s AND blocks_key
-                                AND partition >= own_partition AND partition <= own_partition
-                            ORDER BY partition, id LIMIT %s
+                            SELECT address, row_number() OVER up_to_it AS place,
+                                sum(stored) OVER up_to_it - stored AS earlier
+                            FROM (
+                                SELECT ctid AS address, pg_column_size(payload) AS stored FROM {table}
+                                WHERE publisher = %s AND blocks_key
+                                    AND partition >= own_partition AND partition <= own_partition
+                                ORDER BY partition, id LIMIT %s
+                            ) queue
+                            WINDOW up_to_it AS (ROWS UNBOUNDED PRECEDING)
                         ) queue
-                        WINDOW up_to_it AS (ROWS UNBOUNDED PRECEDING)
+                        JOIN {table} message ON message.ctid = address
+                        WHERE earlier < %s AND message.available_at <= statement_timestamp()
+                        FOR UPDATE OF message SKIP LOCKED
                     ) message
-                    WHERE ready AND earlier < %s
-                ) queues""",
+                ) queues WHERE locked = place""",
 )
+
+LIST_FRESH = """
+SELECT partition, available_at AT TIME ZONE 'UTC', id FROM {table}
+WHERE publisher = %s AND blocks_key AND available_at <= statement_timestamp()
+    AND (available_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
+ORDER BY publisher, blocks_key, available_at, id LIMIT %s
+"""
+
+FIND_DUE = """
+SELECT number FROM unnest(%s::integer[]) number
+WHERE (
+    SELECT available_at <= statement_timestamp() FROM {table}
+    WHERE publisher = %s AND blocks_key AND partition >= number AND partition <= number
+    ORDER BY partition, id LIMIT 1
+)
+"""
 
 LOCK_PARTITIONS = f"""
 SELECT partition FROM unnest(%s::integer[]) partition
@@ -209,6 +238,10 @@ class PostgreSQLStore(LockingStore):
     inserts_rows = True
 
     @property
+    def ends_idle_transactions(self) -> bool:
+        return True
+
+    @property
     def stores_local_times(self) -> bool:
         # It stores the instant, whatever the zone of the session.
         return False
@@ -279,11 +312,24 @@ class PostgreSQLStore(LockingStore):
         self.connection.check_constraints()
 
     def limit_statements(self, seconds: float | None) -> None:
+        if not self.connection.in_atomic_block:
+            # A limit of the session might stay with another client of a connection pooler.
+            return
         if seconds is None:
             self.execute("SET LOCAL statement_timeout TO DEFAULT")
         else:
             milliseconds = min(max(round(seconds * 1000), 1), MAX_TIMEOUT)
             self.fetch("SELECT set_config('statement_timeout', %s, true)", [str(milliseconds)])
+
+    def limit_lock_waits(self, seconds: float | None) -> None:
+        if seconds is None:
+            self.execute("SET LOCAL lock_timeout TO DEFAULT")
+        else:
+            self.fetch("SELECT set_config('lock_timeout', %s, true)", [str(round(seconds * 1000))])
+
+    def shows_conflict(self, error: BaseException) -> bool:
+        # psycopg 3 and psycopg2.
+        return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) in CONFLICTS
 
     def execute_for(self, sql: str, ids: Sequence[int]) -> int:
         return self.execute(sql, [array(ids)])
@@ -302,6 +348,20 @@ class PostgreSQLStore(LockingStore):
     ) -> list[Row]:
         share = max(max_bytes // len(partitions), 1)
         return self.fetch(READ_PARTITIONS, [array(partitions), publisher, max_depth, share, 2 * max_bytes, max_bytes])
+
+    def read_place(self) -> tuple[datetime.datetime, int]:
+        ((now,),) = self.fetch("SELECT statement_timestamp() AT TIME ZONE 'UTC'")
+        return now, 0
+
+    def list_fresh(self, publisher: str, after: tuple[datetime.datetime, int], *, limit: int) -> list[Fresh]:
+        rows = self.fetch(LIST_FRESH, [publisher, *after, limit])
+        return [Fresh(partition, place) for partition, *place in rows]
+
+    def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return {partition for (partition,) in self.fetch(FIND_DUE, [array(partitions), publisher])}
+
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return self.lock_partitions(publisher, partitions)
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(LOCK_PARTITIONS, [array(partitions), publisher])}
@@ -323,8 +383,8 @@ class PostgreSQLStore(LockingStore):
                 heard = {notification.payload for notification in notifications}
             yield heard
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
-        self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
+        return self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
         rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])

@@ -8,16 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 
+from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
-from django_outbox.stores.locks import lock_number
+from django_outbox.stores.leases import Lease as MessageLease
+from django_outbox.stores.locks import FIRST_PARTITION, lock_number
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
+from django_outbox.stores.timeline import Fresh
 from django_outbox.stores.types import SIZE, Claim, Held, NewRow, Purged, Row, Settlement
+from django_outbox.wording import counted
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
@@ -47,7 +51,7 @@ ORDER BY {{order}}
 
 UNKEYED = BATCH.format(
     order="available_at, id",
-    where=f"publisher = %s AND partition = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s",
+    where=f"publisher = %s AND blocks_key = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s",
 )
 
 READ = f"""
@@ -81,6 +85,20 @@ WITH RECURSIVE probe(partition, due, found, step) AS (
 SELECT partition, due, step FROM probe WHERE due OR step = (SELECT max(step) FROM probe) ORDER BY step
 """
 
+LIST_FRESH = f"""
+SELECT partition, CAST(available_at AS TEXT), id FROM {{table}} INDEXED BY outbox_pending
+WHERE publisher = %s AND blocks_key = 1 AND available_at <= {NOW} AND (available_at, id) > (%s, %s)
+ORDER BY available_at, id LIMIT %s
+"""
+
+FIND_DUE = f"""
+SELECT value FROM json_each(%s)
+WHERE (
+    SELECT available_at <= {NOW} FROM {{table}}
+    WHERE publisher = %s AND {UNDELIVERED} AND partition = value ORDER BY id LIMIT 1
+)
+"""
+
 QUEUES = f"""
 WITH RECURSIVE queue(partition, id, due, size, step) AS (
     SELECT value, 0, 1, 0, 0 FROM json_each(%s)
@@ -103,7 +121,10 @@ SELECT number - %s FROM {{locks}} WHERE number IN (SELECT %s + value FROM json_e
 
 PENDING = "SELECT EXISTS (SELECT 1 FROM {table} WHERE publisher = %s AND available_at IS NOT NULL)"
 
-FORGET_LEASES = f"DELETE FROM {{locks}} WHERE held_until <= {NOW}"
+# Not leases of single messages: a relay that was stopped may renew its lease as long as no other relay has taken it.
+FORGET_LEASES = f"""
+DELETE FROM {{locks}} WHERE held_until <= {NOW} AND number > 0 AND number %% {2**32} < {FIRST_PARTITION}
+"""
 
 LEASE = f"""
 UPDATE {{table}} SET available_at = {LATER} WHERE id IN (SELECT value FROM json_each(%s))
@@ -203,6 +224,13 @@ DELETE FROM {{table}} WHERE id IN (
 )
 """
 
+BUSY = ("database is locked", "database table is locked", "database schema is locked")
+"""The beginnings of errors because of a lock of another connection: SQLITE_BUSY and SQLITE_LOCKED, whose codes Python
+has since 3.11 only."""
+
+BUSY_INTERVAL = 0.1
+"""Seconds between two attempts to settle, in addition to the driver's own wait for the lock."""
+
 PROGRESS_STEPS = 10_000
 """Instructions of SQLite's virtual machine between two looks at the clock."""
 
@@ -211,10 +239,12 @@ PROGRESS_STEPS = 10_000
 class Lease:
     """A claimed batch. Its mark is the end of its lease, stored in `available_at` and in `held_until`.
 
-    `due` has the original `available_at` of each message that is not settled yet, by id.
+    `due` has the original `available_at` of each message that is not settled yet, by id. `end` is the end of the lease
+    on the monotonic clock.
     """
 
     mark: str
+    end: float
     due: dict[int, str]
     publisher: str
     partitions: list[int]
@@ -262,13 +292,18 @@ class SQLiteStore(Store):
         try:
             yield claim
         finally:
-            if claim.lease:
-                self._release(claim.lease, claim.lease.due)
+            if claim.lease and claim.lease.due:
+                self._while_leased(claim.lease, partial(self._release, claim.lease, claim.lease.due))
 
     @contextmanager
     def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
         with self._only_writer():
             yield Claim([*self.find_unchanged(publisher, message)])
+
+    @contextmanager
+    def claim_leased(self, message: Message, lease: MessageLease, *, max_seconds: float) -> Iterator[Claim]:
+        with self._only_writer():
+            yield Claim([message] if lease.lock() else [])
 
     def limit_statements(self, seconds: float | None) -> None:
         self.connection.ensure_connection()
@@ -303,10 +338,13 @@ class SQLiteStore(Store):
             return
         with_state = set(settlement.ids)
         left = {id: time for id, time in lease.due.items() if id not in with_state}
-        with transaction.atomic(using=self.connection.alias):
+
+        def write() -> int:
             settled = self._write(settlement, MINE, [lease.mark], delete_processed=delete_processed)
             settled += self._hold(settlement.held, MINE, [lease.mark])
-            settled += self._release(lease, left)
+            return settled + self._release(lease, left)
+
+        settled = self._while_leased(lease, write)
         # Not before the commit: if that fails, everything is given back at the end of the claim.
         lease.due.clear()
         lease.partitions.clear()
@@ -314,6 +352,33 @@ class SQLiteStore(Store):
         report_lost(
             claim, lost, "their lease had run out, so they may be published again; raise OUTBOX['CLAIM_TIMEOUT']"
         )
+
+    def _while_leased(self, lease: Lease, write: Callable[[], int]) -> int:
+        """Write in a transaction; if another connection keeps the database locked, again while the lease lasts.
+
+        No other relay can have the messages until then, and giving up would publish them twice.
+        """
+        nested = self.connection.in_atomic_block
+        logged = False
+        while True:
+            try:
+                with transaction.atomic(using=self.connection.alias):
+                    return write()
+            except OperationalError as error:
+                if nested or not self.is_conflict(error) or time.monotonic() >= lease.end:
+                    raise
+                if not logged:
+                    logger.warning(
+                        "Publisher %r: %s cannot be settled yet, because another connection keeps the database locked. "
+                        "Trying again until the claim times out.",
+                        lease.publisher,
+                        counted(len(lease.due), "message"),
+                    )
+                logged = True
+            time.sleep(BUSY_INTERVAL)
+
+    def shows_conflict(self, error: BaseException) -> bool:
+        return isinstance(error, OperationalError) and str(error).startswith(BUSY)
 
     def _write(self, settlement: Settlement, mine: str, mark: list[str], *, delete_processed: bool) -> int:
         """Write the new states of the messages that are still this claim's, and return their number."""
@@ -331,11 +396,27 @@ class SQLiteStore(Store):
 
     def _hold(self, messages: Sequence[Held], mine: str, mark: list[str]) -> int:
         """Make the messages wait that are still this claim's and whose types are still paused; return their number."""
-        if not messages:
-            return 0
-        until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
-        ids = json.dumps([message.id for message in messages])
-        return self.execute(HOLD.replace("{mine}", mine), [until, ids, *mark])
+        held = 0
+        if messages:
+            until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
+            ids = json.dumps([message.id for message in messages])
+            with self.holding():
+                held = self.execute(HOLD.replace("{mine}", mine), [until, ids, *mark])
+        return held
+
+    def read_place(self) -> tuple[str, int]:
+        ((now,),) = self.fetch(f"SELECT {NOW}")
+        return now, 0
+
+    def list_fresh(self, publisher: str, after: tuple[str, int], *, limit: int) -> list[Fresh]:
+        rows = self.fetch(LIST_FRESH, [publisher, *after, limit])
+        return [Fresh(partition, place) for partition, *place in rows]
+
+    def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return {partition for (partition,) in self.fetch(FIND_DUE, [json.dumps(partitions), publisher])}
+
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return self.lock_partitions(publisher, partitions)
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         base = lock_number(publisher, 0)
@@ -345,8 +426,8 @@ class SQLiteStore(Store):
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> None:
-        self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
+    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
+        return self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: None) -> Purged:
         # Deleted messages leave no index entries behind, so there is no better place to begin than the start.
@@ -360,6 +441,7 @@ class SQLiteStore(Store):
             yield
 
     def _lease(self, publisher: str, max_seconds: float, read: Callable[[], list[Row]]) -> Claim:
+        end = time.monotonic() + max_seconds
         with self._only_writer():
             rows = read()
             if not rows:
@@ -369,7 +451,7 @@ class SQLiteStore(Store):
             partitions = sorted({row[-1] for row in rows if len(row) > SIZE + 2})
             if partitions:
                 self.execute(LEASE_PARTITIONS, [lock_number(publisher, 0), mark, json.dumps(partitions)])
-        return Claim(read_messages(rows), Lease(mark, due, publisher, partitions))
+        return Claim(read_messages(rows), Lease(mark, end, due, publisher, partitions))
 
     def _release(self, lease: Lease, due: dict[int, str]) -> int:
         """Give back the messages that are still leased, and the partitions; return the number of messages."""

@@ -73,7 +73,7 @@ class Held(NamedTuple):
 class Settlement:
     """The new states of a batch. A message that is in none of the lists goes back unchanged.
 
-    So does a held message whose type is no longer paused when the batch is settled.
+    A held message whose type is no longer paused when the batch is settled goes back as well, or waits a moment.
     """
 
     processed: list[int] = field(default_factory=list)

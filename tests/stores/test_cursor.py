@@ -18,7 +18,8 @@ from django_outbox.messages import ACCEPTED, Message, unanswered
 from django_outbox.relay import Relay
 from django_outbox.stores import Settlement, get_store
 from django_outbox.stores import cursor as cursors
-from django_outbox.stores.cursor import MAX_SWEEP_INTERVAL, Cursor, Position
+from django_outbox.stores.cursor import Cursor, Position
+from django_outbox.stores.throttle import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL, SPARING
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import Clock
@@ -39,7 +40,7 @@ class TestPosition:
         position = Position(clock=clock)
         for number in range(3):
             starts.append(position.start())
-            clock.now += cursors.CHEAP_SWEEP
+            clock.now += CHEAP_SWEEP
             position.advance(1, number)
         assert starts == [None, None, None]
 
@@ -57,8 +58,8 @@ class TestPosition:
             position.advance(1, 1)
             clock.now += step
         gaps = [later - earlier - seconds for earlier, later in itertools.pairwise(sweeps)]
-        excess = seconds - cursors.CHEAP_SWEEP - cursors.CHEAP_ROW
-        assert all(gap >= min(excess * cursors.SPARING, MAX_SWEEP_INTERVAL) - 1e-9 for gap in gaps)
+        excess = seconds - CHEAP_SWEEP - CHEAP_ROW
+        assert all(gap >= min(excess * SPARING, MAX_SWEEP_INTERVAL) - 1e-9 for gap in gaps)
         assert all(gap <= MAX_SWEEP_INTERVAL + max(steps) for gap in gaps)
 
 

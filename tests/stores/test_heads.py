@@ -27,6 +27,7 @@ class Table(BatchReader):
     """A store that has nothing but heads, by partition; each partition has its own slot."""
 
     read_unkeyed = read_partitions = mock.Mock(side_effect=NotImplementedError)
+    read_place = list_fresh = sweep_heads = find_due = own = mock.Mock(side_effect=NotImplementedError)
 
     def __init__(self, due: dict[int, bool], locked: Collection[int] = ()) -> None:
         self.due = dict(sorted(due.items()))

@@ -5,6 +5,7 @@ Beside them are 60,000 of 200 keys, each as deep as the other, and as many proce
 The statements are those that the outbox runs, caught on the way.
 """
 
+import datetime
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,7 @@ mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 LIMIT = 100
 WAITING, IDLE, DUE, PROCESSED = 100_000, 10_000, 50_000, 20_000
 KEYED, KEYS = 60_000, 200
+PARTITIONS = [SLOT_SIZE * (1 + number) for number in range(KEYS)]
 
 PAYLOAD = json.dumps({"order": "x" * 300})
 
@@ -202,7 +204,7 @@ class TestClaim:
         (table,) = [node for node in plan if "table_name" in node]
         # `r_rows` leaves out what the index itself refuses, so that the time must be part of the range.
         assert (table["key"], table["access_type"]) == ("outbox_pending", "range")
-        assert table["used_key_parts"] == ["publisher", "partition", "available_at"]
+        assert table["used_key_parts"] == ["publisher", "blocks_key", "available_at"]
         assert table["r_rows"] <= LIMIT + 1
         assert table["r_filtered"] == 100
         assert not any("filesort" in node or "temporary_table" in node for node in plan)
@@ -210,13 +212,16 @@ class TestClaim:
     @mysql_and_mariadb
     def test_mysql_and_mariadb_read_no_waiting_rows_when_nothing_is_due(self, using: str):
         (table,) = [node for node in mysql_plan(using, claim_sql(using, "idle")) if "table_name" in node]
-        assert (table["key"], table["used_key_parts"]) == ("outbox_pending", ["publisher", "partition", "available_at"])
+        assert (table["key"], table["used_key_parts"]) == (
+            "outbox_pending",
+            ["publisher", "blocks_key", "available_at"],
+        )
         assert table["r_rows"] == 0
 
     def test_sqlite_reads_due_messages_in_the_order_of_the_index(self):
         plan = sqlite_plan(claim_sql("default"))
         (search,) = [step for step in plan if "outbox_pending" in step]
-        assert "outbox_pending (publisher=? AND partition=? AND avail" in search
+        assert "outbox_pending (publisher=? AND blocks_key=? AND avail" in search
         # Only what was found is sorted again; the search itself comes in order, or it would sort all that is due.
         assert "USE TEMP B-TREE FOR ORDER BY" not in plan[: plan.index(search) + 2]
         assert not any(step.startswith("SCAN django_outbox") for step in plan)
@@ -224,6 +229,54 @@ class TestClaim:
     def test_sqlite_leases_by_the_primary_key(self):
         plan = sqlite_plan(table(sqlite.LEASE), [60, "[]"])
         assert "SEARCH django_outbox_outboxmessage USING INTEGER PRIMARY KEY (rowid=?)" in plan
+
+
+class TestTimeline:
+    """A read by time takes as many entries of the index as it lists, and a lookup takes one for each partition."""
+
+    def sql(self, using: str, beginning: str, action: str, *arguments: Any, **options: Any) -> str:
+        return caught(using, lambda: getattr(store_of(using), action)("keyed", *arguments, **options), beginning)
+
+    def test_postgresql(self):
+        old = (store_of("postgresql").read_place()[0] - datetime.timedelta(days=1), 0)
+        plan = postgresql_plan(self.sql("postgresql", "SELECT partition", "list_fresh", old, limit=LIMIT))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert (scan["Index Name"], scan["Actual Rows"], removed(scan)) == ("outbox_pending", LIMIT, 0)
+        assert not any("Sort" in node["Node Type"] for node in plan)
+        plan = postgresql_plan(self.sql("postgresql", "SELECT number", "find_due", PARTITIONS))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert (scan["Index Name"], scan["Actual Rows"], removed(scan)) == ("outbox_partitions", 1, 0)
+        plan = postgresql_plan(self.sql("postgresql", "SELECT COUNT", "sweep_heads", 0, limit=LIMIT))
+        (scan,) = [node for node in plan if "Relation Name" in node]
+        assert (scan["Node Type"], scan["Index Name"]) == ("Index Only Scan", "outbox_partitions")
+        assert scan["Actual Rows"] == LIMIT
+
+    @mysql_and_mariadb
+    def test_mysql_and_mariadb(self, using: str):
+        old = ("2000-01-01 00:00:00", 0)
+        plan = mysql_plan(using, self.sql(using, "(SELECT", "list_fresh", old, limit=LIMIT))
+        tables = [node for node in plan if node.get("key") == "outbox_pending"]
+        assert [table["used_key_parts"][:3] for table in tables] == [["publisher", "blocks_key", "available_at"]] * 2
+        assert max(table["r_rows"] for table in tables) <= LIMIT + 1
+        plan = mysql_plan(using, self.sql(using, "SELECT number", "find_due", PARTITIONS))
+        (scan,) = [node for node in plan if node.get("key") == "outbox_partitions"]
+        assert scan["r_rows"] <= 1
+        assert scan["using_index"]
+        plan = mysql_plan(using, self.sql(using, "SELECT COUNT", "sweep_heads", 0, limit=LIMIT))
+        (scan,) = [node for node in plan if node.get("key") == "outbox_partitions"]
+        assert scan["r_rows"] <= LIMIT + 1
+        assert scan["using_index"]
+
+    def test_sqlite(self):
+        old = ("2000-01-01 00:00:00", 0)
+        plan = sqlite_plan(self.sql("default", "SELECT partition", "list_fresh", old, limit=LIMIT))
+        assert any("outbox_pending (publisher=? AND blocks_key=? AND" in step for step in plan)
+        assert not any("TEMP B-TREE" in step for step in plan)
+        plan = sqlite_plan(self.sql("default", "SELECT value", "find_due", PARTITIONS))
+        assert any("outbox_partitions (publisher=? AND partition=?" in step for step in plan)
+        plan = sqlite_plan(self.sql("default", "SELECT COUNT", "sweep_heads", 0, limit=LIMIT))
+        assert any("outbox_partitions (publisher=? AND partition>?" in step for step in plan)
+        assert not any("TEMP B-TREE" in step for step in plan)
 
 
 class TestKeys:
@@ -239,9 +292,11 @@ class TestKeys:
 
     def test_postgresql_reads_only_the_rows_of_a_key_that_it_claims(self):
         plan = postgresql_plan(keyed_sql("postgresql", "SELECT", "unnest", limit=5 * MANY_PARTITIONS))
-        (scan,) = [node for node in plan if "Relation Name" in node]
-        assert scan["Index Name"] == "outbox_partitions"
-        assert (scan["Actual Rows"], scan["Actual Loops"], removed(scan)) == (5, MANY_PARTITIONS, 0)
+        listing, locking = [node for node in plan if "Relation Name" in node]
+        assert listing["Index Name"] == "outbox_partitions"
+        assert (listing["Actual Rows"], listing["Actual Loops"], removed(listing)) == (5, MANY_PARTITIONS, 0)
+        assert locking["Node Type"] == "Tid Scan"
+        assert (locking["Actual Rows"], locking["Actual Loops"], removed(locking)) == (1, 5 * MANY_PARTITIONS, 0)
 
     @mysql_and_mariadb
     @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from django_outbox.relay.sources import PollingSource
 from django_outbox.stores import Claim, Failed, Retried, Settlement
 from django_outbox.stores.cursor import Cursor
+from django_outbox.stores.timeline import Timeline
 from tests.stores.schedules.model import Entry, Hand, Outcome
 
 LATER = 300 * 86_400.0
@@ -25,14 +27,28 @@ class Writer:
 
 @dataclass(eq=False)
 class Relay:
-    """A relay with its open claim."""
+    """A relay with its open claim.
+
+    Attributes:
+        source: the source whose clock is that of the claim.
+    """
 
     name: str
     alias: str
     cursor: Cursor
+    source: PollingSource
     context: AbstractContextManager[Claim] | None = None
     claim: Claim | None = None
     hand: Hand | None = None
+
+
+@dataclass(eq=False)
+class Operator:
+    """An operator with a transaction in which messages are held."""
+
+    alias: str
+    block: AbstractContextManager[Any] | None = None
+    entries: list[Entry] = field(default_factory=list)
 
 
 class Death(BaseException):
@@ -52,10 +68,17 @@ def settlement(hand: Hand) -> Settlement:
     return found
 
 
-def new_cursor() -> Cursor:
-    """Return a cursor on which the time that a claim took has no influence."""
+def new_cursor(*, by_time: bool = False) -> Cursor:
+    """Return a cursor on which the time that a claim took has no influence.
+
+    Args:
+        by_time: whether keys are found by the time at which they become due, as if most of them waited.
+    """
 
     def clock() -> float:
         return 0.0
 
-    return Cursor(after=0, clock=clock)
+    cursor = Cursor(after=0, clock=clock)
+    if by_time:
+        cursor.timeline = Timeline(clock)
+    return cursor

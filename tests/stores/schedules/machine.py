@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,21 +12,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.relay.sources import PollingSource
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.stores.locks import key_lock_numbers
-from tests.stores.schedules.actors import LATER, Death, Relay, Writer, new_cursor, settlement
+from tests.stores.schedules.actors import LATER, Death, Operator, Relay, Writer, new_cursor, settlement
 from tests.stores.schedules.model import PENDING, Entry, Hand, Model, Outcome, State, Violation
 from tests.stores.schedules.stage import Stage
-from tests.stores.schedules.steps import BreakOff, End, Enqueue, Interfere, Operate, Proceed, Step, Write, keys, steps
+from tests.stores.schedules.steps import (
+    BreakOff,
+    End,
+    Enqueue,
+    Freeze,
+    Hold,
+    Interfere,
+    Operate,
+    Proceed,
+    Release,
+    Step,
+    Write,
+    keys,
+    steps,
+)
 from tests.support.messages import GENEROUS, store_of
 
 LEASE = 3600.0
 """The claim timeout in seconds: long on the servers, and on SQLite until a schedule lets the lease expire."""
 
 EMPTY_CLAIMS = 2
-"""Number of empty claims after which a drain has read everything."""
+MAX_EMPTY_CLAIMS = 20
+"""Number of empty claims after which a drain has read everything if its cursor says so, and in any case."""
 
 
 class Schedules(RuleBasedStateMachine):
@@ -36,6 +54,7 @@ class Schedules(RuleBasedStateMachine):
     """
 
     stage: ClassVar[Stage]
+    by_time: ClassVar[bool] = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +65,12 @@ class Schedules(RuleBasedStateMachine):
         *writers, others = self.stage.writers
         self.writers = [Writer(f"writer {n}", alias) for n, alias in enumerate(writers, 1)]
         self.others = Writer("other writers", others)
-        self.relays = [Relay(f"relay {n}", alias, new_cursor()) for n, alias in enumerate(self.stage.relays, 1)]
+        settings = replace(get_settings(), claim_timeout=LEASE)
+        self.relays = [
+            Relay(f"relay {n}", alias, new_cursor(by_time=self.by_time), PollingSource(alias, "default", settings))
+            for n, alias in enumerate(self.stage.relays, 1)
+        ]
+        self.holder = Operator(self.stage.operator)
 
     @initialize(opened=st.lists(keys, max_size=2), written=st.lists(keys, max_size=4))
     def begin(self, opened: list[str], written: list[str]) -> None:
@@ -67,6 +91,9 @@ class Schedules(RuleBasedStateMachine):
                 BreakOff: self.break_off,
                 Operate: self.operate,
                 Interfere: self.interfere,
+                Hold: self.hold,
+                Release: self.release,
+                Freeze: self.freeze,
             }
             take[type(step)](step)
 
@@ -116,19 +143,24 @@ class Schedules(RuleBasedStateMachine):
         if relay.hand is None:
             if self.model.in_state(State.DUE):
                 self.claim(relay, step.limit)
+        elif not relay.hand.outcomes and relay.source.is_late:
+            self.give_back(relay)
         elif not relay.hand.outcomes:
             self.publish(relay, step.outcomes)
+        elif relay.hand.cut:
+            self.give_back(relay)
         else:
             self.settle(relay, step.delete)
 
     def break_off(self, step: BreakOff) -> None:
         relay = self.relays[step.relay]
         if relay.hand is not None:
-            self.die(relay) if step.dies else self.give_back(relay)
+            self.die(relay) if step.dies and not relay.hand.cut else self.give_back(relay)
 
     def claim(self, relay: Relay, limit: int) -> int:
         with self.step(f"{relay.name} claims up to {limit}:") as say:
             bounds: Any = {**GENEROUS, "limit": limit, "max_seconds": LEASE}
+            relay.source.claim(limit)  # It notes the time; the store's own claim takes the bounds.
             relay.context = store_of(relay.alias).claim("default", cursor=relay.cursor, **bounds)
             relay.claim = relay.context.__enter__()
             messages: list[Any] = [*relay.claim.messages]
@@ -173,7 +205,13 @@ class Schedules(RuleBasedStateMachine):
         assert relay.hand is not None
         with self.step(f"{relay.name} gives back what it has"):
             self.model.released(relay.hand, failed=True)
-            self.leave_claim(relay, Death())
+            if relay.hand.cut:
+                with suppress(Error):
+                    self.leave_claim(relay, Death())
+                with suppress(Error):
+                    connections[relay.alias].close()
+            else:
+                self.leave_claim(relay, Death())
 
     def die(self, relay: Relay) -> None:
         assert relay.hand is not None
@@ -188,7 +226,7 @@ class Schedules(RuleBasedStateMachine):
             hand.failed = True
             if self.stage.vendor != "sqlite":
                 self.model.released(hand, failed=True)
-            relay.cursor = new_cursor()
+            relay.cursor = new_cursor(by_time=self.by_time)
 
     # Operators
 
@@ -197,10 +235,9 @@ class Schedules(RuleBasedStateMachine):
         moves: list[Callable[[], None]] = []
         for entry in self.model.in_state(State.FAILED):
             moves += [partial(self.requeue, entry), partial(self.discard, entry)]
-        moves += [partial(self.let_it_be_due, entry) for entry in self.model.in_state(State.WAITING)]
+        waiting = [entry for entry in self.model.in_state(State.WAITING) if not entry.foreign]
+        moves += [partial(self.let_it_be_due, entry) for entry in waiting]
         moves += [self.purge] if self.model.in_state(State.PROCESSED) else []
-        if self.stage.vendor == "sqlite" and self.model.hands:
-            moves += [self.let_claims_run_out] * 3
         if moves:
             moves[step.pick % len(moves)]()
 
@@ -237,6 +274,42 @@ class Schedules(RuleBasedStateMachine):
                 entry.state, entry.blocks = State.FAILED, False
             self.model.changed(entry)
 
+    def hold(self, step: Hold) -> None:
+        """Hold a message that no relay has, and keep its lock."""
+        if self.stage.one_writer:
+            return
+        taken = {entry for relay in self.relays if relay.hand for entry in relay.hand.entries}
+        entries = [entry for entry in self.model.in_state(*PENDING) if not entry.foreign and entry not in taken]
+        if not entries:
+            return
+        entry, holder = entries[step.pick % len(entries)], self.holder
+        with self.operator(f"the operator holds {entry} in an open transaction"):
+            if holder.block is None:
+                holder.block = transaction.atomic(using=holder.alias)
+                holder.block.__enter__()
+            with transaction.atomic(using=holder.alias):
+                OutboxMessage.objects.using(holder.alias).filter(pk=entry.id).hold()
+            entry.foreign = True
+            holder.entries.append(entry)
+
+    def release(self, step: Release) -> None:
+        holder = self.holder
+        if holder.block is None:
+            return
+        with self.step(f"the operator {'commits' if step.commits else 'rolls back'}"):
+            block, holder.block = holder.block, None
+            transaction.set_rollback(not step.commits, using=holder.alias)
+            block.__exit__(None, None, None)
+            for entry in holder.entries:
+                entry.foreign = False
+                if step.commits:
+                    entry.state = State.WAITING
+            holder.entries = []
+
+    def freeze(self, step: Freeze) -> None:
+        if self.model.hands:
+            self.let_claims_run_out()
+
     def purge(self) -> None:
         with self.operator("what is processed is purged"):
             purge(using=self.stage.observer, older_than=datetime.timedelta(0))
@@ -246,6 +319,13 @@ class Schedules(RuleBasedStateMachine):
     def let_claims_run_out(self) -> None:
         with self.step("every claim expires"):
             self.stage.tick(LEASE + 1)
+            if not self.stage.one_writer:
+                for relay in self.relays:
+                    if relay.hand is not None and not relay.hand.cut:
+                        self.stage.cut(relay.alias)
+                        relay.hand.cut = True
+                        self.model.released(relay.hand, failed=True)
+                return
             self.model.ran_out()
             alive = [relay.hand for relay in self.relays]
             self.model.hands = [hand for hand in self.model.hands if hand in alive]
@@ -263,6 +343,7 @@ class Schedules(RuleBasedStateMachine):
     def wind_up(self) -> None:
         for number in range(len(self.writers)):
             self.end(End(number, False))
+        self.release(Release(False))
         for relay in self.relays:
             if relay.hand is not None:
                 self.give_back(relay)
@@ -281,13 +362,14 @@ class Schedules(RuleBasedStateMachine):
     def drain(self) -> None:
         """Deliver every message that may be delivered."""
         relay, empty = self.relays[0], 0
-        while empty < EMPTY_CLAIMS:
+        while empty < EMPTY_CLAIMS or not (relay.cursor.exhausted or empty == MAX_EMPTY_CLAIMS):
             if self.claim(relay, 1000):
                 self.publish(relay, [Outcome.ACCEPTED])
                 self.settle(relay, delete=False)
                 empty = 0
             else:
                 empty += 1
+                relay.cursor.sweep_next()
         with self.step("nothing is left to claim"):
             stranded = ", ".join(map(str, self.model.stranded()))
             if stranded:
@@ -316,6 +398,10 @@ class Schedules(RuleBasedStateMachine):
             if writer.block is not None:
                 with suppress(Error):
                     self.leave_block(writer, commits=False)
+        if self.holder.block is not None:
+            with suppress(Error):
+                connections[self.holder.alias].close()
+                self.holder.block.__exit__(Death, Death(), None)
         for relay in self.relays:
             if relay.context is not None:
                 with suppress(Error):

@@ -47,6 +47,7 @@ class Entry:
         number: its place in the schedule; it is shown as `m1`, `m2` and so on.
         locked: whether its writer locked the key until the commit.
         blocks: whether it failed and blocks its key.
+        foreign: whether an operator has locked it.
         sender: the last claim whose publisher accepted it since it was written or requeued.
     """
 
@@ -58,6 +59,7 @@ class Entry:
     state: State = State.WRITTEN
     attempts: int = 0
     blocks: bool = False
+    foreign: bool = False
     sender: "Hand | None" = None
 
     def __str__(self) -> str:
@@ -85,6 +87,7 @@ class Hand:
         failed: whether its relay died, gave the batch back, or held it for too long: only then may another relay send
             the same messages again.
         expired: whether the claim has run out, so that it owns nothing.
+        cut: whether the database has ended its session then.
         lost: the messages that have changed since the claim, and that settling must leave alone.
         doubtful: the messages of an expired claim that no other relay has claimed since: settling may write them.
     """
@@ -94,6 +97,7 @@ class Hand:
     outcomes: "dict[Entry, Outcome]" = field(default_factory=dict)
     failed: bool = False
     expired: bool = False
+    cut: bool = False
     lost: set[Entry] = field(default_factory=set)
     doubtful: set[Entry] = field(default_factory=set)
 
@@ -186,6 +190,8 @@ class Model:
     def _check_claimed(self, hand: Hand, entry: Entry, message: Message) -> None:
         if entry.state is not State.DUE:
             raise Violation(f"one fate: {hand.relay} claimed {entry}, which is {entry.state.value}")
+        if entry.foreign:
+            raise Violation(f"one owner: {hand.relay} claimed {entry}, which an operator has locked")
         if entry in hand.entries:
             raise Violation(f"one owner: {hand.relay} claimed {entry} twice in one batch")
         if (message.key, message.attempts) != (entry.key, entry.attempts):

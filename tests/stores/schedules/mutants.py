@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from django_outbox.relay.sources import PollingSource
 from django_outbox.stores import mysql, mysql_statements, postgresql, sqlite
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Span
@@ -13,7 +14,7 @@ from django_outbox.stores.heads import OwnedHeads
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.stores.schedules.model import Outcome
-from tests.stores.schedules.steps import End, Interfere, Operate, Proceed, Step
+from tests.stores.schedules.steps import End, Freeze, Hold, Interfere, Operate, Proceed, Step
 
 GUARD = re.compile(r"(AND|WHERE) (message\.)?available_at IS NOT NULL")
 
@@ -30,8 +31,22 @@ def without_locks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sqlite, "LEASE_PARTITIONS", f"{sqlite.LEASE_PARTITIONS} WHERE 1 = 0")
 
 
+def without_row_locks(patch: pytest.MonkeyPatch) -> None:
+    """Let a claim of keys lock none of their messages."""
+    lock = re.compile(r"FOR UPDATE (OF message )?SKIP LOCKED")
+    patch.setattr(postgresql, "READ_PARTITIONS", replaced(lock, "", postgresql.READ_PARTITIONS))
+    patch.setattr(mysql, "READ_AND_LOCK", replaced(lock, "", mysql_statements.READ_AND_LOCK))
+
+
+def without_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Let a relay publish however long ago it has claimed."""
+    patch.setattr(PollingSource, "is_late", False)
+
+
 def without_guard(patch: pytest.MonkeyPatch) -> None:
     """Let settle overwrite rows that no longer belong to the claim."""
+    # Rows that a claim has locked belong to it.
+    without_row_locks(patch)
     for store in (PostgreSQLStore, MySQLStore):
         for name in SETTLING:
             patch.setattr(store, name, replaced(GUARD, r"\1 1 = 1", getattr(store, name)))
@@ -90,6 +105,10 @@ def proceed(relay: int, outcome: Outcome = Outcome.ACCEPTED) -> Step:
 
 
 MUTANTS = {
+    "a claim that locks no rows": Mutant(without_row_locks, [], ["a", "b"], [Hold(0), proceed(0), proceed(0)]),
+    "a relay that publishes what it has lost": Mutant(
+        without_deadline, [], ["a"], [proceed(0), Freeze(), *[proceed(1)] * 2, proceed(0), proceed(1)]
+    ),
     "a claim without locks": Mutant(
         without_locks, [], ["a", "a"], [*[proceed(0, Outcome.REJECTED)] * 3, proceed(0), Operate(0), proceed(1)]
     ),

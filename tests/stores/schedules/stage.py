@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from django_outbox.relay.sources import polling
 from tests.stores.schedules.model import Row
 from tests.support.databases import another_alias
 
 PATIENCE: dict[str, dict[str, Any]] = {
     # All actors are in one thread, so an actor that waits for a lock would wait forever.
-    "postgresql": {"options": "-c lock_timeout=300 -c synchronous_commit=off"},
+    "postgresql": {"options": "-c lock_timeout=50 -c synchronous_commit=off"},
     "mysql": {"init_command": "SET SESSION innodb_lock_wait_timeout = 1"},
     "sqlite": {"timeout": 0.1, "init_command": "PRAGMA synchronous = OFF"},
 }
@@ -85,7 +87,7 @@ class Stage:
         self.vendor = connections[using].vendor
         self.clock = SQLiteClock()
         self.errors = Errors()
-        self.observer = using
+        self.observer = self.operator = using
 
     @property
     def one_writer(self) -> bool:
@@ -112,8 +114,12 @@ class Stage:
         """Move the clock of SQLite forward."""
         self.clock.now += datetime.timedelta(seconds=seconds)
 
+    def seconds(self) -> float:
+        """The time of the relays, which moves with that of the schedule."""
+        return (self.clock.now - START).total_seconds()
+
     def cut(self, alias: str) -> None:
-        """End a session as if its process had died, and wait until the server has noticed."""
+        """End a session from the client's side, and wait until the server has noticed."""
         connection = connections[alias]
         session = None
         if self.vendor in GONE:
@@ -136,7 +142,7 @@ def staged(using: str, *, writers: int, relays: int) -> Iterator[Stage]:
             return [stack.enter_context(another_alias(using, **PATIENCE[vendor])) for _ in range(count)]
 
         stage = Stage(using, aliases(writers), aliases(relays))
-        (stage.observer,) = aliases(1)
+        stage.observer, stage.operator = aliases(2)
         stack.callback(stage.clock.close)
         logger = logging.getLogger("django_outbox")
         logger.addHandler(stage.errors)
@@ -144,4 +150,5 @@ def staged(using: str, *, writers: int, relays: int) -> Iterator[Stage]:
         # Before any of them connects.
         connection_created.connect(stage.clock.install)
         stack.callback(connection_created.disconnect, stage.clock.install)
-        yield stage
+        with mock.patch.object(polling, "now", stage.seconds):
+            yield stage

@@ -62,7 +62,23 @@ class Interfere(NamedTuple):
     delete: bool
 
 
-Step = Interfere | Write | Enqueue | End | Proceed | BreakOff | Operate
+class Hold(NamedTuple):
+    """An operator holds a pending message in a transaction, and begins one if there is none."""
+
+    pick: int
+
+
+class Release(NamedTuple):
+    """The operator ends that transaction."""
+
+    commits: bool
+
+
+class Freeze(NamedTuple):
+    """Every relay stands still until its claim has run out."""
+
+
+Step = Hold | Release | Freeze | Interfere | Write | Enqueue | End | Proceed | BreakOff | Operate
 
 keys = st.sampled_from(KEYS)
 actors = st.integers(0, 2)
@@ -84,6 +100,9 @@ steps = st.one_of(
     *[enqueue_one] * 2,
     *[end] * 2,
     *[st.builds(Interfere, actors, st.integers(0, 3), st.booleans())] * 2,
+    *[st.builds(Hold, st.integers(0, 3))] * 2,
+    st.builds(Release, st.booleans()),
+    st.builds(Freeze),
     st.builds(Write, keys, st.integers(1, 3)),
     st.builds(BreakOff, actors, st.booleans()),
 )
