@@ -1,5 +1,9 @@
-"""Facts about a deployment: the database that is served, its migrations, and the publishers that its messages need."""
+"""Facts about a deployment: this process, its database and migrations, and the publishers that its messages need."""
 
+import os
+import secrets
+import socket
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +23,25 @@ def find_version() -> str:
         return metadata.version("django-transactional-outbox")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+MAX_HOST_LENGTH = 220
+"""Maximum characters of the host name in the name of a process."""
+
+
+def name_process() -> str:
+    """Return a name of this process that no other one has: `host:pid` and a random part.
+
+    Containers that share the network of their host have one host name, and each of them may be process 1.
+    """
+    # Its own part after a fork.
+    pid = os.getpid()
+    return f"{socket.gethostname()[:MAX_HOST_LENGTH]}:{pid}:{_random_part(pid)}"
+
+
+@cache
+def _random_part(pid: int) -> str:
+    return secrets.token_hex(3)
 
 
 def describe_database(connection: BaseDatabaseWrapper) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "RelayUnavailable",
     "TransactionForbidden",
     "TransactionRequired",
+    "TransactionTimeout",
     "UnknownEvent",
     "UnsavedEvents",
 ]
@@ -91,6 +92,10 @@ class NotMigrated(OutboxError):
 
 class ArchiveUnavailable(OutboxError):
     """Messages could not be written to the archive, or read from it. None was deleted; they are still in the table."""
+
+
+class TransactionTimeout(OutboxError):
+    """A handler made no query for so long that the database has ended its transaction."""
 
 
 class HandlerTimeout(OutboxError, TimeoutError):

@@ -20,6 +20,18 @@ __all__ = [
 MAX_ERROR_LENGTH = 4000
 """Maximum number of characters of an error that are stored with a message."""
 
+RESERVED_PREFIX = "outbox-"
+"""The beginning, in any case, of the names of headers that only the outbox itself sets."""
+
+
+def is_reserved(header: str) -> bool:
+    """Return whether only the outbox itself may set this header."""
+    return header[: len(RESERVED_PREFIX)].lower() == RESERVED_PREFIX
+
+
+DJANGO_TASK = "django.task"
+"""The type of messages that run Django's tasks: their payload names the task, so none comes from outside."""
+
 
 class Message(NamedTuple):
     """A claimed row of `OutboxMessage`, as passed to a publisher.

@@ -12,6 +12,7 @@ from django_outbox.db.lookups import IsExactly
 from django_outbox.db.transactions import in_transaction
 from django_outbox.exceptions import TransactionForbidden
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause
+from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 
 __all__ = ["Resumed", "pause", "resume"]
 
@@ -121,27 +122,19 @@ def resume(
 
 
 def _list_held(messages: OutboxMessageQuerySet, limit: int) -> Iterator[list[int]]:
-    """Yield the ids of held messages, at most `limit` at a time, partition by partition.
+    """Yield the ids of held messages, at most `limit` at a time: those without a key, then those with one.
 
-    The rest of a partition and the partitions after it take two statements, because each is one range of the index.
-    With an OR of both, PostgreSQL begins at the first message of the partition each time.
+    Each page is one range of an index.
     """
-    partition = after = 0
-    while True:
-        found = _list(messages.filter(partition=partition, id__gt=after), limit)
-        if found:
-            yield [id for _, id in found]
-        if len(found) < limit:
-            found = _list(messages.filter(partition__gt=partition), limit)
-            if found:
-                yield [id for _, id in found]
-            if len(found) < limit:
-                return
-        partition, after = found[-1]
-
-
-def _list(messages: OutboxMessageQuerySet, limit: int) -> list[tuple[int, int]]:
-    return list(messages.order_by("partition", "id").values_list("partition", "id")[:limit])
+    for condition in (WITHOUT_KEY, WITH_KEY):
+        after, more = 0, True
+        while more:
+            page = messages.filter(condition, id__gt=after).order_by("id").values_list("id", flat=True)
+            ids = list(page[:limit])
+            if ids:
+                yield ids
+                after = ids[-1]
+            more = len(ids) == limit
 
 
 def _rows(alias: str, publisher: str, type: str) -> "QuerySet[Pause, Pause]":

@@ -1,9 +1,9 @@
 """When to retry a message, and when to give up: pure functions of the attempt, the outcome and the policy."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from django_outbox.backoff import Backoff, Kind
 from django_outbox.error_text import is_interrupt, one_line
@@ -14,6 +14,9 @@ __all__ = ["RetryFunction", "RetryPolicy"]
 RetryFunction: TypeAlias = Callable[[int, Outcome, Message], float | None]
 """A custom policy. It gets the number of the attempt that failed (from 1), the outcome and the message, and returns the
 seconds to wait, 0 to `LONGEST_DELAY`, or None to give up."""
+
+RetryEntry: TypeAlias = Mapping[str, Any] | RetryFunction
+"""The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`, or a function that replaces all of them."""
 
 LONGEST_DELAY = 365 * 86_400.0
 """Maximum number of seconds that a custom function may ask for: a year."""

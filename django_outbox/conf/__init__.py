@@ -24,9 +24,9 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.conf.retry import RetryRules, choose_policy, read_rules
+from django_outbox.conf.retry import RetryRules, choose_policy, override, read_rules
 from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_publishers, read_routes
-from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class PublisherConfig:
     options: Mapping[str, Any]
     retry: RetryRules = field(default_factory=RetryRules)
     batch_size: int | None = None
+    claim_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +83,26 @@ class OutboxSettings:
         """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
         return self._publishers_of(type)
 
-    def retry_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+    def claim_timeout_of(self, publisher_alias: str) -> float:
+        """Return the seconds for which a claim of a publisher's messages may be held."""
+        config = self.publishers.get(publisher_alias)
+        return (config.claim_timeout if config else None) or self.claim_timeout
+
+    def retry_policy(
+        self, publisher_alias: str, type: str, own: RetryEntry | None = None
+    ) -> RetryPolicy | RetryFunction:
         """Return the retry policy, or the custom function, for messages of a type that go to a publisher.
 
         The publisher's `RETRY` takes precedence over `OUTBOX["RETRY"]`, and within each, the entry for the type takes
         precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies.
+
+        Args:
+            publisher_alias: the publisher.
+            type: the type.
+            own: the entry of a handler, which takes precedence over all others.
         """
-        return self._policy_of(publisher_alias, type)
+        policy = self._policy_of(publisher_alias, type)
+        return policy if own is None else override(policy, own)
 
     def _choose_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
         publisher = self.publishers.get(publisher_alias)
@@ -176,6 +190,9 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
     return (None if problems else OutboxSettings(**values)), problems
 
 
+PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT")
+
+
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
     if not isinstance(raw, Mapping) or "default" not in raw:
         problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", EXAMPLE))
@@ -184,8 +201,8 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     for publisher_alias, entry in raw.items():
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
         hint = (
-            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500}, and its alias '
-            "must be a string of 1 to 63 characters."
+            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, '
+            '"CLAIM_TIMEOUT": 120}, and its alias must be a string of 1 to 63 characters.'
         )
         if (
             not isinstance(publisher_alias, str)
@@ -193,15 +210,22 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
             or not isinstance(entry, Mapping)
             or not isinstance(entry.get("BACKEND"), str)
             or not isinstance(entry.get("OPTIONS", {}), Mapping)
-            or set(entry) - {"BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE"}
         ):
             problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", hint))
             continue
+        problems += [
+            SettingsProblem("E005", f"{where} has an unknown key {name!r}.", hint_of_key(name, PUBLISHER_KEYS))
+            for name in entry
+            if name not in PUBLISHER_KEYS
+        ]
         retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
         size = entry.get("BATCH_SIZE")
         if size is not None:
             size = _read(whole_number, size, f"{where}['BATCH_SIZE']", "E005", problems)
-        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry, size)
+        timeout = entry.get("CLAIM_TIMEOUT")
+        if timeout is not None:
+            timeout = _read(at_least_a_second, timeout, f"{where}['CLAIM_TIMEOUT']", "E005", problems)
+        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout)
     return publishers
 
 

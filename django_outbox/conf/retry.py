@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, cast, get_args
 
 from django.utils.module_loading import import_string
 
@@ -20,10 +20,7 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.retry import DEFAULT_POLICY, RetryFunction, RetryPolicy
-
-RetryEntry: TypeAlias = Mapping[str, Any] | RetryFunction
-"""The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`, or a function that replaces all of them."""
+from django_outbox.retry import DEFAULT_POLICY, RetryEntry, RetryFunction, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +46,15 @@ def choose_policy(type: str, rules: Iterable[RetryRules]) -> RetryPolicy | Retry
     """
     policy: RetryPolicy | RetryFunction = DEFAULT_POLICY
     for entry in (entry for rule in rules for entry in rule.entries_for(type)):
-        if not isinstance(entry, Mapping):
-            policy = entry
-        elif entry:
-            policy = replace(policy if isinstance(policy, RetryPolicy) else DEFAULT_POLICY, **entry)
+        policy = override(policy, entry)
     return policy
+
+
+def override(policy: RetryPolicy | RetryFunction, entry: RetryEntry) -> RetryPolicy | RetryFunction:
+    """Return a policy with the keys of an entry instead of its own, or the function that replaces it."""
+    if not isinstance(entry, Mapping):
+        return entry
+    return replace(policy if isinstance(policy, RetryPolicy) else DEFAULT_POLICY, **entry) if entry else policy
 
 
 def read_rules(value: object) -> RetryRules:
@@ -70,9 +71,29 @@ def read_rules(value: object) -> RetryRules:
     return RetryRules(entry, types)
 
 
-def _read_types(value: object) -> dict[str, RetryEntry]:
+def read_entry(value: object) -> RetryEntry:
+    """Read the policy of one handler: a `RETRY` without `TYPES`.
+
+    Raises:
+        ValueError: it is neither a dict nor a function.
+        Mistakes: all mistakes within the dict.
+    """
+    return _read_entry(value, _READERS)
+
+
+def read_patterns(value: object, example: str) -> dict[str, RetryEntry]:
+    """Read policies by the patterns of names.
+
+    Args:
+        value: the raw value.
+        example: the names that the keys match, with an example of a value.
+
+    Raises:
+        ValueError: it is not a dict.
+        Mistakes: all mistakes within the dict.
+    """
     if not isinstance(value, Mapping):
-        raise ValueError('a dict whose keys are patterns of types, such as {"order.*": {"MAX_ATTEMPTS": 3}}')
+        raise ValueError(f"a dict whose keys are patterns of {example}")
     mistakes: list[Mistake] = []
     types = {}
     for pattern, entry in value.items():
@@ -85,6 +106,10 @@ def _read_types(value: object) -> dict[str, RetryEntry]:
     if mistakes:
         raise Mistakes(mistakes)
     return types
+
+
+def _read_types(value: object) -> dict[str, RetryEntry]:
+    return read_patterns(value, 'types, such as {"order.*": {"MAX_ATTEMPTS": 3}}')
 
 
 def _read_entry(value: object, readers: Mapping[str, Reader]) -> dict[str, Any] | RetryFunction:

@@ -1,7 +1,7 @@
 """One batch: claim, publish, settle. The only module that knows all three."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,9 +10,11 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Unreadable, Verdict
 from django_outbox.publishers.base import Publisher, TransactionalPublisher
+from django_outbox.relay.conflicts import Conflicts, Turns
 from django_outbox.relay.dead_letters import copy_failed, signal_settled
 from django_outbox.relay.isolation import publish_isolated
-from django_outbox.relay.settlement import Decided, decide
+from django_outbox.relay.leased import LeasedMessages
+from django_outbox.relay.settlement import Decided, decide, leave_late
 from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
@@ -33,7 +35,8 @@ def deliver_batch(
     limit: int,
     settings: OutboxSettings,
     dead_letters: Publisher | None = None,
-    paused_types: Collection[str] = (),
+    paused_types: Set[str] = frozenset(),
+    conflicts: Conflicts | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> Tally:
     """Claim one batch, publish it and settle it in the calling thread.
@@ -45,6 +48,7 @@ def deliver_batch(
         settings: the limits and the retry policies.
         dead_letters: gets a copy of each message that fails.
         paused_types: the types whose messages are held instead of published.
+        conflicts: the conflicts of this worker with other transactions, if the publisher writes in the claim's.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
 
     Raises:
@@ -52,10 +56,15 @@ def deliver_batch(
     """
     batch = _Batch(publisher, source, settings, dead_letters, paused_types)
     if isinstance(publisher, TransactionalPublisher):
-        return TransactionalBatches(publisher, source, settings, is_stopping, batch.deliver).run(limit)
+        given = (publisher, source, settings, conflicts or Conflicts(Turns()), is_stopping, batch.deliver)
+        if publisher.in_transaction:
+            return TransactionalBatches(*given).run(limit)
+        return LeasedMessages(*given, paused_types).run(limit)
 
     def publish(messages: Sequence[Message]) -> Decided:
-        outcomes = _publish(publisher, messages, settings, is_stopping)
+        if source.is_late:
+            return leave_late(publisher.alias, source, messages)
+        outcomes = _publish(publisher, source, messages, settings, is_stopping)
         return decide(publisher.alias, messages, outcomes, settings)
 
     return batch.deliver(source.claim(limit), publish)
@@ -69,7 +78,7 @@ class _Batch:
     source: Source
     settings: OutboxSettings
     dead_letters: Publisher | None
-    paused_types: Collection[str]
+    paused_types: Set[str]
 
     def deliver(
         self, claiming: AbstractContextManager[Claim], publish: Callable[[Sequence[Message]], Decided]
@@ -89,13 +98,10 @@ class _Batch:
             phases.finish("claim", count)
             messages, unreadable = _sort(claim.messages, settings)
             held: list[Held] = []
-            if self.paused_types:
-                messages, unreadable, held = _hold(publisher.alias, messages, unreadable, self.paused_types)
-            if held:
-                # Nothing is published in the same transaction, so that nothing is sent twice if holding fails.
-                source.settle(claim, Settlement(held=held))
-                source.rewind()
-                return Tally(claimed=count)
+            if not self.paused_types.isdisjoint(message.type for message in messages):
+                # What the relay knows of the pauses may be a second old.
+                paused_types = self.paused_types & source.find_paused_types()
+                messages, unreadable, held = _hold(publisher.alias, messages, unreadable, paused_types)
             began_at = time.time_ns()
             outcomes, settlement, failed = publish(messages) if messages else Decided([], Settlement(), [])
             ended_at = time.time_ns()
@@ -103,6 +109,7 @@ class _Batch:
             copied = copy_failed(self.dead_letters, failed, publisher.alias)
             settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
             settlement.failed += [_fail(row, settings) for row in unreadable]
+            settlement.held = held
             source.settle(claim, settlement)
         phases.finish("settle", count)
         batch = [*messages, *(row.message for row in unreadable)]
@@ -145,7 +152,7 @@ def _sort(claimed: Sequence[Message | Unreadable], settings: OutboxSettings) -> 
 
 
 def _hold(
-    publisher_alias: str, messages: list[Message], unreadable: list[Unreadable], paused_types: Collection[str]
+    publisher_alias: str, messages: list[Message], unreadable: list[Unreadable], paused_types: Set[str]
 ) -> tuple[list[Message], list[Unreadable], list[Held]]:
     """Return what is not held back by a paused type, and the messages that are to be held.
 
@@ -170,13 +177,16 @@ def _fail(row: Unreadable, settings: OutboxSettings) -> Failed:
 
 
 def _publish(
-    publisher: Publisher, messages: Sequence[Message], settings: OutboxSettings, is_stopping: Callable[[], bool]
+    publisher: Publisher,
+    source: Source,
+    messages: Sequence[Message],
+    settings: OutboxSettings,
+    is_stopping: Callable[[], bool],
 ) -> list[Outcome]:
     """Publish in as few calls as the order allows; begin no further call after half of the claim timeout."""
-    deadline = time.monotonic() + settings.claim_timeout / 2
 
     def begin_nothing() -> bool:
-        return is_stopping() or time.monotonic() > deadline
+        return is_stopping() or source.is_late
 
     publish = partial(publish_isolated, publisher.publish, publisher_alias=publisher.alias, is_stopping=begin_nothing)
     if publisher.keeps_order:

@@ -10,6 +10,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.publishers.base import Publisher, TransactionalPublisher
 from django_outbox.publishers.outcomes import prepare_publisher
 from django_outbox.relay.batch import deliver_batch
+from django_outbox.relay.conflicts import Conflicts
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.sources import PollingSource, Source
 from django_outbox.relay.tally import Tally
@@ -58,6 +59,7 @@ class Delivery:
         self._publisher = publisher
         self._source = source
         self._shared = shared
+        self._conflicts = Conflicts(shared.turns[publisher.alias])
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
@@ -99,6 +101,7 @@ class Delivery:
                 settings=self._shared.settings,
                 dead_letters=self._shared.dead_letters,
                 paused_types=self._shared.pauses.paused_types(self._publisher.alias),
+                conflicts=self._conflicts,
                 is_stopping=self._shared.is_stopping,
             )
         finally:
@@ -113,7 +116,9 @@ class Delivery:
 def make_source(publisher: Publisher, shared: Shared) -> PollingSource:
     """Return a source of the messages of one publisher."""
     transactional = isinstance(publisher, TransactionalPublisher)
-    return PollingSource(shared.using, publisher.alias, shared.settings, transactional=transactional)
+    return PollingSource(
+        shared.using, publisher.alias, shared.settings, transactional=transactional, calls=shared.database_calls
+    )
 
 
 def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:

@@ -11,17 +11,23 @@ from functools import partial
 from typing import Any, ClassVar
 
 from django.db import connections
+from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.deployment import find_version
+from django_outbox.deployment import find_version, name_process
 from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.models import Heartbeat
 from django_outbox.stores import get_store
+from django_outbox.stores.clock import read_clock
 from django_outbox.threads import Threads, own_connection
 
 KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""
+
+SUCCESSION = datetime.timedelta(minutes=3)
+"""Silence after which the report of a predecessor is deleted: a process that is silent for so long does not count as
+alive."""
 
 
 class Reporter(abc.ABC):
@@ -48,8 +54,8 @@ class Reporter(abc.ABC):
         self._pace = pace
         self._host = socket.gethostname()[:240]
         self._pid = os.getpid()
-        self._name = f"{self._host}:{self._pid}{self.suffix}"
-        self._started = False
+        self._name = name_process() + self.suffix
+        self._started_at: datetime.datetime | None = None
         self._complained = False
 
     @abc.abstractmethod
@@ -84,7 +90,10 @@ class Reporter(abc.ABC):
             self._complained = True
 
     def write_heartbeat(self, figures: Mapping[str, Any], *, last: bool) -> None:
-        """Write the row of this process.
+        """Write the row of this process, and delete the rows of its predecessors.
+
+        A container that is started again has the host name and the process id of its predecessor. So may other
+        containers that run next to it, but their reports go on after this process has started.
 
         Args:
             figures: the columns that depend on its kind.
@@ -99,13 +108,17 @@ class Reporter(abc.ABC):
             "stopped_at": DatabaseNow() if last else None,
             **figures,
         }
-        if not self._started:
-            changes["started_at"] = DatabaseNow()
         reports = Heartbeat.objects.using(self._using)
+        if self._started_at is None:
+            self._started_at = changes["started_at"] = read_clock(self._using)
         if not reports.filter(pk=self._name).update(**changes):
-            reports.create(relay=self._name, **changes)
-            reports.filter(seen_at__lt=DatabaseNow() - KEEP_REPORTS).delete()
-        self._started = True
+            reports.create(relay=self._name, **{**changes, "started_at": self._started_at})
+        old = Q(seen_at__lt=DatabaseNow() - KEEP_REPORTS)
+        silent = Q(seen_at__lt=DatabaseNow() - SUCCESSION)
+        predecessors = Q(host=self._host, pid=self._pid, seen_at__lt=self._started_at)
+        # Without a row that is deleted, this locks none: other relays are writing theirs.
+        if names := [*reports.filter(old | silent & predecessors).values_list("pk", flat=True)]:
+            reports.filter(pk__in=names).delete()
 
 
 @contextmanager

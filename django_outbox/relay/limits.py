@@ -25,6 +25,8 @@ class Limits:
         check_connection_after: idle wait after which the database may have closed the connection
             (`idle_session_timeout` of PostgreSQL, `wait_timeout` of MySQL and MariaDB), which is not an error.
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
+        watch_interval: time between two looks for database calls that hang.
+        hang_patience: how long a claim or a settlement may wait for the database before this is reported.
         announce_interval: time between two log lines of a relay about its work.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
         purge_interval: time between two purges.
@@ -43,6 +45,8 @@ class Limits:
     stop_delay: float = 0.1
     check_connection_after: float = 0.5
     listen_time: float = 0.5
+    watch_interval: float = 2.0
+    hang_patience: float = 30.0
     announce_interval: float = 60.0
     pause_interval: float = 1.0
     purge_interval: float = 60.0

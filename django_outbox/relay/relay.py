@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from django.db import connections, router
@@ -13,11 +14,12 @@ from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.base import Publisher, TransactionalPublisher
 from django_outbox.publishers.registry import make_publisher
 from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
+from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.counters import Counters
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.draining import DrainingWorker
@@ -30,6 +32,7 @@ from django_outbox.relay.running import keep_running
 from django_outbox.relay.shared import Shared
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.watchdog import watching
 from django_outbox.retention.purge import purging
 from django_outbox.threads import Threads, own_connection
 
@@ -98,6 +101,7 @@ class Relay:
             outages=outages,
             pauses=Pauses(self.using, self._aliases, limits.pause_interval),
             counters=Counters(self._aliases),
+            turns={alias: Turns() for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
         )
@@ -264,9 +268,10 @@ class Relay:
         """
         threads = Threads()
         try:
-            for work in works:
-                threads.start(partial(self._in_thread, work), name="outbox-worker")
-            threads.wait()
+            with self._watching():
+                for work in works:
+                    threads.start(partial(self._in_thread, work), name="outbox-worker")
+                threads.wait()
         except BaseException:
             self.stop()
             self._abandoned = True
@@ -279,6 +284,16 @@ class Relay:
             raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
         return self.tally
 
+    def _watching(self) -> AbstractContextManager[None]:
+        """Watch the database calls of the workers until the end of the block."""
+        shared = self._shared
+        return watching(
+            shared.database_calls,
+            lambda reason: shared.outages.note(shared.database, reason, shared.limits.watch_interval),
+            interval=shared.limits.watch_interval,
+            patience=shared.limits.hang_patience,
+        )
+
     def _in_thread(self, work: Callable[[], object]) -> None:
         with own_connection(self.using):
             work()
@@ -290,6 +305,9 @@ class Relay:
 
 def _choose_batch_size(publisher: Publisher, requested: int | None, settings: OutboxSettings) -> int:
     """Return the maximum number of messages in one claim for a publisher."""
+    if isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction:
+        # It may work on one for hours, and other relays may have the next.
+        return 1
     config = settings.publishers.get(publisher.alias)
     own = (config.batch_size if config else None) or publisher.batch_size
     if own is None:

@@ -13,6 +13,8 @@ class RunningWorker(Worker):
         return self._shared.is_done()
 
     def _wait_when_idle(self) -> float:
+        if self._source.lags:
+            return 0.0
         doublings = min(self._empty_claims - 1, 16)
         return min(self._limits.first_idle_wait * 2.0**doublings, self._shared.poll_interval)
 

@@ -1,12 +1,13 @@
 """The new state of each message of a batch: the publisher's outcomes and the retry policy decide."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.logs import logger
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from django_outbox.retry import LONGEST_RETRY_AFTER, retry_delay
+from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
+from django_outbox.relay.sources import Source
+from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Failed, Retried, Settlement
 from django_outbox.wording import counted
 
@@ -34,7 +35,11 @@ class Decided(NamedTuple):
 
 
 def decide(
-    publisher_alias: str, messages: Sequence[Message], outcomes: Sequence[Outcome], settings: OutboxSettings
+    publisher_alias: str,
+    messages: Sequence[Message],
+    outcomes: Sequence[Outcome],
+    settings: OutboxSettings,
+    own_retry: Callable[[Message], RetryEntry | None] = lambda message: None,
 ) -> Decided:
     """Return the new states of a batch's messages, and those messages that fail, with their outcomes.
 
@@ -43,6 +48,7 @@ def decide(
         messages: the batch.
         outcomes: one for each message, in the same order. Unanswered and blocked messages are in no settlement.
         settings: the retry policies, and whether a failed message blocks its key.
+        own_retry: returns the entry of a message that takes precedence over `RETRY`.
     """
     if outcomes.count(ACCEPTED) == len(outcomes):
         return Decided([*outcomes], Settlement(processed=[message.id for message in messages]), [])
@@ -57,7 +63,7 @@ def decide(
             if not outcome.counted:
                 delay: float | None = min(outcome.retry_after or 0.0, LONGEST_RETRY_AFTER)
             else:
-                policy = settings.retry_policy(publisher_alias, message.type)
+                policy = settings.retry_policy(publisher_alias, message.type, own_retry(message))
                 delay = retry_delay(message, outcome, policy, on_fault=faults.append)
             if delay is not None:
                 settlement.retried.append(Retried(message.id, outcome.error, delay, outcome.kind, outcome.counted))
@@ -75,3 +81,15 @@ def decide(
             exc_info=faults[0],
         )
     return Decided([*outcomes], settlement, failed)
+
+
+def leave_late(publisher_alias: str, source: Source, messages: Sequence[Message]) -> Decided:
+    """Leave a batch as it is: its time is half over, and another relay may have the messages already."""
+    source.rewind()
+    logger.warning(
+        "Publisher %r: %s not published, because more than half of CLAIM_TIMEOUT has passed since the claim began: the "
+        "process was stopped, or the database is too slow",
+        publisher_alias,
+        f"{counted(len(messages), 'message')} {'was' if len(messages) == 1 else 'were'}",
+    )
+    return Decided([BLOCKED] * len(messages), Settlement(), [])

@@ -2,17 +2,19 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
+from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.counters import Counters
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.outages import Outages
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.watchdog import DatabaseCalls
 
 
 @dataclass(slots=True)
@@ -30,7 +32,9 @@ class Shared:
         pauses: what operators have paused.
         counters: counts the messages of each publisher.
         outages: the brokers and databases that are unavailable.
+        turns: taken by the workers of a publisher while its handlers conflict with each other.
         wake_ups: ends the idle waits of workers.
+        database_calls: the claims and settlements in progress.
         dead_letters: the dead-letter publisher, if there is one.
         stopping: whether the relay is stopping. It is a plain attribute because a signal handler may set it: an
             `Event` has a lock, which the interrupted thread may hold.
@@ -46,9 +50,16 @@ class Shared:
     pauses: Pauses
     counters: Counters
     outages: Outages
+    turns: Mapping[str, Turns]
     wake_ups: WakeUps
     dead_letters: Publisher | None
+    database_calls: DatabaseCalls = field(default_factory=DatabaseCalls)
     stopping: bool = False
+
+    @property
+    def database(self) -> str:
+        """The database as the subject of outages."""
+        return f"Database {self.using!r}"
 
     def is_stopping(self) -> bool:
         """Return whether the relay is stopping."""

@@ -14,7 +14,7 @@ class Tally:
         failed: rejected, out of attempts or unreadable.
         retried: deferred; they will be retried.
         unanswered: returned as they were because of an outage.
-        blocked: returned as they were, not published, because an earlier message of their key was not accepted.
+        blocked: not published, because their type is paused or an earlier message of their key was not accepted.
         unreadable: rows that failed without having been published, because they are not messages.
         outage: the last reason given for unanswered messages.
         connected: whether the publisher could connect although there was nothing to publish.

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.error_text import describe, is_interrupt
+from django_outbox.exceptions import TransactionTimeout
+from django_outbox.handlers.finishing import NotRun, finish
 from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,
@@ -24,11 +27,12 @@ from django_outbox.messages import (
 )
 from django_outbox.publishers.base import TransactionalPublisher
 from django_outbox.publishers.outcomes import read_outcome
+from django_outbox.relay.conflicts import LOCK_WAIT, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
-from django_outbox.relay.settlement import Decided, decide
+from django_outbox.relay.settlement import Decided, decide, leave_late
 from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
-from django_outbox.stores import Claim, Settlement
+from django_outbox.stores import Claim, Settlement, Store, get_store
 
 FIRST_DELAY = 1.0
 """Seconds until a message is tried again after a lost transaction that was not counted."""
@@ -41,6 +45,12 @@ LOCK_INTERVAL = 0.05
 
 LOST = "outbox.transaction_lost"
 """The `error_class` of a message that was in hand when its transaction was lost."""
+
+TIMED_OUT = "outbox.claim_timeout"
+"""The `error_class` of a message if the database has ended its transaction, because the handler made no query."""
+
+CLOSE_TO = 0.9
+"""The share of the claim timeout from which an idle transaction counts as timed out: clocks differ a little."""
 
 Deliver = Callable[[AbstractContextManager[Claim], Callable[[Sequence[Message]], Decided]], Tally]
 """Claims, publishes and settles one batch, given the claim and the function that publishes."""
@@ -62,6 +72,20 @@ class TransactionLost(Exception):
         self.attempted = attempted
 
 
+class Conflict(Exception):
+    """Another transaction was in the way of a message. What was written for it is rolled back.
+
+    Args:
+        message: the message.
+        error: the error of the database.
+    """
+
+    def __init__(self, message: Message, error: BaseException) -> None:
+        super().__init__(describe(error))
+        self.message = message
+        self.error = error
+
+
 @dataclass
 class TransactionalBatches:
     """Delivers batches of a publisher that writes in the transaction of the claim.
@@ -70,10 +94,14 @@ class TransactionalBatches:
     message is settled in another transaction: its attempt is counted, so that it cannot stop the others forever. If
     only the commit fails, the messages are delivered one by one, in one transaction each, to find the one to blame.
 
+    If another transaction is in the way of a message, the batch ends before that message and is committed, which frees
+    its locks. The message goes back as it was.
+
     Args:
         publisher: delivers single messages.
         source: claims and settles them.
         settings: the retry policies, and whether a failed message blocks its key.
+        conflicts: shrinks the batches of this worker after such a conflict.
         is_stopping: returns True if no further message is to be begun.
         deliver: claims, publishes and settles.
     """
@@ -81,12 +109,14 @@ class TransactionalBatches:
     publisher: TransactionalPublisher
     source: Source
     settings: OutboxSettings
+    conflicts: Conflicts
     is_stopping: Callable[[], bool]
     deliver: Deliver
 
     def __post_init__(self) -> None:
         self._connection = connections[self.source.using]
         self._claimed: Sequence[Message] = ()
+        self._conflict: Conflict | None = None
 
     def run(self, limit: int) -> Tally:
         """Deliver at most `limit` messages.
@@ -95,7 +125,11 @@ class TransactionalBatches:
             Error: the database was unavailable. The messages went back.
         """
         refresh_other_connections(self.source.using)
-        tally, suspects = self._attempt(limit)
+        tally, suspects = self._attempt(self.conflicts.limit(limit))
+        if self._conflict is not None:
+            self._note(self._conflict)
+        elif tally.claimed:
+            self.conflicts.grow(limit)
         for _ in range(suspects):
             if self.is_stopping():
                 break
@@ -109,9 +143,15 @@ class TransactionalBatches:
         """Deliver a batch; return its tally, and how many messages to deliver one by one because it was in vain."""
         self._claimed = ()
         try:
-            return self.deliver(committing(self.source.claim(limit), self._connection), self._publish), 0
+            with ExitStack() as self._turn:
+                return self.deliver(committing(self.source.claim(limit), self._connection), self._publish), 0
         except TransactionLost as lost:
             self._forget_connection()
+            if self._may_begin_again(lost.message, lost.error):
+                # On MySQL and MariaDB, a deadlock ends the whole transaction.
+                self._conflict = Conflict(lost.message, lost.error)
+                self.source.rewind()
+                return Tally(), 1
             return self._blame(lost), 0
         except Error as error:
             if not self._claimed or self._connection.in_atomic_block:
@@ -128,7 +168,13 @@ class TransactionalBatches:
 
     def _publish(self, messages: Sequence[Message]) -> Decided:
         """Deliver messages in their order. Stop when the time is over; the others go back unchanged."""
+        if self.source.is_late:
+            return leave_late(self.publisher.alias, self.source, messages)
         self._claimed = messages
+        # Until the commit, because the locks of handlers last until then.
+        self._turn.enter_context(self.conflicts.turns.taking())
+        if len(messages) > 1:
+            self._store.limit_lock_waits(LOCK_WAIT)
         decided = Decided([BLOCKED] * len(messages), Settlement(), [])
         blocked: set[str] = set()
         deadline = time.monotonic() + self.publisher.batch_seconds
@@ -137,12 +183,18 @@ class TransactionalBatches:
                 break
             if message.key in blocked:
                 continue
-            one = self._conclude(message, self._handle(message))
+            try:
+                one = self._conclude(message, self._handle(message))
+            except Conflict as conflict:
+                self._conflict = conflict
+                break
             decided.add(index, one)
             if message.key and not one.settlement.processed and (not one.failed or self.settings.failed_blocks_key):
                 blocked.add(message.key)
             if one.outcomes[0].verdict is Verdict.UNANSWERED:
                 break
+        if len(messages) > 1:
+            self._store.limit_lock_waits(None)
         if decided.settlement.count < len(messages):
             self.source.rewind()
         return decided
@@ -193,7 +245,7 @@ class TransactionalBatches:
             )
 
     def _decide(self, message: Message, outcome: Outcome) -> Decided:
-        return decide(self.publisher.alias, [message], [outcome], self.settings)
+        return decide(self.publisher.alias, [message], [outcome], self.settings, self.publisher.own_retry)
 
     def _handle(self, message: Message) -> Outcome:
         return self._in_savepoint(message, lambda using: self.publisher.handle(message, using))
@@ -204,27 +256,67 @@ class TransactionalBatches:
         """Return the outcome; unless the message was accepted, nothing that was written for it remains.
 
         Raises:
+            Conflict: another transaction was in the way, and the message has not conflicted too often.
             TransactionLost: the savepoint is lost, and with it the transaction.
         """
         savepoint = Savepoint(self._connection)
-        try:
-            outcome = read_outcome(deliver(self.source.using))
-            if outcome is ACCEPTED:
-                savepoint.release()
-            else:
-                savepoint.roll_back()
-        except TransactionBroken as error:
-            raise TransactionLost(message, error, attempted) from error
-        except BaseException as error:
+        gaps = _Gaps()
+        with self._connection.execute_wrapper(gaps):
             try:
-                savepoint.roll_back()
-            except TransactionBroken:
-                if not is_interrupt(error):
-                    raise TransactionLost(message, error, attempted) from error
-            if is_interrupt(error):
-                raise
-            return read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
+                outcome = read_outcome(deliver(self.source.using))
+                if outcome is ACCEPTED:
+                    savepoint.release()
+                else:
+                    savepoint.roll_back()
+            except TransactionBroken as error:
+                raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+            except BaseException as error:
+                try:
+                    savepoint.roll_back()
+                except TransactionBroken:
+                    if not is_interrupt(error):
+                        raise TransactionLost(message, self._explain(error, gaps), attempted) from error
+                if is_interrupt(error):
+                    raise
+                outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
+        if outcome.cause is not None and self._may_begin_again(message, outcome.cause):
+            raise Conflict(message, outcome.cause)
         return outcome
+
+    def _explain(self, error: BaseException, gaps: "_Gaps") -> BaseException:
+        """Return why a transaction was lost: the error, or that the database has ended it because it was idle."""
+        alias = self.publisher.alias
+        seconds = self.settings.claim_timeout_of(alias)
+        if gaps.longest < seconds * CLOSE_TO or not self._store.ends_idle_transactions:
+            return error
+        reason = TransactionTimeout(
+            "the database ended the transaction, because the handler made no query for CLAIM_TIMEOUT = "
+            f'{seconds:g} s. Set "transaction": False in the OPTIONS of the publisher {alias!r} to handle its messages '
+            "outside of a transaction, or raise its CLAIM_TIMEOUT"
+        )
+        reason.__cause__ = error
+        return reason
+
+    def _may_begin_again(self, message: Message, error: BaseException) -> bool:
+        """Return whether another transaction was in the way of a message, which has not conflicted too often."""
+        return self._store.is_conflict(error) and self.conflicts.admit(message.id)
+
+    @property
+    def _store(self) -> Store:
+        return get_store(self._connection)
+
+    def _note(self, conflict: Conflict) -> None:
+        """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
+        if self.conflicts.shrink(len(self._claimed)):
+            logger.warning(
+                "Publisher %r: the work on message %d was rolled back because of another transaction. It begins again, "
+                "and batches are smaller for a while: %s",
+                self.publisher.alias,
+                conflict.message.id,
+                describe(conflict.error),
+            )
+        if self.conflicts.in_a_row > 1 and not self.is_stopping():
+            time.sleep(WAIT.after(self.conflicts.in_a_row - 1))
 
     def _blame(self, lost: TransactionLost) -> Tally:
         """Settle the message whose transaction was lost; the first time in a row, no attempt is counted.
@@ -262,6 +354,11 @@ class TransactionalBatches:
 
     def _judge(self, message: Message, lost: TransactionLost) -> Decided:
         reason = describe(lost.error, MAX_ERROR_LENGTH)
+        if isinstance(lost.error, TransactionTimeout):
+            reason = str(lost.error)
+            # Another attempt most likely takes as long. One is enough to find out.
+            refuse = rejected if message.error_class == TIMED_OUT else retry_later
+            return self._conclude(message, read_outcome(refuse(reason, error_class=TIMED_OUT, cause=lost.error)))
         if message.error_class != LOST:
             outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
             return self._decide(message, read_outcome(outcome))
@@ -274,6 +371,25 @@ class TransactionalBatches:
         """Close the connection, because what was done to it is unknown; the next query opens a new one."""
         if not self._connection.in_atomic_block:
             self._connection.close()
+
+
+class _Gaps:
+    """Measures the longest time without a query; a wrapper of Django's queries.
+
+    Attributes:
+        longest: the time in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._since = time.monotonic()
+
+    def __call__(self, execute: Callable[..., Any], *arguments: Any) -> Any:
+        self.longest = max(self.longest, time.monotonic() - self._since)
+        try:
+            return execute(*arguments)
+        finally:
+            self._since = time.monotonic()
 
 
 @contextmanager
@@ -291,7 +407,9 @@ def committing(claiming: AbstractContextManager[Claim], connection: BaseDatabase
             connection.run_on_commit = []
     for hook in hooks:
         try:
-            hook()
+            finish(hook())
+        except NotRun as error:
+            logger.error("A function given to on_commit() %s.", error)
         except BaseException as error:
             if is_interrupt(error):
                 raise

@@ -21,7 +21,7 @@ class Worker(abc.ABC):
 
     def __init__(self, publisher: Publisher, shared: Shared) -> None:
         self._alias = publisher.alias
-        self._database = f"Database {shared.using!r}"
+        self._database = shared.database
         self._shared = shared
         self._limits = shared.limits
         self._source = make_source(publisher, shared)

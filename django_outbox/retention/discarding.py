@@ -31,7 +31,8 @@ def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:
     config = get_settings().archive
     failed = messages.using(using).failed()
     if config is None:
-        return failed._raw_delete(using)
+        # It returns None for a queryset that Django knows to be empty.
+        return failed._raw_delete(using) or 0
 
     def listing(removal: Removal, limit: int, after: int | None) -> Page:
         chosen = failed.filter(pk__gt=after) if after is not None else failed

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,12 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox.exceptions import TransactionForbidden
 from django_outbox.messages import ACCEPTED, Message, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
+from django_outbox.models.message import LATEST
 from django_outbox.pausing import Resumed, pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.running import RunningWorker
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import statements_of_new_connections
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
@@ -235,18 +237,95 @@ def test_nothing_is_lost_and_order_is_kept_while_types_and_publishers_are_paused
         assert list(dict.fromkeys(ids)) == sorted(set(ids))
 
 
-def test_a_message_that_is_held_while_its_type_is_resumed_goes_back(using: str):
-    """The relay has read the pause, and the row is gone when the batch is settled."""
-    (id,) = put(1, using, type="paid")
-    pause("default", "paid", using=using)
-    with Relay(using=using, limits=replace(LIMITS, pause_interval=3600.0)) as relay:
-        relay._shared.pauses.refresh()
-        resume("default", "paid", using=using)
-        relay.deliver_once()
-        assert processed(using) == []
-        assert held(using) == []
-    drain(using)
-    assert processed(using) == [id]
+class TestTheRestOfABatch:
+    """A batch that contains messages of a paused type."""
+
+    @pytest.mark.parametrize("keyed", [True, False])
+    def test_is_published_by_the_same_claim(self, using: str, keyed: bool):
+        pause("default", "paid", using=using)
+        with Relay(using=using, limits=LIMITS) as relay:
+            for number in range(5):
+                put(2, using, keys=2 * keyed, first=10 * number, type="paid")
+                (other,) = put(1, using, key=f"other {number}" if keyed else "", type="created")
+                # The claim itself, of which a draining relay would make several.
+                relay.deliver_once()
+                assert ScriptedPublisher.published()[number:] == [other]
+        assert len(ScriptedPublisher.batches) == 5
+        assert len(held(using)) == (2 if keyed else 10)
+
+    @pytest.mark.parametrize("keyed", [True, False])
+    def test_is_reached_although_many_more_messages_are_paused(self, using: str, keyed: bool):
+        put(50, using, keys=50 * keyed, type="paid")
+        (other,) = put(1, using, key="other" if keyed else "", type="created")
+        pause("default", "paid", using=using)
+        with Relay(using=using, limits=LIMITS, batch_size=10) as relay:
+            for _ in range(6):
+                relay.deliver_once()
+        assert processed(using) == [other]
+
+    def test_is_settled_although_the_paused_messages_cannot_be_held(
+        self, using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ):
+        for module in ("base", "sqlite"):
+            # A time that the table refuses.
+            monkeypatch.setattr(f"django_outbox.stores.{module}.HELD_BY_PAUSE", LATEST)
+        paid, created = put(1, using, key="a", type="paid"), put(1, using, key="b", type="created")
+        pause("default", "paid", using=using)
+        with Relay(using=using, limits=LIMITS) as relay:
+            relay.deliver_once()
+        assert "Messages of paused types could not be held" in caplog.text
+        assert (processed(using), held(using)) == (created, [])
+        assert ScriptedPublisher.published() == created
+        monkeypatch.undo()
+        eventually(lambda: (drain(using), held(using) == paid)[1])
+        assert processed(using) == created
+
+    @pytest.mark.parametrize("using", LOCKING, indirect=True)
+    def test_does_not_wait_for_a_transaction_that_has_locked_the_pause(self, using: str):
+        paid, created = put(1, using, key="a", type="paid"), put(1, using, key="b", type="created")
+        pause("default", "paid", using=using)
+        with relays_in_threads(poll_interval=0.05, limits=LIMITS) as start, transaction.atomic(using=using):
+            Pause.objects.using(using).select_for_update().get()
+            start(using=using)
+            eventually(lambda: ScriptedPublisher.published() == created)
+            eventually(lambda: processed(using) == created)
+        drain(using)
+        eventually(lambda: (drain(using), held(using) == paid)[1])
+
+
+class TestAfterResume:
+    """The relay still takes the type for paused."""
+
+    def test_messages_are_delivered_by_the_next_claim(self, using: str):
+        pause("default", "paid", using=using)
+        with Relay(using=using, limits=replace(LIMITS, pause_interval=3600.0)) as relay:
+            relay._shared.pauses.refresh()
+            resume("default", "paid", using=using)
+            ids = put(2, using, keys=1, type="paid") + put(2, using, type="paid") + put(1, using, key="b", type="sent")
+            relay.deliver_once()
+        assert processed(using) == ids
+
+    @pytest.mark.parametrize("key", ["a", ""])
+    def test_a_message_that_was_to_be_held_goes_back(self, using: str, key: str):
+        """The type is resumed while the batch is published."""
+
+        def resume_now(message: Message) -> Any:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(resume_and_close).result()
+            return ACCEPTED
+
+        def resume_and_close() -> None:
+            resume("default", "paid", using=using)
+            connections.close_all()
+
+        paid, created = put(1, using, key=key, type="paid"), put(1, using, key="b", type="created")
+        pause("default", "paid", using=using)
+        ScriptedPublisher.answer = staticmethod(resume_now)
+        with Relay(using=using, limits=LIMITS) as relay:
+            relay.deliver_once()
+            assert (processed(using), held(using)) == (created, [])
+            assert OutboxMessage.objects.using(using).get(pk=paid[0]).attempts == 0
+            eventually(lambda: (relay.deliver_once(), processed(using) == paid + created)[1])
 
 
 class TestPauses:

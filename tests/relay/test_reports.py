@@ -1,18 +1,23 @@
 """Relays report that they are alive, and what they have delivered."""
 
+import datetime
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connections
 
+from django_outbox.deployment import name_process
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
+from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
@@ -21,7 +26,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-NAME = f"{socket.gethostname()}:{os.getpid()}"
+NAME = name_process()
 OFTEN = Limits(report_pace=0.01, report_patience=20)
 
 
@@ -83,6 +88,55 @@ def test_drains_of_one_process_add_up_in_one_row_of_a_minute(using: str):
     assert sum(row[2] for row in counted(using)) == 6
     # Three if a minute ended between them.
     assert len(counted(using)) <= 2
+
+
+def test_processes_with_one_host_name_and_process_id_have_different_names():
+    script = "import os, django; django.setup(); os.getpid = lambda: 1; from django_outbox import deployment; "
+    command = [sys.executable, "-c", f"{script}print(deployment.name_process())"]
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    runs = [subprocess.run(command, capture_output=True, text=True, env=environment, check=True) for _ in range(2)]
+    first, second = [each.stdout.strip() for each in runs]
+    assert first != second
+    assert all(name.startswith(f"{socket.gethostname()}:1:") for name in (first, second))
+
+
+def test_a_forked_process_has_its_own_name(monkeypatch: pytest.MonkeyPatch):
+    parent = name_process()
+    child_pid = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child_pid)
+    child = name_process()
+    assert child.startswith(f"{socket.gethostname()}:{child_pid}:")
+    assert child.rpartition(":")[2] != parent.rpartition(":")[2]
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_relay_leaves_the_report_of_another_one_with_its_host_name_and_process_id(using: str):
+    """Containers that share the network of their host have one host name, and each of them may be process 1."""
+    given = {"host": socket.gethostname(), "pid": os.getpid(), "mode": "run", "workers": 1}
+    other = Heartbeat.objects.using(using).create(relay=f"{socket.gethostname()}:{os.getpid()}:other", **given)
+    put(3, using)
+    reports = Heartbeat.objects.using(using)
+    with relays_in_threads(using=using, limits=OFTEN) as start:
+        start()
+        eventually(lambda: reports.filter(pk=NAME, processed=3).exists())
+        # The other one dies while this one runs.
+        reports.filter(pk=other.pk).update(seen_at=reports.get(pk=NAME).started_at + datetime.timedelta(microseconds=1))
+        assert {relay.name for relay in read_status(using).relays if relay.alive} == {NAME, other.pk}
+        assert {relay.processed for relay in read_status(using).relays} == {0, 3}
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_the_report_of_a_predecessor_is_deleted_when_it_has_been_silent_for_minutes(using: str):
+    given = {"host": socket.gethostname(), "pid": os.getpid(), "mode": "run", "workers": 1}
+    now = read_clock(using)
+    for name, minutes in (("just-gone", 1), ("gone", 4)):
+        seen_at = now - datetime.timedelta(minutes=minutes)
+        Heartbeat.objects.using(using).create(relay=name, seen_at=seen_at, **given)
+    Heartbeat.objects.using(using).create(relay="elsewhere", seen_at=seen_at, **{**given, "host": "elsewhere"})
+    put(1, using)
+    with Relay(using=using, limits=OFTEN) as relay:
+        relay.drain()
+    assert {report.relay for report in Heartbeat.objects.using(using)} == {NAME, "just-gone", "elsewhere"}
 
 
 @pytest.mark.parametrize("using", LOCKING)

@@ -10,7 +10,7 @@ from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, rejected
 from django_outbox.relay.batch import deliver_batch
 from django_outbox.relay.sources import Source
-from django_outbox.stores import Claim, Settlement
+from django_outbox.stores import Claim, Lease, Settlement
 from tests.support.publishers import ScriptedPublisher
 
 pytestmark = pytest.mark.usefixtures("scripted")
@@ -21,6 +21,8 @@ class ListSource(Source):
 
     using = "default"
     exhausted = complete = True
+    is_late = False
+    lags = False
 
     def __init__(self, *messages: Message) -> None:
         self._messages = list(messages)
@@ -36,9 +38,18 @@ class ListSource(Source):
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         raise AssertionError
 
+    def lease(self, message: Message) -> None:
+        raise AssertionError
+
+    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        raise AssertionError
+
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         assert self.open, "a batch is settled while it is claimed"
         self.settlements.append(settlement)
+
+    def find_paused_types(self) -> frozenset[str]:
+        raise AssertionError
 
     def rewind(self) -> None:
         raise AssertionError

@@ -45,6 +45,7 @@ from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--stop-timeout", "1", *flags])
 """
 
+LOCKING = {"BACKEND": "tests.support.publishers.LockingPublisher"}
 MEMORY = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
 
 
@@ -139,6 +140,15 @@ class TestDriverThatWaits:
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
             assert ends_with(process) == 128 + signal.SIGINT
+
+
+def test_a_relay_that_cannot_settle_because_sqlite_is_locked_ends_in_time(run_outbox: StartProcess):
+    put(1)
+    process = run_outbox("default", outbox={"PUBLISHERS": {"default": LOCKING}})
+    eventually(lambda: not OutboxMessage.objects.due().exists())
+    process.send_signal(signal.SIGTERM)
+    assert ends_with(process) == 0
+    assert OutboxMessage.objects.pending().count() == 1
 
 
 def test_a_purge_that_waits_for_a_lock_does_not_delay_the_end(run_outbox: StartProcess):

@@ -4,7 +4,7 @@ import abc
 from contextlib import AbstractContextManager
 
 from django_outbox.messages import Message
-from django_outbox.stores import Claim, Settlement
+from django_outbox.stores import Claim, Lease, Settlement
 
 
 class Source(abc.ABC):
@@ -27,9 +27,26 @@ class Source(abc.ABC):
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
         """Claim a message that was claimed before, if it has not changed and no other relay has it."""
 
+    @property
+    @abc.abstractmethod
+    def is_late(self) -> bool:
+        """Whether the last claim may end before something that is published now can be settled."""
+
+    @abc.abstractmethod
+    def lease(self, message: Message) -> Lease | None:
+        """Take the lease of a message of the open claim, or return None if another relay works on it or on its key."""
+
+    @abc.abstractmethod
+    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        """Claim a message that this worker has leased, if it has not lost the lease."""
+
     @abc.abstractmethod
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         """Write the new states of the claim's messages."""
+
+    @abc.abstractmethod
+    def find_paused_types(self) -> frozenset[str]:
+        """Return the types of this publisher that are paused now."""
 
     @abc.abstractmethod
     def rewind(self) -> None:
@@ -43,7 +60,12 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def complete(self) -> bool:
-        """Whether the last claim looked at every key; if not, the next one continues at once."""
+        """Whether the last claim looked at every key; if not, the next one continues."""
+
+    @property
+    @abc.abstractmethod
+    def lags(self) -> bool:
+        """Whether the next claim should follow at once, although this one found nothing."""
 
     @abc.abstractmethod
     def sweep_next(self) -> None:

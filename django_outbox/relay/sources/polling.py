@@ -1,13 +1,17 @@
 """Claims by queries: each one looks for due messages from where the last one ended."""
 
-from contextlib import AbstractContextManager
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from django.db import connections
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
 from django_outbox.relay.sources.base import Source
-from django_outbox.stores import Claim, Settlement, Store, get_store
+from django_outbox.relay.watchdog import DatabaseCalls
+from django_outbox.stores import Claim, Lease, Settlement, Store, get_store
 from django_outbox.stores.cursor import Cursor
 
 
@@ -19,32 +23,60 @@ class PollingSource(Source):
         publisher_alias: the publisher whose messages are claimed.
         settings: the maximum bytes of a batch, the claim timeout, and whether processed messages are deleted.
         transactional: whether the publisher writes in the transaction of the claim.
+        calls: watches the database calls of the claims.
     """
 
     def __init__(
-        self, using: str, publisher_alias: str, settings: OutboxSettings, *, transactional: bool = False
+        self,
+        using: str,
+        publisher_alias: str,
+        settings: OutboxSettings,
+        *,
+        transactional: bool = False,
+        calls: DatabaseCalls | None = None,
     ) -> None:
         self.using = using
+        self._calls = calls or DatabaseCalls()
         self._transactional = transactional
         self._publisher_alias = publisher_alias
         self._settings = settings
+        self._claim_timeout = settings.claim_timeout_of(publisher_alias)
         self._cursor = Cursor()
+        self._late_at = 0.0
 
     def claim(self, limit: int) -> AbstractContextManager[Claim]:
-        return self._store.claim(
-            self._publisher_alias,
-            limit=limit,
-            max_bytes=self._settings.batch_bytes,
-            max_seconds=self._settings.claim_timeout,
-            cursor=self._cursor,
-            transactional=self._transactional,
+        self._begin_claim()
+        return self._watched(
+            self._store.claim(
+                self._publisher_alias,
+                limit=limit,
+                max_bytes=self._settings.batch_bytes,
+                max_seconds=self._claim_timeout,
+                cursor=self._cursor,
+                transactional=self._transactional,
+            )
         )
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
-        return self._store.claim_one(self._publisher_alias, message, max_seconds=self._settings.claim_timeout)
+        self._begin_claim()
+        return self._watched(self._store.claim_one(self._publisher_alias, message, max_seconds=self._claim_timeout))
+
+    def lease(self, message: Message) -> Lease | None:
+        return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
+
+    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        return self._watched(self._store.claim_leased(message, lease, max_seconds=self._claim_timeout))
+
+    @property
+    def is_late(self) -> bool:
+        return now() > self._late_at
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        self._store.settle(claim, settlement, delete_processed=self._settings.deletes_processed)
+        with self._watch():
+            self._store.settle(claim, settlement, delete_processed=self._settings.deletes_processed)
+
+    def find_paused_types(self) -> frozenset[str]:
+        return self._store.find_paused_types(self._publisher_alias)
 
     def rewind(self) -> None:
         self._cursor.rewind()
@@ -57,10 +89,41 @@ class PollingSource(Source):
     def complete(self) -> bool:
         return self._cursor.complete
 
+    @property
+    def lags(self) -> bool:
+        return self._cursor.lags
+
     def sweep_next(self) -> None:
         self._cursor.sweep_next()
+
+    def _watch(self) -> AbstractContextManager[None]:
+        return self._calls.watch(connections[self.using], self._claim_timeout)
+
+    @contextmanager
+    def _watched(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
+        """Watch how a claim begins and ends, but not what happens in between."""
+        with self._watch():
+            claim = claiming.__enter__()
+        try:
+            yield claim
+        except BaseException:
+            with self._watch():
+                if not claiming.__exit__(*sys.exc_info()):
+                    raise
+        else:
+            with self._watch():
+                claiming.__exit__(None, None, None)
 
     @property
     def _store(self) -> Store:
         # Looked up each time, because a thread's connection may be replaced.
         return get_store(connections[self.using])
+
+    def _begin_claim(self) -> None:
+        # Before the claim, because the process may be stopped right after it.
+        self._late_at = now() + self._claim_timeout / 2
+
+
+def now() -> float:
+    """Return the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

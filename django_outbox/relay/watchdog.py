@@ -1,0 +1,127 @@
+"""Report database calls that hang, and end their connections if they hang too long.
+
+A server that stands still while its kernel goes on, as with a stalled disk, acknowledges every packet: no timeout of
+the driver or of TCP ends the wait.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.logs import logger
+from django_outbox.threads import Threads
+from django_outbox.wording import duration
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call in progress.
+
+    Args:
+        using: the database alias.
+        began: when it began, on the monotonic clock.
+        max_seconds: time after which the connection is ended.
+        link: a duplicate of the connection's socket, because only the thread that uses a connection may ask it for
+            anything; None until it is connected, and for a database without a network connection.
+    """
+
+    using: str
+    began: float
+    max_seconds: float
+    link: socket.socket | None = None
+
+
+class DatabaseCalls:
+    """The claims and settlements in progress of a relay's workers. Thread-safe.
+
+    Args:
+        clock: returns the monotonic time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: set[_Call] = set()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def watch(self, connection: BaseDatabaseWrapper, max_seconds: float) -> Iterator[None]:
+        """Watch the database calls of a block.
+
+        Args:
+            connection: this thread's connection.
+            max_seconds: time after which `end_overdue` ends the connection.
+        """
+        call = _Call(connection.alias, self._clock(), max_seconds)
+        with self._lock:
+            self._open.add(call)
+        try:
+            if not connection.in_atomic_block:
+                connection.ensure_connection()
+            call.link = _duplicate_socket(connection)
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(call)
+                if call.link is not None:
+                    call.link.close()
+
+    @property
+    def oldest(self) -> float:
+        """The age of the oldest call in seconds; 0 if there is none."""
+        with self._lock:
+            return max((self._clock() - call.began for call in self._open), default=0.0)
+
+    def end_overdue(self) -> None:
+        """End the connection of each call that takes longer than its limit; the waiting thread gets a DatabaseError."""
+        with self._lock:
+            for call in self._open:
+                if call.link is not None and self._clock() - call.began > call.max_seconds:
+                    with suppress(OSError):
+                        call.link.shutdown(socket.SHUT_RDWR)
+                    call.link.close()
+                    call.link = None
+                    logger.warning(
+                        "Database %r has not responded for %s (CLAIM_TIMEOUT). The connection is closed.",
+                        call.using,
+                        duration(call.max_seconds),
+                    )
+
+
+def _duplicate_socket(connection: BaseDatabaseWrapper) -> socket.socket | None:
+    """Return a socket of its own for the network connection of this thread; None if there is none, or it was lost."""
+    # A lost connection has no descriptor, and SQLite's has no such method.
+    with suppress(Exception):
+        return socket.socket(fileno=os.dup(connection.connection.fileno()))
+    return None
+
+
+@contextmanager
+def watching(calls: DatabaseCalls, note: Callable[[str], None], *, interval: float, patience: float) -> Iterator[None]:
+    """Watch the calls in a thread until the end of the block.
+
+    Args:
+        calls: the calls to watch.
+        note: called with a reason at each interval while a call takes longer than `patience`.
+        interval: time between two looks in seconds.
+        patience: time in seconds after which a call is reported.
+    """
+    left = threading.Event()
+
+    def work() -> None:
+        while not left.wait(interval):
+            oldest = calls.oldest
+            if oldest > patience:
+                note(f"it has not responded for {duration(oldest)}")
+            calls.end_overdue()
+
+    Threads().start(work, name="outbox-watchdog")
+    try:
+        yield
+    finally:
+        left.set()

@@ -1,0 +1,124 @@
+"""A relay that stood still past its claim publishes nothing: another relay has the messages by then."""
+
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.exceptions import RelayUnavailable
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.relay import Relay
+from django_outbox.relay.sources import polling
+from django_outbox.signals import phase_finished
+from tests.conftest import ALIASES
+from tests.support.effects import HANDLERS
+from tests.support.messages import Clock, put, row
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.spawning import process, receive
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2}
+
+
+def deliver_and_stop(pipe: Connection, using: str) -> None:
+    """Deliver one batch, report that it is claimed, and wait before it is published; send what was published."""
+
+    def stop(*, phase: str, **_: Any) -> None:
+        if phase == "claim":
+            pipe.send("claimed")
+            pipe.recv()
+
+    phase_finished.connect(stop)
+    with override_settings(OUTBOX=OUTBOX), Relay(using=using) as relay:
+        try:
+            relay.deliver_once()
+        except RelayUnavailable as error:
+            pipe.send(str(error))
+        else:
+            pipe.send("")
+    pipe.send(ScriptedPublisher.published())
+
+
+# MySQL cannot end a transaction that idles.
+@pytest.mark.parametrize("using", ["default", "postgresql", "mariadb"])
+@pytest.mark.parametrize("keys", [0, 3])
+@pytest.mark.usefixtures("scripted")
+def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(using: str, keys: int):
+    ids = put(12, using=using, keys=keys)
+    with process("tests.relay.test_late.deliver_and_stop", using) as (child, pipe):
+        assert receive(pipe) == "claimed"
+        os.kill(child.pid, signal.SIGSTOP)
+        with override_settings(OUTBOX=OUTBOX), Relay(using=using) as relay:
+
+            def all_processed() -> bool:
+                relay.drain()
+                return not OutboxMessage.objects.using(using).pending().exists()
+
+            assert eventually(all_processed)
+        pipe.send("go on")
+        os.kill(child.pid, signal.SIGCONT)
+        receive(pipe)
+        assert receive(pipe) == []
+    assert sorted(ScriptedPublisher.published()) == ids
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that the relay measures its claims with."""
+    clock = Clock()
+    monkeypatch.setattr(polling, "now", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("scripted")
+def test_no_call_of_a_publisher_begins_after_half_of_the_time(using: str, clock: Clock):
+    ids = put(3, using=using, keys=1)
+
+    def take_long(message: Message) -> Outcome:
+        clock.now += 40.0
+        return ACCEPTED
+
+    ScriptedPublisher.answer = staticmethod(take_long)
+    with override_settings(OUTBOX=OUTBOX | {"CLAIM_TIMEOUT": 120}), Relay(using=using) as relay:
+        relay.deliver_once()
+        assert ScriptedPublisher.published() == ids[:2]
+        relay.deliver_once()
+    assert ScriptedPublisher.published() == ids
+
+
+@pytest.mark.parametrize("publisher", [SCRIPTED, HANDLERS], ids=["a publisher", "handlers"])
+@pytest.mark.usefixtures("scripted")
+def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
+    using: str, clock: Clock, publisher: dict[str, str], caplog: pytest.LogCaptureFixture
+):
+    called: list[int] = []
+
+    def freeze(*, phase: str, **_: Any) -> None:
+        clock.now += 61.0 * (phase == "claim")
+
+    def accept(message: Message) -> Outcome:
+        called.append(message.id)
+        return ACCEPTED
+
+    (id,) = put(1, using=using, key="a")
+    settings = override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, "CLAIM_TIMEOUT": 120})
+    with registry.scratch(), settings, Relay(using=using) as relay:
+        handler("t")(lambda payload, message: called.append(message.id))
+        ScriptedPublisher.answer = staticmethod(accept)
+        phase_finished.connect(freeze)
+        try:
+            relay.deliver_once()
+        finally:
+            phase_finished.disconnect(freeze)
+        assert (called, row(using, id).attempts) == ([], 0)
+        assert "1 message was not published, because more than half of CLAIM_TIMEOUT" in caplog.text
+        relay.deliver_once()
+    assert called == [id]

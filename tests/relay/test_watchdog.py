@@ -1,0 +1,82 @@
+"""A database that hangs: its kernel acknowledges every packet, so that no timeout of the driver ends the wait."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.conf import get_settings
+from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.watchdog import DatabaseCalls
+from django_outbox.stores import Settlement
+from tests.conftest import ALIASES, LOCKING
+from tests.support.messages import put
+from tests.support.proxies import Proxies, Proxy
+from tests.support.publishers import SCRIPTED
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+WATCHFUL = replace(QUICK, watch_interval=0.05, hang_patience=0.3)
+
+
+@pytest.fixture(params=LOCKING)
+def using(request: pytest.FixtureRequest) -> str:
+    alias: str = request.param
+    return alias
+
+
+@pytest.fixture
+def proxy(using: str, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy that new connections to the database go through; the test keeps its own."""
+    connections[using].ensure_connection()
+    settings: dict[str, Any] = connections.settings[using]
+    with Proxies() as proxies:
+        proxy = proxies.open(int(settings["PORT"]))
+        monkeypatch.setitem(settings, "HOST", "127.0.0.1")
+        monkeypatch.setitem(settings, "PORT", proxy.port)
+        monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], "connect_timeout": 2})
+        yield proxy
+
+
+def test_a_database_that_hangs_is_reported_and_given_up(using: str, proxy: Proxy, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "django_outbox")
+    with (
+        override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2, "NOTIFY": False}),
+        relays_in_threads(using=using, poll_interval=0.05, limits=WATCHFUL) as start,
+    ):
+        relay = start()
+        put(1, using)
+        eventually(lambda: OutboxMessage.objects.using(using).processed().count() == 1)
+        proxy.go_silent()
+        eventually(lambda: any("has not responded for" in outage.reason for outage in relay.outages))
+        eventually(lambda: "has not responded for 2 s (CLAIM_TIMEOUT). The connection is closed." in caplog.text)
+        proxy.speak()
+        put(1, using)
+        eventually(lambda: OutboxMessage.objects.using(using).processed().count() == 2)
+        eventually(lambda: not relay.outages)
+    assert f"Database {using!r} is unavailable: it has not responded for" in caplog.text
+    assert f"Database {using!r} is available again" in caplog.text
+
+
+def test_only_the_database_calls_of_a_claim_are_watched(using: str):
+    """A publisher may take its time, and a connection that is publishing must not be closed."""
+    put(1, using)
+    now = iter(range(1000))
+    calls = DatabaseCalls(lambda: float(next(now)))
+    source = PollingSource(using, "default", get_settings(), calls=calls)
+    with source.claim(10) as claim:
+        assert calls.oldest == 0
+        calls.end_overdue()
+        source.settle(claim, Settlement(processed=[message.id for message in claim.messages]))
+        assert calls.oldest == 0
+    assert OutboxMessage.objects.using(using).processed().count() == 1
+    with calls.watch(connections[using], 5):
+        assert calls.oldest == 1
+    assert calls.oldest == 0
