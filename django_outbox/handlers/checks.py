@@ -1,16 +1,20 @@
 """Find mistakes in the registered handlers."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
 
+from django_outbox.conf import OutboxSettings
+from django_outbox.events.registry import registry as event_registry
 from django_outbox.handlers.registry import AnyHandler, Registry
+from django_outbox.messages import DJANGO_TASK
 
 
 def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
-    """Yield the mistakes: two handlers of one name, a function that cannot be called, a pattern instead of a type."""
+    """Yield the mistakes: names that are taken, functions that cannot be called or run nothing, patterns as types."""
     for second in registry.duplicates:
         first = registry.find(second.name)
         yield Error(
@@ -27,9 +31,61 @@ def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
             yield from _check_function(each, each.fallback_function, "fallback of the handler", "event, message, error")
 
 
+def find_unreachable(
+    registry: Registry, settings: OutboxSettings, publishers: Collection[str]
+) -> Iterator[CheckMessage]:
+    """Yield the handlers that no route reaches, and what is routed to handlers although none is registered for it.
+
+    Args:
+        registry: the handlers.
+        settings: the setting `OUTBOX`.
+        publishers: the aliases of the publishers that call handlers.
+    """
+    events = {each.type: each for each in event_registry}
+
+    def destinations(type: str) -> tuple[str, ...]:
+        own = events[type].publisher if type in events else None
+        return settings.publishers_of(type) if own is None else (own,)
+
+    for checked in registry:
+        # Consumers bring messages of any type. A Django task names its publisher.
+        for type in () if settings.consumers else checked.types:
+            if type != DJANGO_TASK and not _is_pattern(type) and not {*destinations(type)} & {*publishers}:
+                yield _not_reached(checked, type, destinations(type), min(publishers))
+    handled = sorted({type for checked in registry for type in checked.types})
+    failing = {alias for alias in publishers if settings.publishers[alias].options.get("unhandled") != "skip"}
+    exact = {type for type in settings.routes if not _is_pattern(type)}
+    for type in sorted({*events, *exact} - {*handled}):
+        for alias in destinations(type):
+            if alias in failing:
+                what = "event" if type in events else "type"
+                similar = "".join(f"Did you mean {name!r}? " for name in get_close_matches(type, handled, n=1))
+                yield Warning(
+                    f"The {what} {type} goes to {alias!r}, but no handler is registered for it, so its messages fail.",
+                    hint=f"{similar}Register one with @handler({type!r}), send the {what} elsewhere, or set the option "
+                    '"unhandled" of the publisher to "skip".',
+                    id="django_outbox.W052",
+                )
+
+
+def _not_reached(checked: AnyHandler, type: str, destinations: Sequence[str], alias: str) -> CheckMessage:
+    listed = ", ".join(map(repr, destinations))
+    entry = ", ".join(f'"{each}"' for each in (*destinations, alias))
+    return Warning(
+        f"The handler {checked.name} handles {type}, which goes to {listed} only, so the handler is never called.",
+        hint=f"Add \"{type}\": [{entry}] to OUTBOX['ROUTES'], before wider patterns. If each call of enqueue() passes "
+        f"publisher={alias!r}, silence this check.",
+        id="django_outbox.W051",
+    )
+
+
+def _is_pattern(type: str) -> bool:
+    return any(character in type for character in "*?[")
+
+
 def _check_types(checked: AnyHandler) -> Iterator[CheckMessage]:
     for type in checked.types:
-        if any(character in type for character in "*?["):
+        if _is_pattern(type):
             yield Warning(
                 f"The handler {checked.name!r} is registered for {type!r}. Patterns are not supported: the handler "
                 "gets only messages of exactly this type.",
@@ -42,9 +98,16 @@ def _check_function(
     checked: AnyHandler, function: Callable[..., Any], what: str, parameters: str
 ) -> Iterator[CheckMessage]:
     problem = ""
-    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+    if _is_generator(function):
         problem = "it is a generator, so calling it runs none of its code"
     else:
+        if _is_generator(inspect.unwrap(function)):
+            yield Warning(
+                f"The {what} {checked.name!r} is a generator under a decorator. Unless the decorator runs it, none of "
+                "its code runs, and its messages fail.",
+                hint="Write it as a function that does its work when it is called.",
+                id="django_outbox.W045",
+            )
         try:
             inspect.signature(function).bind(*parameters.split(", "))
         except TypeError as error:
@@ -57,6 +120,12 @@ def _check_function(
             hint=f"Define it as: def {getattr(function, '__name__', 'function')}({parameters}).",
             id="django_outbox.E026",
         )
+
+
+def _is_generator(function: Callable[..., Any]) -> bool:
+    """Return whether a call of a function, or of an object with `__call__`, only makes a generator."""
+    called = (function, type(function).__call__)
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called)
 
 
 def _place(each: AnyHandler | None) -> str:

@@ -49,8 +49,7 @@ def restore(message: Message) -> Message:
 def _make(message: Message, name: str, publisher: str) -> OutboxMessage:
     origin = dict(zip(FIELDS, (name, message.message_id, message.key, message.topic), strict=True))
     return OutboxMessage(
-        # The same message gets the same one each time, so that it cannot be inserted twice.
-        message_id=uuid.uuid5(uuid.UUID(message.message_id), name),
+        message_id=_id_for(name, message.message_id),
         type=message.type,
         topic=name,
         key=_key(name, message.key),
@@ -69,8 +68,18 @@ def _key(name: str, key: str) -> str:
     return own if len(own.encode()) <= MAX_KEY_LENGTH else f"{name}:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
+def _id_for(name: str, message_id: str) -> uuid.UUID:
+    """Return the ID of a handler's own message. It is the same each time, so that it cannot be inserted twice."""
+    return uuid.uuid5(uuid.UUID(message_id), name)
+
+
 def _read_header(message: Message) -> dict[str, str] | None:
+    """Return the header of a handler's own message; None if `split` did not write the message."""
     origin: Any = message.headers.get(HEADER)
-    if isinstance(origin, dict) and all(isinstance(origin.get(field), str) for field in FIELDS):
-        return origin
-    return None
+    if not isinstance(origin, dict) or not all(isinstance(origin.get(field), str) for field in FIELDS):
+        return None
+    try:
+        expected = _id_for(origin["name"], origin["message_id"])
+    except ValueError:
+        return None
+    return origin if message.message_id == str(expected) else None

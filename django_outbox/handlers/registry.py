@@ -1,12 +1,17 @@
 """The registered handlers, by the types of the messages that they handle."""
 
-from collections.abc import Callable, Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from django_outbox.conf.readers import Mistake, read_value
+from django_outbox.conf.retry import read_entry
 from django_outbox.events.registry import event_type_of
 from django_outbox.messages import Message, Outcome
+from django_outbox.retry import RetryEntry, RetryFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,23 +28,33 @@ class Handler(Generic[P, R]):
         types: the types of the messages that it handles.
         name: identifies it in messages of types that have several handlers.
         time_limit: maximum number of seconds of a call; None for the publisher's.
+        retry: the retry policy, as `read_entry` has read it; None for the publisher's.
 
     Attributes:
         fallback_function: called when a message fails; None if there is none.
         recorder: called after an attempt that was not accepted, with the event or payload, the message, the outcome,
             whether the message fails, and the database alias, in the transaction that writes the message's new state;
             None if there is none.
+        finisher: called with the message and the database alias after an attempt that was accepted, in the transaction
+            that writes the message's new state; None if there is none.
     """
 
     def __init__(
-        self, function: Callable[P, R], types: tuple[str, ...], name: str = "", time_limit: float | None = None
+        self,
+        function: Callable[P, R],
+        types: tuple[str, ...],
+        name: str = "",
+        time_limit: float | None = None,
+        retry: RetryEntry | None = None,
     ) -> None:
         self.function = function
         self.types = types
         self.name = name or f"{function.__module__}.{function.__qualname__}"
         self.time_limit = time_limit
+        self.retry = retry
         self.fallback_function: Callable[..., Any] | None = None
         self.recorder: Callable[[Any, Message, Outcome, bool, str], None] | None = None
+        self.finisher: Callable[[Message, str], None] | None = None
         self.__name__ = ""
         update_wrapper(self, function)
 
@@ -48,6 +63,10 @@ class Handler(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Handler {self.name}>"
+
+    def retry_for(self, message: Message) -> RetryEntry | None:
+        """Return the retry policy of a message, if it is not the publisher's."""
+        return self.retry
 
     def fallback(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Register a function that is called when a message fails in this handler; a decorator.
@@ -75,10 +94,19 @@ class Registry:
         return iter([*self._by_name.values()])
 
     def add(self, new: AnyHandler) -> None:
-        """Register a handler. If another one has its name, that one stays, and a system check reports it."""
-        known = self._by_name.setdefault(new.name, new)
-        if known is not new:
+        """Register a handler. If another one has its name, that one stays, and a system check reports it.
+
+        A definition that is executed again, in a function that is called twice or a module that is loaded again,
+        replaces its earlier handler.
+        """
+        known = self._by_name.get(new.name)
+        if known is not None and (new.types, _origin(new)) != (known.types, _origin(known)):
             self.duplicates.append(new)
+            return
+        self._by_name[new.name] = new
+        if known is not None:
+            for type in new.types:
+                self._by_type[type] = [new if each is known else each for each in self._by_type[type]]
             return
         for type in new.types:
             self._by_type.setdefault(type, []).append(new)
@@ -103,6 +131,20 @@ class Registry:
         return None
 
     @contextmanager
+    def isolated(self) -> Iterator["Registry"]:
+        """Restore the registered handlers at the end; for tests. Handlers of newly imported modules stay."""
+        saved = {**self._by_name}, {type: [*each] for type, each in self._by_type.items()}, [*self.duplicates]
+        modules = {*sys.modules}
+        try:
+            yield self
+        finally:
+            # A module that was removed again will be imported again.
+            imported = [each for each in self if each.__module__ in sys.modules.keys() - modules]
+            self._by_name, self._by_type, self.duplicates = saved
+            for each in imported:
+                self.add(each)
+
+    @contextmanager
     def scratch(self) -> Iterator["Registry"]:
         """Start without handlers, and restore the registered ones at the end; for tests."""
         saved = self._by_name, self._by_type, self.duplicates
@@ -116,25 +158,38 @@ class Registry:
 registry = Registry()
 
 
+def _origin(checked: AnyHandler) -> tuple[object, ...]:
+    """Return what identifies the definition of a handler's function."""
+    function = inspect.unwrap(checked.function)
+    code = getattr(function, "__code__", None)
+    names = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return *names, getattr(code, "co_filename", None), getattr(code, "co_firstlineno", None)
+
+
 def handler(
-    *types: str | type, name: str = "", time_limit: float | None = None
+    *types: str | type,
+    name: str = "",
+    time_limit: float | None = None,
+    retry: Mapping[str, Any] | RetryFunction | str | None = None,
 ) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Register a function that handles messages of one or several types; a decorator.
 
     The function is called as `function(event, message)`, with the event if the type is registered with `@event`,
     otherwise the decoded payload, and the `django_outbox.messages.Message`. If it raises an exception, what it wrote is
     rolled back and the message is retried. It may return an outcome: `retry_later(...)`, `set_aside(...)` or
-    `rejected(...)`. It may be an `async def`.
+    `rejected(...)`. If it returns a coroutine, as an `async def` does, that is awaited.
 
     Args:
         types: the types of messages, such as `order.created`, or event classes; at least one.
         name: a name that stays the same if the function is renamed or moved; at most 150 bytes. Defaults to its import
             path.
         time_limit: maximum number of seconds of a call, greater than 0.
+        retry: the retry policy, such as `{"MAX_ATTEMPTS": 3, "EXCLUDE": [CardDeclined]}`: the keys of
+            `OUTBOX["RETRY"]` without `TYPES`, or a function. Its keys take precedence over the publisher's.
 
     Raises:
         TypeError: there is no type, one is neither a string nor an event class, or the name is not a string.
-        ValueError: the name or the time limit is out of range.
+        ValueError: the name or the time limit is out of range, or the retry policy is wrong.
     """
     if not types:
         raise TypeError('@handler needs the type of its messages: @handler("order.created").')
@@ -143,11 +198,12 @@ def handler(
     names = tuple(dict.fromkeys(type_of(each) for each in types))
     if time_limit is not None:
         _check_time_limit(time_limit)
+    policy = None if retry is None else _read_retry(retry)
 
     def register(function: Callable[P, R]) -> Handler[P, R]:
         if not hasattr(function, "__qualname__") and not name:
             raise ValueError("@handler: a callable without a __qualname__ needs a name=.")
-        made = Handler(function, names, name, time_limit)
+        made = Handler(function, names, name, time_limit, policy)
         if len(made.name.encode()) > MAX_NAME_LENGTH:
             raise ValueError(
                 f"The handler's name {made.name!r} is longer than {MAX_NAME_LENGTH} bytes. Give it a shorter one: "
@@ -168,6 +224,14 @@ def _check_time_limit(seconds: object) -> None:
         raise ValueError(
             f"time_limit is {seconds!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
         )
+
+
+def _read_retry(value: object) -> RetryEntry:
+    mistakes: list[Mistake] = []
+    entry: RetryEntry = read_value(read_entry, value, "retry", mistakes)
+    if mistakes:
+        raise ValueError("@handler: " + " ".join(f"{mistake.message} {mistake.hint}" for mistake in mistakes))
+    return entry
 
 
 def type_of(given: object) -> str:

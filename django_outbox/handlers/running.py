@@ -2,26 +2,31 @@
 
 import contextvars
 import inspect
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from asgiref.sync import async_to_sync
 from django.db import Error, connections
 
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.handlers.children import find_name, restore, split
 from django_outbox.handlers.decoding import decode
+from django_outbox.handlers.finishing import NotRun, finish
 from django_outbox.handlers.registry import AnyHandler, registry
-from django_outbox.handlers.time_limits import call_within, wait_within
+from django_outbox.handlers.time_limits import call_within
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
+from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
 
 NO_HANDLER = "outbox.no_handler"
 """The `error_class` of a message that has no handler."""
+
+NOT_RUN = "outbox.not_run"
+"""The `error_class` of a message if its handler returned a generator, so that none of its code has run."""
 
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
 
@@ -37,17 +42,19 @@ def current_database() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Calls the handlers of messages, in the transaction that is open in this thread.
+    """Calls the handlers of messages in this thread.
 
     Args:
         publisher: the alias of the publisher whose messages they are.
         skip_unhandled: whether a message without a handler counts as processed.
         time_limit: the time limit in seconds of handlers without their own; None for no limit.
+        in_transaction: whether a handler is called in the transaction that writes the message's new state.
     """
 
     publisher: str
     skip_unhandled: bool
     time_limit: float | None
+    in_transaction: bool = True
 
     def handle(self, message: Message, using: str) -> Outcome:
         """Call the handler of a message, or split the message if its type has several; return the outcome.
@@ -55,23 +62,33 @@ class Runner:
         Raises:
             BaseException: whatever the handler raises.
         """
-        name = find_name(message)
-        if name is not None:
-            found = registry.find(name)
-        else:
-            found = registry.find_only(message.type)
-            if found is None and (several := registry.for_type(message.type)):
+        found, name = _find(message)
+        if found is None:
+            if name is None and (several := registry.for_type(message.type)):
                 split(message, several, publisher=self.publisher, using=using)
                 return ACCEPTED
-        if found is None:
             return ACCEPTED if self.skip_unhandled else _no_handler(message, name)
-        return self._call(found, restore(message), using)
+        outcome = self._call(found, restore(message), using)
+        if outcome is ACCEPTED and self.in_transaction:
+            self.record_success(message, using)
+        return outcome
+
+    def own_retry(self, message: Message) -> RetryEntry | None:
+        """Return the retry policy of the handler of a message, if it has one."""
+        found, _ = _find(message)
+        return None if found is None else found.retry_for(restore(message))
+
+    def record_success(self, message: Message, using: str) -> None:
+        """Call the finisher of the handler that has handled a message, if there is one."""
+        found, _ = _find(message)
+        if found is not None and found.finisher is not None:
+            found.finisher(restore(message), using)
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
-        name = find_name(message)
-        found = registry.find_only(message.type) if name is None else registry.find(name)
-        if found is None or found.fallback_function is None:
+        found, _ = _find(message)
+        # A handler that was not run has refused nothing, and will be run after a deployment.
+        if found is None or found.fallback_function is None or outcome.kind == NOT_RUN:
             return outcome
         error = outcome.cause or RuntimeError(outcome.error)
         restored = restore(message)._replace(attempts=message.attempts + 1)
@@ -87,8 +104,7 @@ class Runner:
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
         """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
-        name = find_name(message)
-        found = registry.find_only(message.type) if name is None else registry.find(name)
+        found, _ = _find(message)
         if found is not None and found.recorder is not None:
             restored = restore(message)
             found.recorder(decode(restored), restored, outcome, final, using)
@@ -96,8 +112,16 @@ class Runner:
     def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
         try:
             returned = self._run(found, found.function, (decode(message), message), using)
+        except NotRun as error:
+            # Another attempt would return the same.
+            return rejected(
+                f"the handler {found.name} {error}. Write it as a function that does its work when it is called; then "
+                "restart the relay and requeue the message",
+                error_class=NOT_RUN,
+            )
         except BaseException as error:
-            if not is_interrupt(error):
+            # After a conflict with another transaction, the relay calls it again.
+            if not is_interrupt(error) and not get_store(connections[using]).is_conflict(error):
                 _log(found, message, error, "Handler")
             raise
         if not isinstance(returned, Outcome):
@@ -114,28 +138,24 @@ class Runner:
         # What the function sets in its context, such as the active language, ends with it.
         context = contextvars.copy_context()
         context.run(_database.set, using)
-        call = partial(context.run, _sync(function, seconds), *arguments)
+        call = partial(context.run, function, *arguments)
         if seconds is None:
-            return call()
+            return context.run(finish, call())
+        began = time.monotonic()
         with _limited_statements(using, seconds):
-            return call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
+            # The call of a coroutine function takes no time.
+            returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
+            return context.run(finish, returned, seconds, time.monotonic() - began)
 
 
-def _sync(function: Callable[..., Any], seconds: float | None) -> Callable[..., Any]:
-    """Return a function to call from sync code.
-
-    asgiref runs a coroutine in another thread, and what it calls with `sync_to_async`, such as Django's ORM, in this
-    one: on the same connection, and so in the same transaction.
-    """
-    if not inspect.iscoroutinefunction(function):
-        return function
-    if seconds is None:
-        return async_to_sync(function)
-
-    async def limited(*arguments: Any) -> Any:
-        return await wait_within(seconds, function(*arguments))
-
-    return async_to_sync(limited)
+def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
+    """Return the handler of a message, and the name that a handler's own message has for it."""
+    name = find_name(message)
+    if name is None:
+        return registry.find_only(message.type), None
+    found = registry.find(name)
+    # The same name may belong to the handler of another type by now.
+    return found if found is not None and message.type in found.types else None, name
 
 
 @contextmanager

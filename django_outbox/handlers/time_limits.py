@@ -52,14 +52,14 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
         raise _too_slow(seconds) from None
 
 
-async def wait_within(seconds: float, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await a coroutine; after a number of seconds, cancel it.
+async def wait_within(seconds: float, coroutine: Coroutine[Any, Any, Any], passed: float = 0.0) -> Any:
+    """Await a coroutine; cancel it after a number of seconds, part of which has passed already.
 
     Raises:
         HandlerTimeout: the time was over.
     """
     try:
-        return await asyncio.wait_for(_shielded_timeout(coroutine), seconds)
+        return await asyncio.wait_for(_shielded_timeout(coroutine), seconds - passed)
     except asyncio.TimeoutError:
         raise _too_slow(seconds) from None
     except _OwnTimeout as error:

@@ -6,6 +6,7 @@ from django_outbox.handlers.registry import registry
 from django_outbox.handlers.running import Runner
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import TransactionalPublisher
+from django_outbox.retry import RetryEntry
 from django_outbox.wording import counted
 
 __all__ = ["HandlersPublisher"]
@@ -18,6 +19,8 @@ class HandlersPublisher(TransactionalPublisher):
 
     Args:
         alias: the publisher's name in the settings.
+        transaction: if False, call each handler outside of a transaction, one message at a time, for as long as it
+            takes. Its effects then happen at least once instead of exactly once.
         unhandled: what to do with a message whose type has no handler: "fail", or "skip" to count it as processed.
         time_limit: maximum number of seconds of a call, for handlers without their own limit; None for no limit.
         batch_seconds: seconds after which no further handler of a batch is called; the other messages go back
@@ -28,22 +31,37 @@ class HandlersPublisher(TransactionalPublisher):
     """
 
     def __init__(
-        self, alias: str, *, unhandled: str = "fail", time_limit: float | None = None, batch_seconds: float = 1.0
+        self,
+        alias: str,
+        *,
+        transaction: bool = True,
+        unhandled: str = "fail",
+        time_limit: float | None = None,
+        batch_seconds: float = 1.0,
     ) -> None:
         super().__init__(alias)
+        if not isinstance(transaction, bool):
+            raise ImproperlyConfigured(f"transaction is {transaction!r}; it must be True or False")
         if unhandled not in UNHANDLED:
             raise ImproperlyConfigured(f'unhandled is {unhandled!r}; it must be "fail" or "skip"')
         if time_limit is not None:
             _check_seconds("time_limit", time_limit)
         _check_seconds("batch_seconds", batch_seconds)
+        self.in_transaction = transaction
         self.batch_seconds = batch_seconds
-        self._runner = Runner(alias, unhandled == "skip", time_limit)
+        self._runner = Runner(alias, unhandled == "skip", time_limit, transaction)
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
 
     def handle(self, message: Message, using: str) -> Outcome:
         return self._runner.handle(message, using)
+
+    def own_retry(self, message: Message) -> RetryEntry | None:
+        return self._runner.own_retry(message)
+
+    def record_success(self, message: Message, using: str) -> None:
+        self._runner.record_success(message, using)
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         return self._runner.handle_failed(message, outcome, using)

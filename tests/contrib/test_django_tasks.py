@@ -4,20 +4,27 @@ import datetime
 import logging
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connections, transaction
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage
-from django_outbox.exceptions import InvalidMessage
+from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import Status
-from tests.conftest import ALIASES
-from tests.support.effects import deliver_once, drain, drain_all, effects
+from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import kill
+from tests.support.effects import deliver_once, drain, drain_all, effects, leave
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
 
 pytest.importorskip("django.tasks", reason="Django 5.2 has no django.tasks")
 
@@ -47,6 +54,38 @@ def test_a_task_is_a_message_in_the_callers_transaction(tasks: Any, using: str):
     assert (result.attempts, result.is_finished, result.task) == (0, False, tasks.add)
     assert result.enqueued_at <= timezone.now()
     assert tasks.add.get_result(result.id) == result
+
+
+def test_a_task_in_a_transaction_on_another_database_is_refused(tasks: Any, using: str):
+    other = "default" if using != "default" else "postgresql"
+    with transaction.atomic(using=other), pytest.raises(TransactionRequired) as caught:
+        tasks.add.enqueue(1, 2)
+    assert str(caught.value).startswith(
+        f"The task 'tests.support.django_tasks.add' was called in a transaction on {other!r}, but its calls are stored "
+        f"in {using!r}, where a rollback would not undo this one. Did you mean a backend in TASKS with the option "
+        f"'database': {other!r}?"
+    )
+    assert not TaskRecord.objects.using(using).exists()
+    with transaction.atomic(using=using), transaction.atomic(using=other):
+        result = tasks.add.enqueue(1, 2)
+    assert str(the_message(using).message_id) == result.id
+
+
+def test_a_task_that_is_enqueued_in_async_code_names_the_remedy(tasks: Any, using: str):
+    async def view() -> None:
+        tasks.add.enqueue(1, 2)
+
+    with pytest.raises(SynchronousOnlyOperation, match=r"django_tasks.add' was called .*`await task.aenqueue\(...\)`"):
+        async_to_sync(view)()
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_lost_connection_loses_no_task(tasks: Any, using: str):
+    connections[using].ensure_connection()
+    kill(using)
+    for number in range(2):
+        tasks.add.enqueue(number, 2)
+    assert OutboxMessage.objects.using(using).count() == TaskRecord.objects.using(using).count() == 2
 
 
 def test_a_rollback_leaves_neither_a_task_nor_a_result(tasks: Any, using: str):
@@ -239,6 +278,36 @@ def test_an_argument_that_cannot_be_stored_does_not_break_the_transaction(tasks:
     assert the_message(using).topic.endswith(".add")
 
 
+def test_the_name_of_a_queue_is_stored_or_refused_before_the_database(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, QUEUES=[])
+    characters = st.characters(codec="utf-8") | st.sampled_from("\0\ud800é€😀")
+
+    @settings(max_examples=30)
+    @given(st.text(characters, max_size=3), st.sampled_from("qé€😀"), st.integers(1, 300))
+    @example("", "q", 300)
+    @example("", "q", 255)
+    @example("", "é", 128)
+    @example("\0", "q", 1)
+    def check(start: str, letter: str, length: int) -> None:
+        name = (start + letter * length)[:length]
+        with transaction.atomic(using=using):
+            wrong = len(name.encode("utf-8", "replace")) > 255 or "\0" in name or "\ud800" in name
+            with pytest.raises(InvalidTask, match=r"^queue_name: ") if wrong else nullcontext():
+                result = tasks.note.using(queue_name=name).enqueue()
+                assert default_task_backend.get_result(result.id).task.queue_name == name
+            # The transaction can continue.
+            tasks.note.enqueue()
+
+    check()
+
+
+@pytest.mark.parametrize("name", [7, b"q"])
+def test_a_queue_that_is_no_text_is_refused(tasks: Any, using: str, configure: Configure, name: Any):
+    configure({"database": using}, QUEUES=[])
+    with pytest.raises(InvalidTask, match=r"^queue_name: must be a string, not "):
+        tasks.note.using(queue_name=name)
+
+
 def test_a_result_that_does_not_exist(tasks: Any, using: str):
     for missing in ("123", "", str(uuid.UUID(int=7))):
         with pytest.raises(TaskResultDoesNotExist):
@@ -379,3 +448,103 @@ def test_the_admin_lists_and_shows_results(configure: Configure, admin_client: C
     page = admin_client.get(reverse("admin:outbox_tasks_taskrecord_change", args=[result.id])).content
     assert b"Successful" in page
     assert b'<input type="submit"' not in page
+
+
+def test_everyone_sees_a_task_that_runs_outside_of_a_transaction(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, transaction=False)
+    result = tasks.wait_for_effect.enqueue(using, "end")
+    with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
+        start()
+        eventually(lambda: default_task_backend.get_result(result.id).status == TaskResultStatus.RUNNING)
+        found = default_task_backend.get_result(result.id)
+        assert (found.attempts, found.started_at, found.is_finished) == (1, found.last_attempted_at, False)
+        leave(using, "end")
+        eventually(lambda: default_task_backend.get_result(result.id).status == TaskResultStatus.SUCCESSFUL)
+    assert default_task_backend.get_result(result.id).attempts == 1
+
+
+def test_a_task_outside_of_a_transaction_keeps_what_it_wrote_and_its_errors(
+    tasks: Any, using: str, configure: Configure
+):
+    configure({"database": using}, retry={"MAX_ATTEMPTS": 2}, transaction=False)
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    deliver_once(using)
+    result.refresh()
+    assert (result.status, result.attempts, effects(using)) == (TaskResultStatus.READY, 1, ["effect"])
+    drain_all(using)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    assert [error.exception_class.__name__ for error in result.errors] == ["ValueError", "IntegrityError"]
+
+
+def test_the_result_of_a_task_whose_lease_was_lost_is_not_stored(tasks: Any, using: str, configure: Configure):
+    configure({"database": using}, transaction=False)
+    tasks.lose_lease.enqueue(using)
+    deliver_once(using)
+    assert TaskRecord.objects.using(using).get().status == TaskResultStatus.RUNNING
+    assert the_message(using).status == Status.PENDING
+    assert TaskRecord.objects.using(using).get().return_value is None
+
+
+@pytest.mark.parametrize("pattern", ["tests.support.django_tasks.leave_effect_and_fail", "tests.*", "*"])
+def test_a_task_has_the_retry_policy_of_the_first_pattern_that_matches_its_path(
+    tasks: Any, using: str, configure: Configure, pattern: str
+):
+    retry = {"tests.support.other": {"MAX_ATTEMPTS": 5}, pattern: {"MAX_ATTEMPTS": 2}, "tests.support.*": {}}
+    configure({"database": using, "retry": retry}, retry={"MAX_ATTEMPTS": 4})
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    drain_all(using)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+
+
+def test_a_task_that_no_pattern_matches_has_the_retry_policy_of_its_publisher(
+    tasks: Any, using: str, configure: Configure
+):
+    configure({"database": using, "retry": {"shop.*": {"MAX_ATTEMPTS": 1}}}, retry={"MAX_ATTEMPTS": 3})
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    drain_all(using)
+    result.refresh()
+    assert result.attempts == 3
+
+
+def test_a_task_is_not_retried_after_an_excluded_exception(tasks: Any, using: str, configure: Configure):
+    configure({"database": using, "retry": {"*": {"EXCLUDE": ["builtins.ValueError"]}}})
+    result = tasks.leave_effect_and_fail.enqueue(using, "effect")
+    drain_all(using)
+    result.refresh()
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+
+
+@pytest.mark.parametrize(
+    ("priority", "publisher"),
+    [
+        (100, "mail"),
+        (50, "mail"),
+        (49, "handlers"),
+        (0, "handlers"),
+        (-1, "handlers"),
+        (-10, "mail"),
+        (-100, "mail"),
+    ],
+)
+def test_a_priority_chooses_the_publisher_of_its_band(
+    tasks: Any, using: str, configure: Configure, priority: int, publisher: str
+):
+    configure({"database": using, "priorities": {50: "mail", 1: "handlers", -10: "mail"}})
+    assert default_task_backend.supports_priority
+    tasks.add.using(priority=priority).enqueue(1, 2)
+    assert the_message(using).publisher == publisher
+
+
+def test_urgent_tasks_do_not_wait_for_ordinary_ones(tasks: Any, using: str, configure: Configure):
+    configure({"database": using, "priorities": {1: "mail"}}, transaction=False)
+    ordinary = tasks.wait_for_effect.enqueue(using, "end")
+    with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK, publishers=["handlers", "mail"]) as start:
+        start()
+        eventually(lambda: default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING)
+        urgent = tasks.add.using(priority=5).enqueue(1, 2)
+        eventually(lambda: default_task_backend.get_result(urgent.id).status == TaskResultStatus.SUCCESSFUL)
+        assert default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING
+        leave(using, "end")
+        eventually(lambda: default_task_backend.get_result(ordinary.id).status == TaskResultStatus.SUCCESSFUL)

@@ -9,7 +9,7 @@ from django.test import override_settings
 from django_outbox import OutboxMessage
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
-from django_outbox.models import Status
+from django_outbox.models import HELD_BY_PAUSE, Status
 from django_outbox.pausing import pause, resume
 from django_outbox.publishers import memory
 from django_outbox.relay import Relay
@@ -58,6 +58,21 @@ def test_messages_of_a_paused_type_wait_and_their_handlers_too(using: str):
     resume("default", "t", using=using)
     drain(using)
     assert sorted(effects(using)) == ["one 0", "one 1", "two 0", "two 1"]
+
+
+def test_a_batch_with_messages_of_a_paused_type_handles_the_others(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, message.key)
+
+    put(2, using, keys=2, type="paid")
+    put(2, using, keys=2)
+    put(1, using, key="other")
+    pause("default", "paid", using=using)
+    with Relay(using=using) as relay:
+        assert relay.deliver_once().processed == 1
+    assert effects(using) == ["other"]
+    assert OutboxMessage.objects.using(using).filter(available_at=HELD_BY_PAUSE).count() == 2
 
 
 def test_a_message_that_is_handled_after_a_failure_is_signalled(using: str):

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,10 +17,9 @@ from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.relay.transactional import LOST
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
-from tests.support.databases import another_alias
+from tests.support.databases import another_alias, end_session, kill
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
 from tests.support.messages import put, row, write
-from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
@@ -160,34 +159,6 @@ def test_a_cursor_that_is_left_open_does_no_harm(using: str):
     put(5, using)
     drain_all(using)
     assert sorted(effects(using)) == ["0", "1", "2", "3", "4"]
-
-
-def kill(using: str) -> None:
-    """End the session of this connection, as an administrator does."""
-    if using == "postgresql":
-        end_session(using, lambda cursor, id: cursor.execute("SELECT pg_terminate_backend(%s)", [id]))
-    else:
-        end_session(using, lambda cursor, id: cursor.execute(f"KILL {id}"))
-
-
-def end_session(using: str, end: Callable[[Any, int], object]) -> None:
-    """End the session of this connection, and wait until the server has rolled it back, with its locks."""
-    connection = connections[using]
-    if connection.vendor == "sqlite":
-        end(None, 0)
-        return
-    if connection.vendor == "postgresql":
-        id, sessions = connection.connection.info.backend_pid, "pg_stat_activity WHERE pid"
-    else:
-        id, sessions = connection.connection.thread_id(), "information_schema.processlist WHERE id"
-
-    def has_ended(cursor: Any) -> bool:
-        cursor.execute(f"SELECT count(*) FROM {sessions} = %s", [id])
-        return bool(cursor.fetchone()[0] == 0)
-
-    with closing(connection.copy()) as other, other.cursor() as cursor:
-        end(cursor, id)
-        eventually(lambda: has_ended(cursor), "the session has ended")
 
 
 @pytest.mark.parametrize("using", LOCKING)

@@ -1,9 +1,10 @@
 """The registration of handlers, their discovery, and the system checks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.core.checks import CheckMessage
@@ -11,6 +12,8 @@ from django.test import override_settings
 
 from django_outbox.checks import check_handlers, check_settings
 from django_outbox.events import event
+from django_outbox.events.registry import Registry as Events
+from django_outbox.events.registry import registry as events
 from django_outbox.handlers import Handler, handler
 from django_outbox.handlers.registry import Registry
 from django_outbox.messages import Message
@@ -20,6 +23,14 @@ from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = pytest.mark.usefixtures("handlers")
+
+
+@pytest.fixture(autouse=True)
+def no_events() -> Iterator[None]:
+    """Without the events of other tests, which would be routed to handlers."""
+    with mock.patch.dict(vars(events), vars(Events())):
+        yield
+
 
 MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
 
@@ -109,6 +120,27 @@ def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers:
     assert handlers.for_type("u") == []
 
 
+def test_a_definition_that_is_executed_again_replaces_its_handler(handlers: Registry):
+    first, other, second = make(), make("other"), make()
+    assert handlers.find("work") is second
+    assert handlers.for_type("t") == [second, other]
+    assert first not in [*handlers]
+    assert ids(check_handlers(None)) == []
+
+
+def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: Registry):
+    @handler("t", name="work")
+    def work(payload: Any, message: Message) -> None: ...
+
+    first = work
+
+    @handler("t", name="work")  # type: ignore[no-redef]
+    def work(payload: Any, message: Message) -> None: ...
+
+    assert ids(check_handlers(None)) == ["E025"]
+    assert handlers.find("work") is first
+
+
 @pytest.mark.parametrize(("type", "found"), [("order.*", ["W027"]), ("order.?", ["W027"]), ("order.created", [])])
 def test_a_pattern_instead_of_a_type_is_reported(type: str, found: list[str]):
     make("work", type)
@@ -120,6 +152,20 @@ def generator(event: Any, message: Message) -> Any:
     yield
 
 
+class Generator:
+    def __call__(self, event: Any, message: Message) -> Any:
+        yield
+
+
+async def generator_of_async(event: Any, message: Message) -> Any:
+    yield
+
+
+@wraps(generator)
+def wrapped(event: Any, message: Message) -> Any:
+    return generator(event, message)
+
+
 @pytest.mark.parametrize(
     ("function", "fallback", "found"),
     [
@@ -129,6 +175,13 @@ def generator(event: Any, message: Message) -> Any:
         (lambda event: None, None, ["E026"]),
         (lambda: None, None, ["E026"]),
         (generator, None, ["E026"]),
+        (generator_of_async, None, ["E026"]),
+        (partial(generator), None, ["E026"]),
+        (Generator(), None, ["E026"]),
+        (Generator().__call__, None, ["E026"]),
+        (wrapped, None, ["W045"]),
+        (good, lambda event, message, error: (yield), ["E026"]),
+        (partial(good), None, []),
         (lambda event, message, *, more: None, None, ["E026"]),
         (good, lambda event, message: None, ["E026"]),
         (good, lambda event, message, error: None, []),
@@ -150,6 +203,48 @@ def test_handlers_that_no_publisher_calls_are_reported():
         assert ids(check_handlers(None)) == ["W025"]
     with override_settings(OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "no.such.thing"}}}):
         assert ids(check_handlers(None)) == ["W025"]
+
+
+def both_with(routes: dict[str, list[str]], **more: Any) -> Any:
+    return override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS}, "ROUTES": routes, **more})
+
+
+def test_a_handler_that_no_route_reaches_is_reported():
+    make("receipt", "order.created", "order.paid")
+    with both_with({"order.paid": ["default", "handlers"]}):
+        (problem,) = check_handlers(None)
+        assert (problem.id, problem.msg) == (
+            "django_outbox.W051",
+            "The handler receipt handles order.created, which goes to 'default' only, so the handler is never called.",
+        )
+        assert problem.hint is not None
+        assert problem.hint.startswith('Add "order.created": ["default", "handlers"] to OUTBOX[\'ROUTES\']')
+    with both_with({"order.*": ["default", "handlers"]}):
+        assert check_handlers(None) == []
+    consumer = {"BACKEND": "django_outbox.inbox.redis.RedisStreamsConsumer"}
+    with both_with({"order.paid": ["handlers"]}, CONSUMERS={"billing": consumer}):
+        assert check_handlers(None) == []
+
+
+def test_what_is_routed_to_handlers_without_one_is_reported_with_the_closest_type():
+    @event("routed.order_created", publisher="handlers")
+    @dataclass
+    class Routed:
+        id: int
+
+    make("receipt", "routed.order_craeted")
+    with both_with({"routed.*": ["handlers"], "order.paid": ["default", "handlers"]}):
+        problems = [
+            (problem.msg, problem.hint) for problem in check_handlers(None) if problem.id == "django_outbox.W052"
+        ]
+    assert [message for message, _ in problems] == [
+        "The type order.paid goes to 'handlers', but no handler is registered for it, so its messages fail.",
+        "The event routed.order_created goes to 'handlers', but no handler is registered for it, so its messages fail.",
+    ]
+    assert [str(hint).startswith("Did you mean 'routed.order_craeted'? ") for _, hint in problems] == [False, True]
+    skipping = {"default": MEMORY, "handlers": {**HANDLERS, "OPTIONS": {"unhandled": "skip"}}}
+    with override_settings(OUTBOX={"PUBLISHERS": skipping, "ROUTES": {"*": ["handlers"]}}):
+        assert check_handlers(None) == []
 
 
 def test_handlers_are_no_dead_letter_publisher():

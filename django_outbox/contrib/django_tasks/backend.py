@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import DEFAULT_TASK_PRIORITY, Task, TaskResult
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
@@ -14,6 +15,7 @@ from django.utils.json import normalize_json
 
 from django_outbox.contrib.django_tasks.options import DEFAULT_PUBLISHER, Problem, find_problems
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery, runs_in_handlers
+from django_outbox.exceptions import InvalidMessage
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"
@@ -27,8 +29,10 @@ class OutboxBackend(BaseTaskBackend):
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
             chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default, or of
-            a `CeleryPublisher`), `queues` (a dict with other publishers for some queues) and `result_retention` (a
-            timedelta, 7 days by default; None keeps results forever).
+            a `CeleryPublisher`), `queues` (a dict with other publishers for some queues), `retry` (retry policies by
+            patterns of the import paths of tasks), `priorities` (publishers for tasks of at least, or if negative at
+            most, a priority) and `result_retention` (a timedelta, 7 days by default; None keeps
+            results forever).
     """
 
     supports_defer = True
@@ -37,9 +41,13 @@ class OutboxBackend(BaseTaskBackend):
 
     @property
     def supports_priority(self) -> bool:  # type: ignore[override]
-        """Whether a publisher sends tasks to Celery; a relay runs them in the order of enqueueing."""
+        """Whether there are publishers for priorities, or one that sends tasks to Celery."""
         # Earlier, publishers cannot be imported. `enqueue` validates the task again.
-        return not apps.models_ready or any(runs_in_celery(alias) for alias in self._list_publishers())
+        return (
+            not apps.models_ready
+            or bool(self.options.get("priorities"))
+            or any(runs_in_celery(alias) for alias in self._list_publishers())
+        )
 
     def validate_task(self, task: AnyTask) -> None:
         """Refuse a task that this backend cannot run.
@@ -48,12 +56,15 @@ class OutboxBackend(BaseTaskBackend):
             InvalidTask: the backend cannot run it.
         """
         super().validate_task(task)
+        _check_queue(task, None)
         if task.priority != DEFAULT_TASK_PRIORITY and apps.models_ready:
             alias = self.choose_publisher(task.queue_name)
-            if not runs_in_celery(alias):
+            in_bands = self.options.get("priorities") and task.queue_name not in self.options.get("queues", {})
+            if not in_bands and not runs_in_celery(alias):
                 raise InvalidTask(
                     f"The publisher {alias!r} of the queue {task.queue_name!r} does not support setting priority of "
-                    "tasks. Only Celery does."
+                    "tasks. Use Celery, or name publishers for urgent tasks in the option 'priorities', such as "
+                    "{1: \"urgent\"}, and none in 'queues' for this queue."
                 )
 
     def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:  # type: ignore[override]
@@ -67,12 +78,15 @@ class OutboxBackend(BaseTaskBackend):
             ValueError: an argument is bytes that are not UTF-8.
             InvalidMessage: the database would not return the arguments unchanged, or they are too large. Nothing was
                 written, and the transaction can continue.
+            TransactionRequired: a transaction is open, but only on another database than this backend's.
+            SynchronousOnlyOperation: it was called in async code; use `aenqueue`.
         """
         self.validate_task(task)
         if problem := next(iter(self._find_problems()), None):
             raise ImproperlyConfigured(f"{problem.message} {problem.hint}")
         from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
+        _check_queue(task, self)
         self.register_runners()
         result = store_task(self, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
@@ -95,18 +109,20 @@ class OutboxBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         return result
 
-    def choose_publisher(self, queue_name: str) -> str:
-        """Return the alias of the publisher that runs the tasks of a queue."""
-        alias: str = self.options.get("queues", {}).get(queue_name) or self.options.get("publisher", DEFAULT_PUBLISHER)
-        return alias
+    def choose_publisher(self, queue_name: str, priority: int = DEFAULT_TASK_PRIORITY) -> str:
+        """Return the alias of the publisher that runs the tasks of a queue that have a priority."""
+        if alias := self.options.get("queues", {}).get(queue_name):
+            return str(alias)
+        bands = self.options.get("priorities", {})
+        reached = [limit for limit in bands if 0 < limit <= priority or priority <= limit < 0]
+        return str(bands[max(reached, key=abs)] if reached else self.options.get("publisher", DEFAULT_PUBLISHER))
 
     def _list_publishers(self) -> list[str]:
         """Return the aliases of all publishers of this backend."""
-        queues = self.options.get("queues", {})
-        found = [
-            self.options.get("publisher", DEFAULT_PUBLISHER),
-            *(queues.values() if isinstance(queues, dict) else ()),
-        ]
+        found = [self.options.get("publisher", DEFAULT_PUBLISHER)]
+        for name in ("queues", "priorities"):
+            aliases = self.options.get(name, {})
+            found += aliases.values() if isinstance(aliases, dict) else ()
         # The checks report those that are not strings.
         return [alias for alias in found if isinstance(alias, str)]
 
@@ -128,3 +144,22 @@ class OutboxBackend(BaseTaskBackend):
 
     def _find_problems(self) -> list[Problem]:
         return [*find_problems(self.alias, self.options, self.queues)]
+
+
+def _check_queue(task: AnyTask, backend: OutboxBackend | None) -> None:
+    """Check that the name of a task's queue can be stored in every database, or in the one of a backend.
+
+    Raises:
+        InvalidTask: it cannot.
+    """
+    if not apps.models_ready:
+        return
+    from django_outbox.contrib.django_tasks.records import choose_database  # noqa: PLC0415 - needs the models
+    from django_outbox.enqueueing.validation import check_name  # noqa: PLC0415 - needs the models
+    from django_outbox.stores import get_store  # noqa: PLC0415 - needs the models
+
+    store = None if backend is None else get_store(connections[choose_database(backend)])
+    try:
+        check_name("queue_name", task.queue_name, store)
+    except InvalidMessage as error:
+        raise InvalidTask(str(error)) from None

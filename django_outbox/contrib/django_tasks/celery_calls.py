@@ -6,7 +6,7 @@ from celery import Celery
 from django.tasks import DEFAULT_TASK_QUEUE_NAME
 from django.utils import timezone
 
-from django_outbox.celery.producer import StoringProducer
+from django_outbox.celery.producer import StoringProducer, TaskId
 from django_outbox.conf import get_settings
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.priorities import convert_priority
@@ -40,7 +40,9 @@ def store_call(record: TaskRecord, using: str) -> None:
         record.refresh_from_db(using=using)
         return
     due = record.run_after if record.run_after and record.run_after > timezone.now() else None
-    producer: Any = StoringProducer(app, task_id=task_id, publisher=record.publisher, using=using, due=due)
+    producer: Any = StoringProducer(
+        app, task_id=TaskId(task_id, is_new=True), publisher=record.publisher, using=using, due=due
+    )
     call.apply_async(
         (make_payload(record),),
         task_id=task_id,

@@ -1,37 +1,58 @@
-"""The handler that runs tasks, in the transaction of a relay's claim."""
+"""The handler that runs tasks, in the transaction of a relay's claim or outside of any transaction."""
 
-import os
-import socket
+import json
 import threading
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import Any
 
+from django.db import connections
+from django.tasks import TaskResultStatus, task_backends
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.attempts import announce, begin, call, fail, make_record, succeed, update
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.records import TYPE
+from django_outbox.contrib.django_tasks.options import read_retry
+from django_outbox.deployment import name_process
 from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.registry import Handler, registry
 from django_outbox.handlers.running import current_database
-from django_outbox.messages import Message, Outcome, rejected
+from django_outbox.messages import DJANGO_TASK, Message, Outcome, rejected
+from django_outbox.retry import RetryEntry
 
 NAME = "django_outbox.django_tasks"
 
 _local = threading.local()
-"""The task that this thread has begun last, and when: what an attempt writes to the database is rolled back."""
+"""The task that this thread has begun last, and when, because what an attempt writes to the database may be rolled
+back; and the record of the task that has returned last."""
+
+
+class _TaskHandler(Handler[[Any, Message], Outcome | None]):
+    """Handles the messages of all tasks, each by the retry policy of its task."""
+
+    def retry_for(self, message: Message) -> RetryEntry | None:
+        # The message of a task of another project, or of a backend that is gone.
+        with suppress(Exception):
+            backend = task_backends[json.loads(message.payload)["backend"]]
+            patterns = read_retry(backend.options.get("retry", {}))
+            return next((entry for pattern, entry in patterns.items() if fnmatchcase(message.topic, pattern)), None)
+        return None
 
 
 def register() -> None:
     """Register the handler, unless it is registered."""
     if registry.find(NAME) is None:
-        handler = Handler(run_task, (TYPE,), NAME)
+        handler = _TaskHandler(run_task, (DJANGO_TASK,), NAME)
         handler.recorder = record_failure
+        handler.finisher = record_success
         registry.add(handler)
 
 
 def run_task(payload: Any, message: Message) -> Outcome | None:
-    """Run a task and store its result in the same savepoint.
+    """Run a task, and keep its result for `record_success`.
+
+    Outside of a transaction, the status `RUNNING` is stored first.
 
     Raises:
         BaseException: whatever the task raises.
@@ -40,23 +61,32 @@ def run_task(payload: Any, message: Message) -> Outcome | None:
     record = _read_record(payload, message, using)
     now = timezone.now()
     _local.begun = record.message_id, now
-    begin(record, now, _worker_id())
+    begin(record, now, name_process())
+    if not connections[using].in_atomic_block:
+        update(record, using)
     returned = call(record)
     try:
         succeed(record, returned, using)
     except (TypeError, ValueError, InvalidMessage) as error:
         # Another attempt would return the same.
         return rejected(describe(error), cause=error)
+    _local.finished = record
+    return None
+
+
+def record_success(message: Message, using: str) -> None:
+    """Store the result of a task that has returned."""
+    record: TaskRecord = _local.finished
     update(record, using)
     announce(record, None, using)
-    return None
 
 
 def record_failure(payload: Any, message: Message, outcome: Outcome, final: bool, using: str) -> None:
     """Store the error of an attempt, after everything that the attempt wrote was rolled back."""
     record = _read_record(payload, message, using)
-    message_id, begun_at = getattr(_local, "begun", (None, None))
-    begin(record, begun_at if message_id == record.message_id and begun_at else timezone.now(), _worker_id())
+    if record.status != TaskResultStatus.RUNNING:
+        message_id, begun_at = getattr(_local, "begun", (None, None))
+        begin(record, begun_at if message_id == record.message_id and begun_at else timezone.now(), name_process())
     error = outcome.cause or RuntimeError(outcome.error)
     fail(record, error, final, using)
     update(record, using)
@@ -72,8 +102,3 @@ def _read_record(payload: Any, message: Message, using: str) -> TaskRecord:
         return make_record(payload, message.message_id, message.occurred_at)
     record.args, record.kwargs = payload["args"], payload["kwargs"]
     return record
-
-
-def _worker_id() -> str:
-    # The same name as that of the relay's heartbeat.
-    return f"{socket.gethostname()[:240]}:{os.getpid()}"

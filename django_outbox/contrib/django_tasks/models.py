@@ -15,8 +15,8 @@ MAX_PATH_LENGTH = 255
 class TaskRecord(models.Model):
     """What `get_result` returns, in the database of the task's message.
 
-    A task that a relay runs keeps its old record until its transaction is committed; only a Celery worker stores
-    RUNNING.
+    A task that a relay runs in a transaction keeps its old record until that is committed; otherwise RUNNING is stored
+    first.
     """
 
     objects: ClassVar[models.Manager["TaskRecord"]] = models.Manager()

@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
+from django.tasks.base import TASK_MAX_PRIORITY
 
 from django_outbox.conf import get_settings
+from django_outbox.conf.readers import Mistake, read_value
+from django_outbox.conf.retry import read_patterns
 from django_outbox.contrib.django_tasks.publishers import import_publisher, runs_in_celery, runs_in_handlers
+from django_outbox.retry import RetryEntry
 
 APP = "django_outbox.contrib.django_tasks"
 
-NAMES = ("database", "publisher", "queues", "result_retention")
+NAMES = ("database", "publisher", "queues", "result_retention", "retry", "priorities")
 
 DEFAULT_PUBLISHER = "handlers"
 
@@ -72,6 +76,11 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
             f"{where}['result_retention'] is {age!r}.",
             "Use a timedelta that is not negative, such as timedelta(days=7), or None to keep results forever.",
         )
+    yield from _check_priorities(f"{where}['priorities']", options.get("priorities", {}))
+    mistakes: list[Mistake] = []
+    read_value(read_retry, options.get("retry", {}), f"{where}['retry']", mistakes)
+    for mistake in mistakes:
+        yield _invalid(mistake.message, mistake.hint)
     yield from _check_publisher(f"{where}['publisher']", options.get("publisher", DEFAULT_PUBLISHER))
     publishers = options.get("queues", {})
     if not isinstance(publishers, Mapping):
@@ -83,6 +92,28 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
         if queues and queue not in queues:
             yield _invalid(f"{where}['queues'] has {queue!r}, which is not in QUEUES.", "Add it to QUEUES.")
         yield from _check_publisher(f"{where}['queues'][{queue!r}]", publisher)
+
+
+def read_retry(value: object) -> dict[str, RetryEntry]:
+    """Read the option `retry`: retry policies by patterns of the import paths of tasks.
+
+    Raises:
+        ValueError: it is not a dict.
+        Mistakes: all mistakes within the dict.
+    """
+    return read_patterns(value, 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}')
+
+
+def _check_priorities(where: str, bands: object) -> Iterator[Problem]:
+    if not isinstance(bands, Mapping):
+        yield _invalid(
+            f"{where} is {bands!r}.", 'Use a dict from priority to publisher, such as {1: "urgent", -1: "bulk"}.'
+        )
+        return
+    for limit, publisher in bands.items():
+        if isinstance(limit, bool) or not isinstance(limit, int) or not limit or abs(limit) > TASK_MAX_PRIORITY:
+            yield _invalid(f"{where} has the priority {limit!r}.", "Use whole numbers from -100 to 100, except 0.")
+        yield from _check_publisher(f"{where}[{limit!r}]", publisher)
 
 
 def _invalid(message: str, hint: str) -> Problem:

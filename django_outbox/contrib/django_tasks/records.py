@@ -5,15 +5,13 @@ from typing import Any
 
 from django.db import router
 from django.tasks.base import Task, TaskError, TaskResult, TaskResultStatus
+from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery
 from django_outbox.models import OutboxMessage, Status
-
-TYPE = "django.task"
-"""The type of the messages of tasks."""
 
 
 def choose_database(backend: OutboxBackend) -> str:
@@ -50,9 +48,15 @@ def _follow_message(record: TaskRecord, using: str) -> None:
         if record.status != TaskResultStatus.SUCCESSFUL:
             record.status = TaskResultStatus.FAILED
             record.finished_at = record.finished_at or (message.failed_at if message else None)
-    elif message.status == Status.PENDING:
+    elif message.status == Status.PENDING and not _is_leased(record, message):
         record.status = TaskResultStatus.READY
         record.finished_at = None
+
+
+def _is_leased(record: TaskRecord, message: OutboxMessage) -> bool:
+    """Return whether a relay runs the task: it moves the time of the message ahead."""
+    at = message.available_at
+    return record.status == TaskResultStatus.RUNNING and at is not None and at > timezone.now()
 
 
 def make_payload(record: TaskRecord) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Store a task: a message for a relay, and a record for its result."""
 
-from contextlib import nullcontext
 from typing import Any
 
 from django.db import connections, transaction
@@ -9,8 +8,10 @@ from django.utils import timezone
 from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery
-from django_outbox.contrib.django_tasks.records import TYPE, choose_database, make_payload, make_result
+from django_outbox.contrib.django_tasks.records import choose_database, make_payload, make_result
+from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue
+from django_outbox.messages import DJANGO_TASK
 
 
 def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
@@ -20,34 +21,55 @@ def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) ->
         InvalidMessage: a value is invalid. Nothing was written, and the transaction can continue.
         ImproperlyConfigured: the Celery app of the publisher cannot be imported.
         celery.exceptions.QueueNotFound: the Celery app does not know the queue, and may not create it.
+        TransactionRequired: a transaction is open, but only on another database.
+        SynchronousOnlyOperation: it was called in async code.
     """
     using = choose_database(backend)
     record = TaskRecord(
         path=task.module_path,
         backend=backend.alias,
         queue_name=task.queue_name,
-        publisher=backend.choose_publisher(task.queue_name),
+        publisher=backend.choose_publisher(task.queue_name, task.priority),
         priority=task.priority,
         args=args,
         kwargs=kwargs,
         run_after=task.run_after,
         enqueued_at=timezone.now(),
     )
-    # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
-    block = nullcontext() if connections[using].in_atomic_block else transaction.atomic(using=using)
-    with block:
-        if runs_in_celery(record.publisher):
-            from django_outbox.contrib.django_tasks.celery_calls import store_call  # noqa: PLC0415 - needs Celery
-
-            store_call(record, using)
-        else:
-            _store_message(record, using)
+    in_transaction = check_task_transaction(
+        task.module_path,
+        using=using,
+        instead="await task.aenqueue(...)",
+        remedy="Did you mean a backend in TASKS with the option 'database': {0!r}? If so, choose it with "
+        "task.using(backend=...)",
+    )
+    connection = connections[using]
+    if in_transaction or connection.in_atomic_block:
+        # The caller's block rolls back both rows; a nested block would be marked for rollback by an invalid argument.
+        _store(record, using)
+    else:
+        outlive_connection(connection, lambda again: _store_alone(record, using, again=again))
     return make_result(record, task)
+
+
+def _store_alone(record: TaskRecord, using: str, *, again: bool) -> None:
+    with transaction.atomic(using=using):
+        if not (again and TaskRecord.objects.using(using).filter(pk=record.pk).exists()):
+            _store(record, using)
+
+
+def _store(record: TaskRecord, using: str) -> None:
+    if runs_in_celery(record.publisher):
+        from django_outbox.contrib.django_tasks.celery_calls import store_call  # noqa: PLC0415 - needs Celery
+
+        store_call(record, using)
+    else:
+        _store_message(record, using)
 
 
 def _store_message(record: TaskRecord, using: str) -> None:
     message = enqueue(
-        TYPE,
+        DJANGO_TASK,
         make_payload(record),
         topic=record.path,
         available_at=record.run_after,

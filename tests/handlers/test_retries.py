@@ -1,0 +1,106 @@
+"""The retry policy of a handler takes precedence over the publisher's."""
+
+import re
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.handlers import handler
+from django_outbox.messages import Message, Outcome
+from django_outbox.models import Status
+from tests.conftest import ALIASES
+from tests.support.effects import HANDLERS, drain, drain_all
+from tests.support.messages import put, row
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
+
+ENTRY: dict[str, Any] = {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 4, "EXCLUDE": [KeyError]}}
+
+OUTBOX = {"PUBLISHERS": {"default": ENTRY}}
+
+
+class CardDeclined(Exception):
+    pass
+
+
+def attempts_of(using: str, error: BaseException, *, transaction: bool = True, **arguments: Any) -> int:
+    """How often a handler with this policy is called for a message if it always raises this error."""
+
+    @handler("t", **arguments)
+    def work(payload: Any, message: Message) -> None:
+        raise error
+
+    (id,) = put(1, using)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**ENTRY, "OPTIONS": {"transaction": transaction}}}}):
+        drain_all(using)
+    assert row(using, id).status is Status.FAILED
+    return row(using, id).attempts
+
+
+@pytest.mark.parametrize("transaction", [True, False])
+def test_a_handler_has_its_own_number_of_attempts(using: str, transaction: bool):
+    assert attempts_of(using, ValueError(), transaction=transaction, retry={"MAX_ATTEMPTS": 2}) == 2
+
+
+def test_without_its_own_policy_a_handler_has_the_publishers(using: str):
+    assert attempts_of(using, ValueError()) == 4
+
+
+def test_an_excluded_exception_fails_at_once(using: str):
+    assert attempts_of(using, CardDeclined(), retry={"EXCLUDE": [CardDeclined]}) == 1
+
+
+def test_keys_that_it_leaves_out_are_the_publishers(using: str):
+    assert attempts_of(using, KeyError(), retry={"MAX_ATTEMPTS": 2}) == 1
+
+
+def test_a_function_decides(using: str):
+    def decide(attempt: int, outcome: Outcome, message: Message) -> float | None:
+        return None if attempt == 3 else 0.001
+
+    assert attempts_of(using, KeyError(), retry=decide) == 3
+
+
+def test_each_handler_of_a_type_has_its_own_policy(using: str):
+    for number in (1, 2, 3):
+
+        @handler("t", name=f"h{number}", retry={"MAX_ATTEMPTS": number})
+        def work(payload: Any, message: Message) -> None:
+            raise ValueError
+
+    put(1, using)
+    drain_all(using)
+    failed = OutboxMessage.objects.using(using).filter(failed_at__isnull=False)
+    assert {message.topic: message.attempts for message in failed} == {"h1": 1, "h2": 2, "h3": 3}
+
+
+def test_the_wait_is_that_of_the_handler(using: str):
+    @handler("t", retry={"DELAY": 3600, "MAX_DELAY": 3600})
+    def work(payload: Any, message: Message) -> None:
+        raise ValueError
+
+    (id,) = put(1, using)
+    drain(using)
+    found = row(using, id)
+    assert found.attempts == 1
+    assert found.available_at is not None
+    assert found.last_error_at is not None
+    assert 3000 < (found.available_at - found.last_error_at).total_seconds() < 4000
+
+
+@pytest.mark.parametrize(
+    ("retry", "text"),
+    [
+        (3, "@handler: retry is 3. It must be a dict, or a function"),
+        ({"MAX_ATTEMPT": 3}, "@handler: retry has an unknown key 'MAX_ATTEMPT'. Did you mean MAX_ATTEMPTS?"),
+        ({"MAX_ATTEMPTS": 0}, "@handler: retry['MAX_ATTEMPTS'] is 0. It must be a whole number of at least 1."),
+        ({"EXCLUDE": [3]}, "@handler: retry['EXCLUDE'][0] is 3. It must be an exception class or its dotted path."),
+        ({"TYPES": {}}, "@handler: retry has an unknown key 'TYPES'."),
+    ],
+)
+def test_a_wrong_policy_is_an_error_at_registration_that_names_the_field_and_the_remedy(retry: Any, text: str):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        handler("t", retry=retry)
