@@ -1,6 +1,7 @@
 """Celery tasks that are sent if, and only if, the caller's transaction commits.
 
-@shared_task(base=OutboxTask)
+app = OutboxCelery("shop")      # all calls of the app
+@shared_task(base=OutboxTask)   # or single tasks of a Celery app
 def send_receipt(order_id): ...
 
 with transaction.atomic():
@@ -8,6 +9,7 @@ order.save()
 send_receipt.delay(order.id)
 """
 
+from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 
-__all__ = ["OutboxTask"]
+__all__ = ["OutboxCelery", "OutboxTask"]

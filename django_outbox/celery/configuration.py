@@ -7,6 +7,7 @@ from celery.app import app_or_default
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, PublisherConfig, SettingsProblem
 from django_outbox.publishers.celery import CeleryPublisher
@@ -34,13 +35,13 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
             yield SettingsProblem(
                 "E030",
                 f"{text} is not in OUTBOX['PUBLISHERS'].",
-                f"Add it: {alias!r}: {EXAMPLE}. Or set outbox_publisher of the task to a publisher that exists.",
+                f"Add it: {alias!r}: {EXAMPLE}. Or set outbox_publisher of the task or the app to one that exists.",
             )
         elif not _is_celery_publisher(settings.publishers[alias]):
             yield SettingsProblem(
                 "E031",
                 f"{text} is not a CeleryPublisher.",
-                f"Set outbox_publisher of the task to the alias of one, or change the entry: {EXAMPLE}.",
+                f"Set outbox_publisher of the task or the app to the alias of one, or change the entry: {EXAMPLE}.",
             )
     for app in apps:
         module, name = _find_late_import(app, settings)
@@ -89,6 +90,8 @@ def _find_late_import(app: Celery, settings: OutboxSettings) -> tuple[str, str]:
 
 def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:
     """Yield what uses the outbox, and the alias of its publisher."""
+    if isinstance(app, OutboxCelery):
+        yield f"The Celery app {app.main!r}", app.outbox_publisher
     if issubclass(app.Task, OutboxTask):
         yield f"task_cls of the Celery app {app.main!r}", app.Task.outbox_publisher
     for name, task in sorted(app.tasks.items()):

@@ -6,9 +6,23 @@ Celery apps import it before Django's models are loaded, so it must not import t
 import datetime
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
+
+
+class TaskId(NamedTuple):
+    """The ID of a call.
+
+    Attributes:
+        text: the ID.
+        is_new: whether it was made for this call, so that no other call has it.
+        is_frozen: whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord.
+    """
+
+    text: str
+    is_new: bool = False
+    is_frozen: bool = False
 
 
 class _NoConnection:
@@ -26,18 +40,27 @@ class StoringProducer:
         task_id: the ID of the call.
         publisher: the alias of the publisher that sends the message.
         using: the database alias; None for the one that the router chooses for writing.
+        is_database_chosen: whether the caller has chosen the database for this call.
         due: the time until which the outbox keeps the message, if any.
     """
 
     connection = _NoConnection()
 
     def __init__(
-        self, app: Celery, *, task_id: str, publisher: str, using: str | None, due: datetime.datetime | None
+        self,
+        app: Celery,
+        *,
+        task_id: TaskId,
+        publisher: str,
+        using: str | None,
+        is_database_chosen: bool = False,
+        due: datetime.datetime | None,
     ) -> None:
         self._app = app
         self._task_id = task_id
         self._publisher = publisher
         self._using = using
+        self._is_database_chosen = is_database_chosen
         self._due = due
         self._is_stored = False
 
@@ -79,6 +102,7 @@ class StoringProducer:
             properties=properties,
             publisher=self._publisher,
             using=self._using,
+            is_database_chosen=self._is_database_chosen,
             due=self._due,
         )
         self._is_stored = True

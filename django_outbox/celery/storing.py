@@ -1,30 +1,42 @@
 """Write the message of a task to the outbox. The models must be loaded before this module is imported."""
 
 import datetime
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery import Celery
+from django.db import InterfaceError, OperationalError, connections, router
 from kombu import Exchange, Queue
 from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 
+from django_outbox.celery.calls import is_beat
+from django_outbox.celery.producer import TaskId
+from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
+from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.celery.envelope import pack
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
-"""The namespace of the message IDs that are derived from task IDs that are not UUIDs."""
+"""The namespace of the message IDs that are derived from task IDs."""
+
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 15.0
+"""Seconds that beat waits before it tries again to reach the database: the first pause doubles up to the longest."""
 
 
 def store(
     app: Celery,
     body: Any,
     *,
-    task_id: str,
+    task_id: TaskId,
     headers: dict[str, Any],
     exchange: str | Exchange | None,
     routing_key: str | None,
@@ -35,6 +47,7 @@ def store(
     properties: Mapping[str, Any],
     publisher: str,
     using: str | None,
+    is_database_chosen: bool,
     due: datetime.datetime | None,
 ) -> None:
     """Write a task message in the current transaction, or in its own if none is open.
@@ -53,10 +66,13 @@ def store(
         properties: the other properties of the message.
         publisher: the alias of the publisher.
         using: the database alias.
+        is_database_chosen: whether the caller has chosen the database for this call.
         due: the time until which the outbox keeps the message, if any.
 
     Raises:
         InvalidMessage: it cannot be stored.
+        TransactionRequired: a transaction is open, but only on another database.
+        SynchronousOnlyOperation: it was called in async code.
         kombu.exceptions.EncodeError: the arguments cannot be serialized.
     """
     encoded: str | bytes
@@ -68,8 +84,22 @@ def store(
     found = {**properties, "delivery_mode": maybe_delivery_mode(properties.get("delivery_mode"))}
     if expiration is not None and not headers.get("expires"):
         found["expiration"] = str(int(expiration * 1000))
+    using = using or router.db_for_write(OutboxMessage)
+    in_transaction = check_task_transaction(
+        headers["task"],
+        using=using,
+        instead="await task.adelay(...)",
+        remedy="Did you mean apply_async(using={0!r}) or outbox_using={0!r} of the task? "
+        f"If not, call it with apply_async(using={using!r})",
+        may_be_elsewhere=is_database_chosen,
+    )
+    if not in_transaction and is_beat():
+        _wait_for_database(using)
+    message_id = _find_message_id(task_id, headers, using, publisher, is_alone=not in_transaction)
+    if message_id is None:
+        return
     message = OutboxMessage(
-        message_id=message_id_of(task_id),
+        message_id=message_id,
         type=headers["task"],
         topic=routing_key or "",
         payload=pack(
@@ -98,6 +128,60 @@ def message_id_of(task_id: str) -> uuid.UUID:
         return uuid.UUID(task_id)
     except ValueError:
         return uuid.uuid5(NAMESPACE, task_id)
+
+
+def _wait_for_database(using: str) -> None:
+    """Wait until the database can be reached. Beat would skip the run, as it counts from the attempt."""
+    connection = connections[using]
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            if connection.connection is not None and not connection.is_usable():
+                connection.close()
+            connection.ensure_connection()
+        except (InterfaceError, OperationalError) as error:
+            logger.warning(
+                "Beat cannot store a scheduled call, because the database %r is unavailable: %s. Trying again in %g s.",
+                using,
+                describe(error),
+                pause,
+            )
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        else:
+            return
+
+
+def _find_message_id(
+    task_id: TaskId, headers: Mapping[str, Any], using: str, publisher: str, *, is_alone: bool
+) -> uuid.UUID | None:
+    """Return the message ID for a call, or None if the call is in the outbox already, which is logged.
+
+    A task that replaces itself gives its ID to the last step of the replacement, which the worker of the step before it
+    sends. The row of the task has the task ID, so the message ID of that step is derived from its parent, too. A step
+    that is sent again, because a worker has died, has the same parent.
+    """
+    message_id = message_id_of(task_id.text)
+    if task_id.is_new:
+        return message_id
+    parent_id = headers.get("parent_id")
+    as_last_step = uuid.uuid5(NAMESPACE, f"{task_id.text} {parent_id}")
+    known = OutboxMessage.objects.using(using).filter(message_id__in=[message_id, as_last_step], publisher=publisher)
+    columns = known.values_list("message_id", "type", "headers")
+    rows = outlive_connection(connections[using], lambda _: [*columns.all()]) if is_alone else [*columns]
+    if not rows:
+        return message_id
+    if task_id.is_frozen and parent_id and all(row.get("parent_id") != parent_id for _, _, row in rows):
+        return as_last_step
+    found, type, _ = rows[-1]
+    logger.warning(
+        "A call of %s was not stored, because the outbox has a call of %s with the same task ID %.100r (message %s)",
+        headers["task"],
+        type,
+        task_id.text,
+        found,
+    )
+    return None
 
 
 def _text(body: str | bytes, content_encoding: str) -> str | bytes:

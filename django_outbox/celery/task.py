@@ -1,26 +1,19 @@
 """The task class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
-import datetime
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from celery import Celery, Task
+from asgiref.sync import sync_to_async
+from celery import Task
 from celery.result import AsyncResult
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from django_outbox.celery.producer import StoringProducer
-from django_outbox.db.uuid7 import uuid7
-from django_outbox.exceptions import InvalidMessage
+from django_outbox.celery.calls import prepare, sending_directly, sends_directly
+from django_outbox.celery.revoking import OutboxResult
 
 if TYPE_CHECKING:
     AnyTask = Task[..., Any]
     AnyResult = AsyncResult[Any]
 else:
     AnyTask, AnyResult = Task, AsyncResult
-
-_sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
 
 
 class OutboxTask(AnyTask):
@@ -50,6 +43,7 @@ class OutboxTask(AnyTask):
         link: Any = None,
         link_error: Any = None,
         shadow: str | None = None,
+        using: str | None = None,
         **options: Any,
     ) -> AnyResult:
         """Store a call of the task, and return its result.
@@ -62,68 +56,79 @@ class OutboxTask(AnyTask):
             args: positional arguments of the task.
             kwargs: keyword arguments of the task.
             task_id: the ID of the result; a new UUIDv7 by default, which is also the `message_id`. The `message_id` of
-                an ID that is not a UUID is derived from it. A second call with the same ID stores nothing.
+                an ID that is not a UUID is derived from it. A second call with the same ID is left out and logged.
             producer: ignored.
             link: signatures to call with the result.
             link_error: signatures to call after an error.
             shadow: the name of the task in logs.
+            using: the alias of the database that stores this call; `outbox_using` by default.
             options: further options, such as `queue`, `priority`, `expires`, `headers` or `serializer`.
 
         Raises:
             InvalidMessage: the call cannot be stored, for example because its arguments are too large.
+            TransactionRequired: a transaction is open, but only on another database than the one that stores the call,
+                and `using` was not passed.
+            SynchronousOnlyOperation: it was called in async code; use `aapply_async` or `adelay`.
             kombu.exceptions.EncodeError: the arguments cannot be serialized.
         """
         arguments = {"link": link, "link_error": link_error, "shadow": shadow}
         app = self.app
-        if app.conf.task_always_eager or _sends_directly.get():
+        if app.conf.task_always_eager or sends_directly():
             return super().apply_async(args, kwargs, task_id, producer, **arguments, **options)
-        if options.pop("connection", None) is not None:
-            raise InvalidMessage("connection", "cannot be used: the relay sends the task. Leave it out.")
-        task_id = task_id or str(uuid7())
-        headers = dict(options.pop("headers", None) or {})
-        eta, due = _read_eta(app, options.pop("countdown", None), options.pop("eta", None))
-        if eta:
-            # Passed as an option, Celery might hold the task a second time, in its queues for delayed delivery.
-            headers["eta"] = eta
-        # The backend must not be asked for the result before the transaction commits. Workers read the header.
         ignore_result = options.pop("ignore_result", self.ignore_result)
-        headers["ignore_result"] = ignore_result
-        options |= {"headers": headers, "ignore_result": True, "retry": False}
-        storing: Any = StoringProducer(
-            app, task_id=task_id, publisher=self.outbox_publisher, using=self.outbox_using, due=due
+        call = prepare(
+            app,
+            task_id,
+            options,
+            ignore_result=ignore_result,
+            publisher=self.outbox_publisher,
+            using=using or self.outbox_using,
+            is_database_chosen=using is not None,
         )
-        result = super().apply_async(args, kwargs, task_id, storing, **arguments, **options)
+        result = super().apply_async(args, kwargs, call.task_id, call.producer, **arguments, **call.options)
         result.ignored = ignore_result
+        if using and isinstance(result, OutboxResult):
+            result.outbox_using = using
         return result
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Do the same as `delay`, in async code. The call is stored in its own transaction."""
+        return await sync_to_async(self.delay)(*args, **kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> AnyResult:
+        """Do the same as `apply_async`, in async code. The call is stored in its own transaction."""
+        return await sync_to_async(self.apply_async)(args, kwargs, **options)
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Do the same as `delay`: the call is sent after the commit in any case."""
+        return self.delay(*args, **kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> AnyResult:
+        """Do the same as `apply_async`: the call is sent after the commit in any case."""
+        return self.apply_async(*args, **kwargs)
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """Send the task again, directly to the broker; otherwise like Celery."""
-        with _sending_directly():
+        with sending_directly():
             return super().retry(*args, **kwargs)
 
     def on_replace(self, sig: Any) -> Any:
-        """Send the replacement directly to the broker; otherwise like Celery."""
-        with _sending_directly():
+        """Send the replacement directly to the broker; otherwise like Celery.
+
+        `apply()` runs the replacement at once, and calls in it are stored.
+        """
+        if self.request.is_eager:
+            return super().on_replace(sig)
+        with sending_directly():
             return super().on_replace(sig)
 
-
-@contextmanager
-def _sending_directly() -> Iterator[None]:
-    token = _sends_directly.set(True)
-    try:
-        yield
-    finally:
-        _sends_directly.reset(token)
-
-
-def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, datetime.datetime | None]:
-    """Return the ETA as text for the worker, and as a time if the outbox has to wait for it."""
-    now = app.now()
-    if countdown:
-        eta = now + datetime.timedelta(seconds=countdown)
-    if not eta:
-        return "", None
-    due = maybe_iso8601(eta)
-    assert due is not None
-    due = maybe_make_aware(due, app.timezone)
-    return eta if isinstance(eta, str) else eta.isoformat(), due if due > now else None
+    def AsyncResult(self, task_id: str, **kwargs: Any) -> AnyResult:  # noqa: N802 - as in Celery
+        """Return the result of a call. Its method `revoke` also revokes a call that is still in the outbox."""
+        return OutboxResult(
+            task_id,
+            app=self.app,
+            backend=self.backend,
+            task_name=self.name,
+            outbox_using=self.outbox_using,
+            **kwargs,
+        )

@@ -13,6 +13,7 @@ from celery import Celery
 from django.core.checks import CheckMessage, run_checks
 from django.test import override_settings
 
+from django_outbox.celery import OutboxCelery
 from django_outbox.checks import TAG
 from tests.support import celery_app
 from tests.support.celery_tools import PUBLISHERS
@@ -57,6 +58,17 @@ def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
     )
 
 
+def test_e030_the_app_class_names_a_publisher_that_is_missing(monkeypatch: pytest.MonkeyPatch):
+    made = OutboxCelery("shop", set_as_current=False)
+    made.outbox_publisher = "emails"
+    monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)
+    (problem,) = found(PUBLISHERS)
+    assert (problem.id, problem.msg.startswith("The Celery app 'shop' uses the publisher 'emails'")) == (
+        "django_outbox.E030",
+        True,
+    )
+
+
 def test_e031_the_publisher_is_another_one():
     (problem,) = found({**DEFAULT, "celery": DEFAULT["default"]})
     assert problem.id == "django_outbox.E031"
@@ -75,12 +87,16 @@ def test_w030_the_result_backend_keeps_no_results(app: Celery):
 
 
 @pytest.mark.parametrize("is_imported", [False, True])
-def test_w031_nothing_imports_the_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool):
-    name = f"late_shop_{is_imported}".lower()
+@pytest.mark.parametrize("app_class", ["Celery", "OutboxCelery"])
+def test_w031_nothing_imports_the_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_imported: bool, app_class: str
+):
+    name = f"late_shop_{app_class}_{is_imported}".lower()
+    options = "task_cls=OutboxTask, " if app_class == "Celery" else ""
     (tmp_path / f"{name}.py").write_text(
         "from celery import Celery\n"
-        "from django_outbox.celery import OutboxTask\n"
-        'app = Celery("late_shop", task_cls=OutboxTask, broker="memory://", set_as_current=False)\n'
+        "from django_outbox.celery import OutboxCelery, OutboxTask\n"
+        f'app = {app_class}("late_shop", {options}broker="memory://", set_as_current=False)\n'
     )
     monkeypatch.syspath_prepend(tmp_path)
     if is_imported:

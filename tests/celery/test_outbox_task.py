@@ -4,26 +4,29 @@ import datetime
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from celery import Celery, Task, chain, group, signals
 from celery.result import AsyncResult
 from django.conf import settings
-from django.db import transaction
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 from kombu import Queue
 from kombu.exceptions import EncodeError
 
 from django_outbox.celery import OutboxTask
-from django_outbox.exceptions import InvalidMessage
+from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, LOCKING
 from tests.support import celery_app
 from tests.support.celery_tools import PUBLISHERS
+from tests.support.databases import kill
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -50,6 +53,10 @@ def add(app: Celery) -> Any:
 
 def stored(using: str) -> OutboxMessage:
     return OutboxMessage.objects.using(using).get()
+
+
+def rows_of(using: str) -> list[OutboxMessage]:
+    return [*OutboxMessage.objects.using(using).order_by("id")]
 
 
 def test_a_call_is_stored_although_nothing_else_runs(add: Any, using: str):
@@ -82,6 +89,41 @@ def test_a_second_call_with_the_same_id_stores_nothing(add: Any, using: str):
     first = add.apply_async((1, 2), task_id="invoice-7")
     assert add.apply_async((3, 4), task_id="invoice-7").id == first.id == "invoice-7"
     assert stored(using).headers["argsrepr"] == "(1, 2)"
+
+
+def test_a_call_that_is_left_out_is_logged_with_both_tasks(
+    app: Celery, add: Any, using: str, caplog: pytest.LogCaptureFixture
+):
+    add.apply_async((1, 2), task_id="order-7")
+    app.tasks["tests.echo"].apply_async(task_id="order-7")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("django_outbox", "WARNING")
+    assert record.getMessage() == (
+        "A call of tests.echo was not stored, because the outbox has a call of tests.add with the same task ID "
+        f"'order-7' (message {stored(using).message_id})"
+    )
+
+
+def test_a_step_that_a_worker_sends_again_is_stored_once(app: Celery, add: Any, using: str):
+    """As after a crash of a worker with `acks_late`."""
+    task_id = str(uuid.uuid4())
+    add.apply_async((1, 2), task_id=task_id)
+    last_step = add.s(3, 4)
+    last_step.freeze(task_id)
+    for parent_id in ("first", "first", "second"):
+        last_step.apply_async(parent_id=parent_id)
+    rows = OutboxMessage.objects.using(using).order_by("id").values_list("headers", flat=True)
+    assert [(each["id"], each["parent_id"]) for each in rows] == [
+        (task_id, None),
+        (task_id, "first"),
+        (task_id, "second"),
+    ]
+
+
+def test_calls_with_the_same_id_in_two_tasks_are_stored_once(add: Any, using: str):
+    for parent_id in ("first", "second"):
+        add.apply_async((1, 2), task_id="invoice-7", parent_id=parent_id)
+    assert stored(using).headers["parent_id"] == "first"
 
 
 def test_a_uuid_is_the_message_id_however_it_is_written(add: Any, using: str):
@@ -137,6 +179,99 @@ def test_task_always_eager_calls_the_task_at_once(app: Celery, add: Any, using: 
     app.conf.task_always_eager = True
     assert add.delay(1, 2).get() == 3
     assert not OutboxMessage.objects.using(using).exists()
+
+
+def test_calls_in_a_task_that_replaces_another_eagerly_are_stored(app: Celery, add: Any, using: str):
+    def call_add() -> str:
+        return str(add.delay(1, 2).id)
+
+    def replace(self: Any) -> Any:
+        return self.replace(inner.s())
+
+    inner: Any = app.task(name="tests.inner", shared=False)(call_add)
+    outer: Any = app.task(name="tests.outer", shared=False, bind=True)(replace)
+    with transaction.atomic(using=using):
+        assert outer.apply().get() == str(stored(using).message_id)
+
+
+def test_calls_on_commit_are_stored_in_the_transaction(add: Any, using: str):
+    with transaction.atomic(using=using):
+        results = [add.delay_on_commit(1, b=2), add.apply_async_on_commit((3, 4), countdown=60)]
+        rows = OutboxMessage.objects.using(using).order_by("id")
+        assert [str(row.message_id) for row in rows] == [result.id for result in results]
+    assert [row.headers["argsrepr"] for row in rows] == ["(1,)", "(3, 4)"]
+
+
+@pytest.fixture
+def other(using: str) -> str:
+    """The alias of another database than that of the calls."""
+    return "default" if using != "default" else "postgresql"
+
+
+@pytest.mark.parametrize("call", ["delay", "apply_async", "chain"])
+def test_a_call_in_a_transaction_on_another_database_is_refused(add: Any, using: str, other: str, call: str):
+    calls: dict[str, Callable[[], Any]] = {
+        "delay": lambda: add.delay(1, 2),
+        "apply_async": lambda: add.apply_async((1, 2)),
+        "chain": lambda: chain(add.s(1, 2), add.s(3)).delay(),
+    }
+    with transaction.atomic(using=other):
+        with pytest.raises(TransactionRequired) as caught:
+            calls[call]()
+        assert not OutboxMessage.objects.using(using).exists()
+    assert str(caught.value) == (
+        f"The task 'tests.add' was called in a transaction on {other!r}, but its calls are stored in {using!r}, where "
+        f"a rollback would not undo this one. Did you mean apply_async(using={other!r}) or outbox_using={other!r} of "
+        f"the task? If not, call it with apply_async(using={using!r}), or call it after the transaction, for example "
+        "in an on_commit hook."
+    )
+
+
+@pytest.mark.parametrize("chosen", ["using", "other"])
+def test_a_call_may_choose_its_database(add: Any, using: str, other: str, chosen: str):
+    with transaction.atomic(using=other):
+        result = add.apply_async((1, 2), using={"using": using, "other": other}[chosen])
+    (row,) = rows_of(using) + rows_of(other)
+    assert (str(row.message_id), bool(rows_of(other))) == (result.id, chosen == "other")
+
+
+def test_a_call_with_transactions_on_both_databases_is_stored_in_its_own(add: Any, using: str, other: str):
+    with transaction.atomic(using=using), transaction.atomic(using=other):
+        result = add.delay(1, 2)
+    assert str(stored(using).message_id) == result.id
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_async_code_has_methods_of_its_own(add: Any, using: str):
+    async def view() -> list[str]:
+        results = [await add.adelay(1, b=2), await add.aapply_async((3, 4), countdown=60)]
+        return [result.id for result in results]
+
+    ids = async_to_sync(view)()
+    assert [str(row.message_id) for row in rows_of(using)] == ids
+    assert [row.headers["argsrepr"] for row in rows_of(using)] == ["(1,)", "(3, 4)"]
+
+
+def test_async_code_that_calls_delay_is_told_so(add: Any, using: str):
+    async def view() -> None:
+        add.delay(1, 2)
+
+    with pytest.raises(
+        SynchronousOnlyOperation, match=r"^The task 'tests.add' was called .*`await task.adelay\(...\)`"
+    ):
+        async_to_sync(view)()
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_lost_connection_loses_no_call(add: Any, using: str):
+    connections[using].ensure_connection()
+    kill(using)
+    for number in range(2):
+        add.delay(number, 2)
+    kill(using)
+    add.s(1, 2).apply_async(task_id="a task ID that may be known")
+    assert len(rows_of(using)) == 3
 
 
 def test_signals_see_the_headers_that_are_stored(app: Celery, add: Any, using: str):
@@ -216,3 +351,22 @@ def test_the_tasks_of_the_relay_are_not_stored():
 def test_an_app_may_be_made_before_django_is_set_up():
     code = "import django_outbox.celery, celery; celery.Celery('shop', task_cls=django_outbox.celery.OutboxTask).Task"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_step_is_stored_once_if_its_parent_has_a_number_as_its_id(add: Any, using: str):
+    """SQLite reads such a value of JSON as a number."""
+    for parent_id in ("5", "5", "6", "6"):
+        add.apply_async((1, 2), task_id="7", reply_to="replies", parent_id=parent_id)
+    assert [row.headers["parent_id"] for row in rows_of(using)] == ["5", "6"]
+
+
+def test_a_database_without_autocommit_does_not_count_as_a_transaction_of_the_caller(
+    add: Any, using: str, monkeypatch: pytest.MonkeyPatch
+):
+    other = next(connections[alias] for alias in ALIASES if alias != using)
+    other.ensure_connection()
+    monkeypatch.setitem(other.settings_dict, "AUTOCOMMIT", False)
+    monkeypatch.setattr(other, "in_atomic_block", False)
+    monkeypatch.setattr(other, "autocommit", False)
+    add.delay(1, 2)
+    assert len(rows_of(using)) == 1

@@ -161,6 +161,22 @@ def test_a_task_that_expired_in_the_outbox_is_revoked(tasks: Tasks):
         result(call)
 
 
+def test_a_call_that_is_revoked_in_the_outbox_is_not_run(tasks: Tasks):
+    call = tasks.add.apply_async((1, 2), countdown=86400)
+    call.revoke()
+    with pytest.raises(TaskRevokedError):
+        result(call)
+
+
+def test_a_chord_whose_task_is_revoked_in_the_outbox_fails(tasks: Tasks):
+    waiting = tasks.add.s(1, 2).set(countdown=86400)
+    waits_for = waiting.freeze()
+    call = chord([tasks.add.s(3, 4), waiting], tasks.total.s()).apply_async()
+    waits_for.revoke()
+    with pytest.raises(TaskRevokedError):
+        result(call)
+
+
 def test_an_id_that_is_not_a_uuid_stays_the_id_of_the_result(tasks: Tasks):
     call = tasks.describe_request.apply_async(task_id="invoice-7")
     assert call.id == "invoice-7"
@@ -173,6 +189,35 @@ def test_a_retry_in_a_transaction_is_not_rolled_back(tasks: Tasks):
 
 def test_a_replacement_in_a_transaction_is_not_rolled_back(tasks: Tasks):
     assert result(tasks.replace_in_transaction.delay(3, 4)) == 7
+
+
+@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
+@pytest.mark.parametrize(
+    ("what", "last"),
+    [
+        ("a task", ["last"]),
+        ("a chain", ["1", "2", "last"]),
+        ("a chord", ["1", "2", "last"]),
+        ("a chord whose body is a chain", ["1", "2", "3", "4", "last"]),
+    ],
+)
+def test_all_steps_of_a_replacement_run_as_in_celery(tasks: Tasks, prefix: str, what: str, last: list[str]):
+    made = {name: tasks.app.tasks[f"{prefix}.{name}"] for name in ("step", "replace_by")}
+    alone = made["replace_by"].delay([], what)
+    within = chain(made["step"].s([], "0"), made["replace_by"].s(what), made["step"].s("after")).delay()
+    assert result(alone) == ["replaced", *last]
+    assert result(within) == ["0", "replaced", *last, "after"]
+
+
+@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
+def test_a_task_that_replaces_itself_again_and_again_ends(tasks: Tasks, prefix: str):
+    assert result(tasks.app.tasks[f"{prefix}.poll"].delay(3)) == "done"
+
+
+@pytest.mark.parametrize("prefix", ["plain", "tests"], ids=["celery", "outbox"])
+def test_a_task_replaced_by_a_group_has_its_results(tasks: Tasks, prefix: str):
+    call = tasks.app.tasks[f"{prefix}.replace_by"].delay([], "a group")
+    assert result(call) == [["replaced", "1"], ["replaced", "2"]]
 
 
 def test_calls_within_a_task_follow_its_transaction(tasks: Tasks, app: Celery):

@@ -1,0 +1,93 @@
+"""Beat stores its runs in the outbox, and loses none when it loses its database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from django.db import connections
+from django.test import override_settings
+
+from django_outbox.models import OutboxMessage
+from tests.conftest import ALIASES, LOCKING
+from tests.support import celery_app
+from tests.support.celery_tools import BROKERS, beat, cleaned_up, close, new_prefix
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(databases=ALIASES, transaction=True)]
+
+PATIENCE = 90
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    prefix = new_prefix()
+    made = celery_app.make_app(BROKERS["rabbitmq"], prefix)
+    with cleaned_up(prefix), override_settings(OUTBOX={}):
+        yield made
+        close(made)
+
+
+def count(using: str) -> int:
+    return OutboxMessage.objects.using(using).filter(type="tests.note").count()
+
+
+def end_other_sessions(using: str) -> int:
+    """End the sessions of other processes on this database, and return how many there were."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            return len(cursor.fetchall())
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()")
+        ids = [id for (id,) in cursor.fetchall()]
+        for id in ids:
+            cursor.execute(f"KILL {id}")
+        return len(ids)
+
+
+def assert_no_run_was_lost(using: str, log: Path) -> None:
+    runs = log.read_text().count("Sending due task note")
+    # Beat may have been stopped between the two.
+    assert runs - count(using) in {0, 1}
+    assert "Couldn't apply scheduled task" not in log.read_text()
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_beat_loses_no_run_when_its_session_ends(app: Celery, using: str, tmp_path: Path):
+    log = tmp_path / "log"
+    with beat(app, using, BROKERS["rabbitmq"], log):
+        for _ in range(3):
+            before = count(using)
+            eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)  # noqa: B023
+            assert end_other_sessions(using) == 1
+        before = count(using)
+        eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)
+    assert_no_run_was_lost(using, log)
+
+
+def test_beat_waits_for_a_database_that_accepts_no_connections(app: Celery, tmp_path: Path):
+    using, log = "postgresql", tmp_path / "log"
+    name = connections[using].ops.quote_name(connections[using].settings_dict["NAME"])
+
+    def accept(answer: str) -> None:
+        # PostgreSQL refuses it on a connection to this database.
+        with connections[using]._nodb_cursor() as cursor:
+            cursor.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {answer}")
+
+    with beat(app, using, BROKERS["rabbitmq"], log):
+        eventually(lambda: count(using) >= 1, "a run", seconds=PATIENCE)
+        accept("false")
+        try:
+            assert end_other_sessions(using) == 1
+            eventually(
+                lambda: log.read_text().count("Beat cannot store a scheduled call") >= 2, "it waits", seconds=PATIENCE
+            )
+        finally:
+            accept("true")
+        before = count(using)
+        eventually(lambda: count(using) >= before + 2, "two more runs", seconds=PATIENCE)
+    assert_no_run_was_lost(using, log)

@@ -1,0 +1,152 @@
+"""The app class: what is called by name is stored as well, on each database."""
+
+import pickle
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, Task, chain, signature
+from celery.beat import Scheduler
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from django_outbox.celery import OutboxCelery, OutboxTask
+from django_outbox.exceptions import TransactionRequired
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.support import celery_app
+from tests.support.celery_tools import PUBLISHERS
+from tests.support.ports import free_port
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
+    """An app whose broker and result backend do not run."""
+    made = celery_app.make_app(f"amqp://127.0.0.1:{free_port()}//", "outbox-test", app_class=OutboxCelery)
+    made.conf.update(result_backend=f"redis://127.0.0.1:{free_port()}/0", broker_connection_timeout=1)
+    monkeypatch.setattr(celery_app, "app", made)
+    monkeypatch.setattr(OutboxTask, "outbox_using", using)
+    monkeypatch.setattr(OutboxCelery, "outbox_using", using)
+    with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
+        yield made
+        made.close()
+
+
+def rows_of(using: str) -> list[OutboxMessage]:
+    return [*OutboxMessage.objects.using(using).order_by("id")]
+
+
+def test_its_tasks_are_stored(app: Celery, using: str):
+    result = app.tasks["tests.add"].delay(1, 2)
+    (row,) = rows_of(using)
+    assert (str(row.message_id), row.type, row.publisher) == (result.id, "tests.add", "celery")
+
+
+@pytest.mark.parametrize("name", ["tests.add", "billing.charge"])
+def test_a_call_by_name_follows_the_transaction(app: Celery, using: str, name: str):
+    with transaction.atomic(using=using):
+        kept = app.send_task(name, (1, 2), countdown=60)
+        with transaction.atomic(using=using):
+            app.send_task(name, (3, 4))
+            transaction.set_rollback(True, using=using)
+    (row,) = rows_of(using)
+    assert (row.type, str(row.message_id), row.headers["argsrepr"]) == (name, kept.id, "(1, 2)")
+    assert row.available_at is not None
+    assert row.available_at - row.occurred_at > timedelta(seconds=50)
+
+
+def test_signatures_by_name_are_stored(app: Celery, using: str):
+    with transaction.atomic(using=using):
+        signature("billing.charge", (1,), app=app).delay()
+        chain(signature("billing.charge", (2,), app=app), signature("billing.book", app=app)).delay()
+    assert [row.headers["argsrepr"] for row in rows_of(using)] == ["(1,)", "(2,)"]
+
+
+def test_beat_entries_of_tasks_that_are_not_imported_are_stored(app: Celery, using: str):
+    entry = {"task": "billing.close_day", "schedule": timedelta(seconds=1), "args": (7,)}
+    scheduler = Scheduler(app, schedule={})
+    scheduler.update_from_dict({"close": entry})
+    scheduler.apply_async(scheduler.schedule["close"], advance=False)
+    (row,) = rows_of(using)
+    assert (row.type, row.headers["argsrepr"], row.headers["celery_beat_task"]) == ("billing.close_day", "[7]", True)
+
+
+def test_a_task_with_another_base_is_sent_directly(app: Celery, using: str, monkeypatch: pytest.MonkeyPatch):
+    sent: list[str] = []
+    monkeypatch.setattr(app.amqp, "send_task_message", lambda producer, name, *_, **__: sent.append(name))
+    plain: Any = app.task(name="tests.plain", base=Task, shared=False, ignore_result=True)(celery_app.note)
+    plain.delay(1)
+    app.send_task("tests.plain", (1,), ignore_result=True)
+    assert (sent, rows_of(using)) == (["tests.plain", "tests.plain"], [])
+
+
+def test_a_call_by_name_in_a_transaction_on_another_database_is_refused(app: Celery, using: str):
+    other = "default" if using != "default" else "postgresql"
+    with transaction.atomic(using=other):
+        with pytest.raises(TransactionRequired, match=r"^The task 'billing.charge' was called in a transaction on"):
+            app.send_task("billing.charge")
+        app.send_task("billing.charge", using=using)
+    assert len(rows_of(using)) == 1
+
+
+def test_its_attributes_choose_the_publisher_of_tasks_that_it_does_not_know(
+    app: Celery, using: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(app, "outbox_publisher", "default", raising=False)
+    app.send_task("billing.charge")
+    app.send_task("tests.add", (1, 2))
+    assert [row.publisher for row in rows_of(using)] == ["default", "celery"]
+
+
+def test_it_can_be_pickled_as_celery_does_for_its_processes(app: Celery):
+    assert type(pickle.loads(pickle.dumps(app))) is OutboxCelery
+
+
+def sent_revokes(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the IDs that workers are told to revoke."""
+    sent: list[Any] = []
+    monkeypatch.setattr(app.control, "broadcast", lambda _, arguments, **__: sent.append(arguments["task_id"]))
+    return sent
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("by", ["result", "id", "control"])
+def test_a_call_that_waits_is_revoked_with_the_transaction(
+    app: Celery, using: str, by: str, monkeypatch: pytest.MonkeyPatch
+):
+    sent = sent_revokes(app, monkeypatch)
+    add = app.tasks["tests.add"]
+    call, kept = (add.apply_async((1, 2), countdown=86400) for _ in range(2))
+    revoke = {
+        "result": call.revoke,
+        "id": add.AsyncResult(call.id).revoke,
+        "control": lambda: app.control.revoke([call.id]),
+    }[by]
+    with transaction.atomic(using=using):
+        revoke()
+        assert sent == []
+        transaction.set_rollback(True, using=using)
+    assert sent == []
+    assert all("expires" not in row.headers or row.headers["expires"] is None for row in rows_of(using))
+    revoke()
+    assert sent in ([call.id], [[call.id]])
+    revoked, waiting = rows_of(using)
+    assert (revoked.status, revoked.headers["expires"]) == (Status.PENDING, "1970-01-01T00:00:00+00:00")
+    assert revoked.available_at is not None
+    assert revoked.available_at <= timezone.now()
+    assert waiting.available_at is not None
+    assert waiting.available_at > timezone.now()
+    assert str(waiting.message_id) == kept.id
+
+
+def test_revoking_leaves_other_messages_alone(app: Celery, using: str, monkeypatch: pytest.MonkeyPatch):
+    sent_revokes(app, monkeypatch)
+    row = OutboxMessage(type="order.created", payload={}, publisher="default", message_id=uuid.uuid4())
+    row.save(using=using)
+    app.tasks["tests.add"].AsyncResult(str(row.message_id)).revoke()
+    assert rows_of(using)[0].headers == {}
