@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 from django.db import connections, router, transaction
 
 from django_outbox.conf import get_settings
-from django_outbox.db.transactions import hint_elsewhere, in_transaction, refuse_async
+from django_outbox.db.transactions import (
+    hint_elsewhere,
+    in_transaction,
+    outlive_connection,
+    reconnect_if_lost,
+    refuse_async,
+)
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.routing import route
@@ -17,7 +23,7 @@ from django_outbox.enqueueing.writing import insert_new, write
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
-from django_outbox.stores import get_store
+from django_outbox.stores import Store, get_store
 from django_outbox.tracing import traced
 
 Written = TypeVar("Written")
@@ -61,7 +67,8 @@ def enqueue(
         topic: the destination (in RabbitMQ the routing key) if it is not the type; at most 255 bytes.
         headers: JSON metadata, such as trace context or a correlation ID; at most 64 KiB as JSON.
         message_id: a UUID that identifies the message; a new UUIDv7 by default. If the table already has a message with
-            this ID for the same publisher, nothing is written for that publisher, and that message is returned.
+            this ID for the same publisher, nothing is written for that publisher, and that message is returned; if its
+            type differs, the call is refused.
         delay: the minimum delay before publishing, in seconds or as a timedelta; 0 to 3,653 days.
         available_at: the earliest time at which the message may be published, an aware datetime in the years 1000 to
             9999. Cannot be combined with `delay`.
@@ -69,8 +76,8 @@ def enqueue(
             several by the type: then the message has a row for each, and the first one is returned.
         using: the database alias. It must be the database of the caller's own data. By default the database that the
             router chooses for writing.
-        require_transaction: if False, and no transaction is open, the message is saved in its own transaction. By
-            default `OUTBOX["REQUIRE_TRANSACTION"]`.
+        require_transaction: if False, and no transaction is open, the message is saved in its own transaction; a lost
+            connection is opened again. By default `OUTBOX["REQUIRE_TRANSACTION"]`.
         lock_key: if True, lock the key until the transaction ends, waiting for other transactions that have locked it.
             This delivers the key's messages in commit order even if transactions overlap. By default
             `OUTBOX["LOCK_KEYS"]`.
@@ -105,21 +112,30 @@ def enqueue(
     if delay is not None or available_at is not None:
         message.available_at = read_available_at(delay, available_at)
     using = using or router.db_for_write(OutboxMessage)
-    _check_transaction(using, require_transaction, "enqueue")
+    is_alone = not _check_transaction(using, require_transaction, "enqueue")
     store = get_store(connections[using])
     check_message(message, store)
     messages = route(message)
     once = message_id is not None
+    locks_key = _locks_keys(lock_key)
     with traced(messages):
-        if not _locks_keys(lock_key):
-            message = write(messages, store, once=once)
+        if is_alone:
+            message = outlive_connection(
+                store.connection, lambda again: _insert(messages, store, once=once or again, locks_key=locks_key)
+            )
         else:
-            with transaction.atomic(using=using, savepoint=False):
-                store.lock_keys({message.key})
-                message = write(messages, store, once=once)
+            message = _insert(messages, store, once=once, locks_key=locks_key)
     if delay is None and available_at is None:
         notify_after_commit(using, {each.publisher for each in messages})
     return message
+
+
+def _insert(messages: list[OutboxMessage], store: Store, *, once: bool, locks_key: bool) -> OutboxMessage:
+    if not locks_key:
+        return write(messages, store, once=once)
+    with transaction.atomic(using=store.connection.alias, savepoint=False):
+        store.lock_keys({messages[0].key})
+        return write(messages, store, once=once)
 
 
 def enqueue_many(
@@ -133,8 +149,8 @@ def enqueue_many(
 
     Args:
         messages: unsaved `OutboxMessage` instances, or events. A message is skipped if its `message_id` is already in
-            the table for the same publisher, or occurs earlier in the list. One without a publisher gets a row for each
-            publisher that `OUTBOX["ROUTES"]` chooses.
+            the table for the same publisher, or occurs earlier in the list; this is logged as an error if the types
+            differ. One without a publisher gets a row for each publisher that `OUTBOX["ROUTES"]` chooses.
         using: the database alias, as in `enqueue`.
         require_transaction: as in `enqueue`.
         lock_key: as in `enqueue`, for the keys of all messages.
@@ -151,7 +167,7 @@ def enqueue_many(
     """
     batch = [_as_message(each, position) for position, each in enumerate(messages)]
     using = using or router.db_for_write(OutboxMessage)
-    _check_transaction(using, require_transaction, "enqueue_many")
+    is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows, sizes = [], []
     for position, message in enumerate(batch):
@@ -162,13 +178,23 @@ def enqueue_many(
         routed = route(message)
         rows += routed
         sizes += [size] * len(routed)
-    with traced(rows, many=True), transaction.atomic(using=using, savepoint=False):
-        if _locks_keys(lock_key):
-            store.lock_keys({message.key for message in batch})
+    keys = {message.key for message in batch} if _locks_keys(lock_key) else set()
+    with traced(rows, many=True):
+        if is_alone:
+            outlive_connection(store.connection, lambda _: _insert_many(rows, sizes, store, keys))
+        else:
+            _insert_many(rows, sizes, store, keys)
+    return batch
+
+
+def _insert_many(rows: list[OutboxMessage], sizes: list[int], store: Store, keys: set[str]) -> None:
+    using = store.connection.alias
+    with transaction.atomic(using=using, savepoint=False):
+        if keys:
+            store.lock_keys(keys)
         for chunk in chunked(rows, sizes):
             insert_new(chunk, store)
         notify_after_commit(using, {message.publisher for message in rows})
-    return batch
 
 
 def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:
@@ -192,12 +218,15 @@ def _as_message(value: object, position: int) -> Any:
         raise InvalidEvent(f"messages[{position}]: {error}") from None
 
 
-def _check_transaction(using: str, required: bool | None, function: str) -> None:
-    if in_transaction(connections[using]):
-        return
+def _check_transaction(using: str, required: bool | None, function: str) -> bool:
+    """Return whether a transaction is open; if it must be, raise TransactionRequired."""
+    connection = connections[using]
+    if in_transaction(connection):
+        return True
     refuse_async(function, using)
     if not (get_settings().require_transaction if required is None else required):
-        return
+        reconnect_if_lost(connection)
+        return False
     raise TransactionRequired(
         f"{function}() needs an open transaction on the database {using!r}, so that the message and your data are "
         f"saved together or not at all.{hint_elsewhere()} Put both inside `with transaction.atomic(using={using!r}):`, "

@@ -1,6 +1,7 @@
 """Check messages before they reach the database, because a database error would break the caller's transaction."""
 
 import datetime
+import json
 import uuid
 
 from django.db.models.expressions import Combinable, DatabaseDefault
@@ -11,6 +12,7 @@ from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.json_checks import check_json, problem_of_characters
 from django_outbox.exceptions import InvalidMessage
+from django_outbox.messages import RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
 from django_outbox.stores.base import Store
 
@@ -53,17 +55,17 @@ def check_message(message: OutboxMessage, store: Store) -> int:
             "message_id",
             f"{message.message_id} is of a version that the database does not always store; use version 7 or lower.",
         )
-    _check_name("type", message.type, store)
+    check_name("type", message.type, store)
     if not message.type:
         raise InvalidMessage("type", "must not be blank. Pass the name of the event, such as 'order.created'.")
-    _check_name("topic", message.topic, store)
+    check_name("topic", message.topic, store)
     message.key = _read_key(message.key)
-    _check_name("key", message.key, store)
+    check_name("key", message.key, store)
     publisher: object = message.publisher
     if not isinstance(publisher, str) or publisher not in settings.publishers:
         known = ", ".join(sorted(settings.publishers))
         raise InvalidMessage("publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.")
-    _check_name("publisher", publisher, store)
+    check_name("publisher", publisher, store)
     size = check_json("payload", message.payload, store)
     limit = settings.max_payload_bytes
     if size > limit:
@@ -147,6 +149,31 @@ def read_available_at(delay: object, available_at: object) -> datetime.datetime 
     return DatabaseNow() + delay
 
 
+def check_name(field: str, value: object, store: Store | None) -> None:
+    """Check text for a column of `MAX_NAME_LENGTH`.
+
+    Args:
+        field: the field that an error names.
+        value: the text.
+        store: the store of the database that it will be written to; None to check what holds for every database.
+
+    Raises:
+        InvalidMessage: it cannot be stored.
+    """
+    if not isinstance(value, str):
+        raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidMessage(field, "contains a lone surrogate, which cannot be encoded as UTF-8.") from None
+    if size > MAX_NAME_LENGTH:
+        raise InvalidMessage(field, f"is {size:,} bytes long in UTF-8; the limit is {MAX_NAME_LENGTH}.")
+    if "\x00" in value:
+        raise InvalidMessage(field, "contains a NUL character, which databases cannot store.")
+    if store is not None and (problem := problem_of_characters(value, store)):
+        raise InvalidMessage(field, problem)
+
+
 def _read_time(field: str, value: object) -> datetime.datetime:
     if not isinstance(value, datetime.datetime):
         raise InvalidMessage(
@@ -184,21 +211,6 @@ def _read_key(value: object) -> str:
     return value
 
 
-def _check_name(field: str, value: object, store: Store) -> None:
-    if not isinstance(value, str):
-        raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise InvalidMessage(field, "contains a lone surrogate, which cannot be encoded as UTF-8.") from None
-    if size > MAX_NAME_LENGTH:
-        raise InvalidMessage(field, f"is {size:,} bytes long in UTF-8; the limit is {MAX_NAME_LENGTH}.")
-    if "\x00" in value:
-        raise InvalidMessage(field, "contains a NUL character, which databases cannot store.")
-    if problem := problem_of_characters(value, store):
-        raise InvalidMessage(field, problem)
-
-
 def _check_headers(headers: object, store: Store) -> int:
     if not isinstance(headers, dict):
         raise InvalidMessage("headers", f"must be a dict, not {_kind(headers)}.")
@@ -208,6 +220,13 @@ def _check_headers(headers: object, store: Store) -> int:
         if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= MAX_NAME_LENGTH:
             raise InvalidMessage(
                 "headers", f"the name {_quoted(name)} must be a string of 1 to {MAX_NAME_LENGTH} bytes."
+            )
+        if is_reserved(name):
+            raise InvalidMessage(
+                "headers",
+                f"the name begins with {RESERVED_PREFIX!r}, which is reserved for the outbox's own headers. Rename the "
+                "header; if you pass on headers from outside, leave it out.",
+                f"[{json.dumps(name)}]",
             )
     size = check_json("headers", headers, store)
     if size > MAX_HEADERS_BYTES:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.db.models.expressions import Combinable
 
+from django_outbox.exceptions import InvalidMessage
+from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store
 
@@ -32,15 +34,52 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
     return first
 
 
-def insert_new(messages: Sequence[OutboxMessage], store: Store) -> None:
-    """Insert messages, except those that are in the table already."""
+def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:
+    """Insert messages that are not in the table yet, and return how many were inserted.
+
+    A message that is left out because another type has its `message_id` is logged.
+    """
+    missing: Sequence[OutboxMessage] = messages
     if store.looks_before_insert:
         ids = [message.message_id for message in messages]
         rows = OutboxMessage.objects.using(store.connection.alias).filter(message_id__in=ids)
         known = set(rows.values_list("message_id", "publisher"))
-        messages = [message for message in messages if (message.message_id, message.publisher) not in known]
-    if messages:
-        store.insert_missing(messages)
+        missing = []
+        for message in messages:
+            if (pair := (message.message_id, message.publisher)) not in known:
+                known.add(pair)
+                missing.append(message)
+    inserted = store.insert_missing(missing) if missing else 0
+    if inserted < len(messages):
+        _report_others(messages, store)
+    return inserted
+
+
+def _report_others(messages: Sequence[OutboxMessage], store: Store) -> None:
+    """Log the messages that are not in the table because a message of another type has their ID."""
+    rows = OutboxMessage.objects.using(store.connection.alias).filter(
+        message_id__in=[each.message_id for each in messages]
+    )
+    types = {(id, publisher): type for id, publisher, type in rows.values_list("message_id", "publisher", "type")}
+    for message in messages:
+        known = types.get((message.message_id, message.publisher), message.type)
+        if known != message.type:
+            logger.error(
+                "Message %s of type %s was left out, because a message of type %s has this ID. Give each message its "
+                "own message_id.",
+                message.message_id,
+                message.type,
+                known,
+            )
+
+
+def _refuse_other(found: OutboxMessage, message: OutboxMessage) -> None:
+    if found.type != message.type:
+        raise InvalidMessage(
+            "message_id",
+            f"{message.message_id} belongs to a message of type {found.type!r} already. Give each message its own ID, "
+            "for example uuid.uuid5() of the type and what happened.",
+        )
 
 
 def _write_once(messages: Sequence[OutboxMessage], store: Store) -> OutboxMessage:
@@ -48,7 +87,8 @@ def _write_once(messages: Sequence[OutboxMessage], store: Store) -> OutboxMessag
     publishers = [message.publisher for message in messages]
     copies = OutboxMessage.objects.using(using).filter(message_id=messages[0].message_id)
     rows = copies.filter(publisher=publishers[0])
-    with transaction.atomic(using=using, savepoint=False):
+    # A savepoint, so that no copy for another publisher remains if the first message is refused.
+    with transaction.atomic(using=using, savepoint=len(messages) > 1):
         known = (
             {row.publisher: row for row in copies.filter(publisher__in=publishers)} if store.looks_before_insert else {}
         )
@@ -61,6 +101,10 @@ def _write_once(messages: Sequence[OutboxMessage], store: Store) -> OutboxMessag
             # Under REPEATABLE READ a plain read may not see the row that the INSERT conflicted with; a locking read
             # does. There is no row at all if the first message was deleted between the two statements.
             found = rows.first() or rows.select_for_update().first()
+        if len(messages) > 1:
+            _refuse_other(found, messages[0])
+    # Nothing was written, so the transaction can continue.
+    _refuse_other(found, messages[0])
     return found
 
 

@@ -1,7 +1,8 @@
 """Async code: the errors name the remedy, and the remedy works in async views, over ASGI."""
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +16,15 @@ from django.http import HttpRequest, JsonResponse
 from django.test import AsyncClient, override_settings
 from django.urls import path
 
-from django_outbox import OutboxMessage, TransactionRequired, enqueue, enqueue_many
+from django_outbox import (
+    OutboxMessage,
+    TransactionRequired,
+    aenqueue,
+    aenqueue_many,
+    atomic_async,
+    enqueue,
+    enqueue_many,
+)
 from django_outbox.events import collect_events
 from tests.conftest import ALIASES
 from tests.support.messages import count
@@ -115,8 +124,7 @@ def test_the_error_in_async_code_names_the_remedy(using: str, call: tuple[str, C
             function(using)
         text = str(info.value)
         assert text.startswith(f"{name}() was called in async code")
-        assert f"with transaction.atomic(using={using!r})" in text
-        assert "await sync_to_async(function)()" in text
+        assert f"calls {name}(), decorate it with @atomic_async(using={using!r}) of django_outbox, and await it" in text
 
     async_to_sync(view)()
     assert count(using) == 0
@@ -145,3 +153,123 @@ def test_where_django_allows_queries_in_async_code_enqueue_works(using: str, mon
 
     async_to_sync(notebook)()
     assert count(using) == 1
+
+
+@committed
+class TestAtomicAsync:
+    def test_the_function_runs_in_a_transaction(self, using: str):
+        @atomic_async(using=using)
+        def place(number: str, *, total: int) -> int:
+            """Place an order."""
+            return enqueue("order.created", {"number": number, "total": total}, using=using).pk
+
+        async def view() -> int:
+            return await place("A-1", total=7)
+
+        id = async_to_sync(view)()
+        assert (place.__name__, place.__doc__) == ("place", "Place an order.")
+        assert OutboxMessage.objects.using(using).get(pk=id).payload == {"number": "A-1", "total": 7}
+
+    def test_an_exception_rolls_back_and_is_raised_where_it_is_awaited(self, using: str):
+        @atomic_async(using=using)
+        def place() -> None:
+            enqueue("order.created", 1, using=using)
+            raise ValueError("no stock")
+
+        async def view() -> None:
+            with pytest.raises(ValueError, match="no stock"):
+                await place()
+
+        async_to_sync(view)()
+        assert count(using) == 0
+
+    def test_calls_side_by_side_have_transactions_of_their_own(self, using: str):
+        @atomic_async(using=using)
+        def place(number: int) -> None:
+            enqueue("order.created", number, using=using)
+            if number == 3:
+                raise ValueError(number)
+
+        async def view() -> list[Any]:
+            return await asyncio.gather(*(place(number) for number in range(5)), return_exceptions=True)
+
+        assert [type(each) for each in async_to_sync(view)()].count(ValueError) == 1
+        assert sorted(message.payload for message in OutboxMessage.objects.using(using)) == [0, 1, 2, 4]
+
+    def test_the_database_is_the_one_of_enqueue_by_default(self):
+        @atomic_async
+        def place() -> None:
+            enqueue("order.created", 1)
+
+        async_to_sync(place)()
+        assert count("default") == 1
+
+    def test_an_async_function_is_refused(self):
+        async def place() -> None: ...
+
+        with pytest.raises(TypeError, match=r"takes a synchronous function\. Write `def place`, without async"):
+            atomic_async(place)
+
+    @pytest.mark.parametrize("kind", ["coroutine", "generator"])
+    def test_a_function_that_was_not_run_is_refused(self, using: str, kind: str):
+        async def place() -> None: ...
+
+        def generate() -> Iterator[None]:
+            yield
+
+        made: Any = place() if kind == "coroutine" else generate()
+
+        @atomic_async(using=using)
+        def start() -> Any:
+            enqueue("order.created", 1, using=using)
+            return made
+
+        with pytest.raises(TypeError, match=f"The function start with @atomic_async returned a {kind}, which nothing"):
+            async_to_sync(start)()
+        made.close()
+        assert count(using) == 0
+
+
+ASYNC_CALLS: dict[str, Callable[..., Any]] = {
+    "aenqueue": lambda using, **more: aenqueue("order.created", 1, using=using, **more),
+    "aenqueue_many": lambda using, **more: aenqueue_many(
+        [OutboxMessage(type="order.created", payload=1)], using=using, **more
+    ),
+}
+
+
+@committed
+@pytest.mark.parametrize("name", ASYNC_CALLS)
+def test_a_message_can_be_enqueued_on_its_own(using: str, name: str):
+    async def view() -> Any:
+        return await ASYNC_CALLS[name](using, require_transaction=False)
+
+    async_to_sync(view)()
+    assert [message.payload for message in OutboxMessage.objects.using(using)] == [1]
+
+
+@committed
+@pytest.mark.parametrize("name", ASYNC_CALLS)
+def test_an_async_function_that_needs_a_transaction_is_named_with_the_remedy(using: str, name: str):
+    async def view() -> None:
+        with pytest.raises(
+            TransactionRequired, match=rf"^{name}\(\) was called in async code.*call {name[1:]}\(\) in a "
+        ):
+            await ASYNC_CALLS[name](using)
+
+    async_to_sync(view)()
+    assert count(using) == 0
+
+
+@committed
+def test_aenqueue_takes_the_arguments_of_enqueue(using: str):
+    names = inspect.signature(enqueue).parameters
+    assert [*inspect.signature(aenqueue).parameters.items()] == [*names.items()]
+    assert inspect.signature(aenqueue_many).parameters == inspect.signature(enqueue_many).parameters
+
+    async def view() -> None:
+        await aenqueue("a", 1, key=7, topic="t", headers={"h": 1}, using=using, require_transaction=False)
+
+    async_to_sync(view)()
+    message = OutboxMessage.objects.using(using).get()
+    assert (message.key, message.topic, message.headers["h"]) == ("7", "t", 1)

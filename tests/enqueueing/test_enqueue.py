@@ -287,11 +287,27 @@ class TestMessageId:
         with transaction.atomic(using=using):
             first = enqueue("order.created", {"a": 1}, message_id=id, using=using)
         with transaction.atomic(using=using):
-            again = enqueue("order.changed", {"a": 2}, message_id=write(id), using=using)
+            again = enqueue("order.created", {"a": 2}, message_id=write(id), using=using)
             enqueue("order.created", "the transaction goes on", using=using)
         assert (again.pk, again.type, again.payload) == (first.pk, "order.created", {"a": 1})
         assert again.occurred_at == first.occurred_at
         assert count(using) == 2
+
+    def test_the_message_id_of_a_message_of_another_type_is_refused(self, using: str):
+        publishers = {**MEMORY, "other": MEMORY["default"]}
+        for routes in ({}, {"order.paid": ["default", "other"]}):
+            id = uuid.uuid4()
+            with (
+                override_settings(OUTBOX={"PUBLISHERS": publishers, "ROUTES": routes}),
+                transaction.atomic(using=using),
+            ):
+                enqueue("order.created", 1, message_id=id, using=using)
+                with pytest.raises(
+                    InvalidMessage, match=r"message_id: .* belongs to a message of type 'order.created'"
+                ):
+                    enqueue("order.paid", 2, message_id=id, using=using)
+                enqueue("order.created", "the transaction goes on", using=using)
+            assert OutboxMessage.objects.using(using).filter(message_id=id).count() == 1
 
     def test_the_message_id_of_a_processed_message_is_still_known(self, using: str):
         with transaction.atomic(using=using):

@@ -56,6 +56,22 @@ def test_enqueue_many_returns_the_same_instances_without_ids(using: str):
     assert count(using) == 1
 
 
+def test_a_message_that_is_left_out_for_another_type_is_reported(using: str, caplog: pytest.LogCaptureFixture):
+    known, new = uuid.uuid4(), uuid.uuid4()
+    with transaction.atomic(using=using):
+        enqueue("order.created", 1, message_id=known, using=using)
+        enqueue_many([OutboxMessage(type="order.created", payload=2, message_id=known)], using=using)
+        assert not caplog.records
+        paid = [OutboxMessage(type="order.paid", payload=3, message_id=id) for id in (known, new)]
+        enqueue_many(paid, using=using)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"Message {known} of type order.paid was left out, because a message of type order.created has this ID. "
+        "Give each message its own message_id."
+    )
+    assert count(using) == 2
+
+
 def test_duplicates_in_the_batch_and_in_the_table_are_written_once(using: str):
     known, new = uuid.uuid4(), uuid.uuid4()
     with transaction.atomic(using=using):
@@ -88,9 +104,9 @@ def test_enqueueing_a_known_message_does_not_wait_for_the_relay_that_has_claimed
         try:
             with transaction.atomic(using=using):
                 if function == "enqueue":
-                    assert enqueue("again", 2, message_id=message_id, using=using).pk == known
+                    assert enqueue("test.written", 2, message_id=message_id, using=using).pk == known
                 else:
-                    again = OutboxMessage(type="again", payload=2, message_id=str(message_id))
+                    again = OutboxMessage(type="test.written", payload=2, message_id=str(message_id))
                     enqueue_many([again, OutboxMessage(type="new", payload=3)], using=using)
         finally:
             connections[using].close()

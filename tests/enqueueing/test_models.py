@@ -214,6 +214,11 @@ def test_discard_deletes_only_failed_messages(using: str, one_of_each: dict[Stat
     assert sorted(rows(using)) == sorted([one_of_each[Status.PENDING], one_of_each[Status.PROCESSED]])
 
 
+def test_a_discard_of_no_messages_returns_0(using: str):
+    assert discard(OutboxMessage.objects.using(using).none()) == 0
+    assert discard(OutboxMessage.objects.using(using).filter(pk__in=[])) == 0
+
+
 def test_requeue_and_discard_change_only_the_messages_of_the_queryset(using: str, one_of_each: dict[Status, int]):
     others = OutboxMessage.objects.using(using).exclude(id=one_of_each[Status.FAILED])
     assert (others.requeue(), discard(others)) == (0, 0)

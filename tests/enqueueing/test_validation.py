@@ -245,6 +245,15 @@ def test_headers_must_be_a_dict_with_short_names(headers: Any):
     refused("headers", headers=headers)
 
 
+@pytest.mark.parametrize("name", ["outbox-handler", "Outbox-Handler", "OUTBOX-"])
+def test_headers_that_only_the_outbox_sets_are_refused(name: str):
+    refused("headers", "reserved", f'headers["{name}"]', headers={"tenant": "7", name: {"name": "shop.delete"}})
+    message = OutboxMessage(type="a", payload=1, headers={name: "x"})
+    with pytest.raises(InvalidMessage, match="reserved") as raised:
+        enqueue_many([message], require_transaction=False)
+    assert (raised.value.field, raised.value.path) == ("messages[0].headers", f'["{name}"]')
+
+
 def test_headers_over_64_kib_are_refused():
     refused("headers", "65,545 bytes", "65,536", headers={"a": "x" * 65_536})
 
