@@ -84,6 +84,14 @@ def _check_schema(event_type: EventType) -> Iterator[CheckMessage]:
             hint=f"Change the annotations of {event_type.path}.",
             id="django_outbox.E022",
         )
+        return
+    for name, reason in dict(event_type.codec.find_lost_fields()).items():
+        yield Warning(
+            f"A field of the event {event_type.type} never arrives: {name} {reason}.",
+            hint=f"Remove it from {event_type.path}, or give it a type and a serializer that write its value. An event "
+            "is stored and sent as plain text, so it should hold no secret.",
+            id="django_outbox.W050",
+        )
 
 
 def _check_publisher(event_type: EventType, publishers: Collection[str]) -> Iterator[CheckMessage]:

@@ -1,8 +1,8 @@
 """Convert the instances of a class to JSON and back with pydantic, which only this module imports."""
 
 import dataclasses
-import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_type_hints
@@ -10,15 +10,25 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from typing_extensions import is_typeddict
 
+from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.error_text import describe, one_line
-from django_outbox.events.mistakes import find_converted_bool, find_surrogate
+from django_outbox.events.mistakes import (
+    find_change,
+    find_converted_bool,
+    find_lost_field,
+    find_surrogate,
+    find_unserializable,
+)
 from django_outbox.exceptions import InvalidEvent
 
 MAX_MISTAKES = 5
 """Maximum number of mistakes that an error lists."""
+
+DECIMAL = r"^-?\d+(\.\d+)?(E[+-]?\d+)?$"
+"""The text of a decimal."""
 
 
 class Codec:
@@ -56,28 +66,49 @@ class Codec:
         try:
             found: dict[str, Any] = adapter.dump_python(event, mode="json", by_alias=True, warnings="error")
             # Fields of a dataclass are not validated when it is made.
-            decoded = adapter.validate_json(json.dumps(found))
+            decoded = adapter.validate_json(to_json(found, inf_nan_mode="constants"))
         except ValidationError as error:
             raise InvalidEvent(find_surrogate(found) or _describe(error)) from None
         except (PydanticSerializationError, UnicodeError) as error:
-            raise InvalidEvent(self._find_surrogate(event) or _without_values(error)) from None
-        if issubclass(self._cls, BaseModel):
-            # Pydantic converts a bool when the model is made, unless the model is strict.
-            return found
+            raise InvalidEvent(self._locate(event) or _without_values(error)) from None
+        except PydanticUserError as error:
+            raise InvalidEvent(self._describe_annotation(error)) from None
         # A class may have serializers that work for JSON only.
         with suppress(PydanticSerializationError):
-            if problem := find_converted_bool(self._dump_values(event), found, lambda: self._dump_values(decoded)):
+            # Pydantic converts a bool when a model is made, unless the model is strict.
+            if not issubclass(self._cls, BaseModel) and (
+                problem := find_converted_bool(self._dump_values(event), found, lambda: self._dump_values(decoded))
+            ):
+                raise InvalidEvent(problem)
+            # Classes without equality always differ, so the fields decide.
+            if decoded != event and (problem := self._find_change(event, decoded)):
                 raise InvalidEvent(problem)
         return found
 
-    def _find_surrogate(self, event: Any) -> str:
+    def _locate(self, event: Any) -> str:
+        """Return the path of the value that cannot be written as JSON, and the problem; blank if it is not found."""
         with suppress(PydanticSerializationError, UnicodeError):
-            return find_surrogate(self._dump_values(event))
+            values = self._dump_values(event)
+            return find_surrogate(values) or find_unserializable(values, _is_serializable)
         return ""
 
-    def _dump_values(self, event: Any) -> Any:
-        """Return an instance as a dict of Python values."""
-        return self._adapter.dump_python(event, by_alias=True, warnings=False)
+    def _find_change(self, event: Any, decoded: Any) -> str:
+        return find_change(self._dump_values(event), self._dump_values(decoded)) or find_lost_field(
+            self._dump_values(event, every_field=True), self._dump_values(decoded, every_field=True)
+        )
+
+    def _dump_values(self, event: Any, *, every_field: bool = False) -> Any:
+        """Return an instance as a dict of Python values.
+
+        Args:
+            event: the instance.
+            every_field: include fields that a subclass of an annotation adds, and ignore serializers of fields.
+        """
+        return self._adapter.dump_python(event, by_alias=True, warnings=False, serialize_as_any=every_field)
+
+    def is_parametrized(self, cls: type) -> bool:
+        """Return whether another class is this generic pydantic model with types filled in."""
+        return vars(cls).get("__pydantic_generic_metadata__", {}).get("origin") is self._cls
 
     def load(self, text: bytes | str) -> Any:
         """Return the instance that a JSON text describes.
@@ -90,25 +121,63 @@ class Codec:
             found = adapter.validate_json(text)
         except ValidationError as error:
             raise InvalidEvent(_describe(error)) from None
+        except PydanticUserError as error:
+            raise InvalidEvent(self._describe_annotation(error)) from None
         if self._is_named_tuple:
             return self._cls(*(getattr(found, name) for name in self.field_names))
         return found
 
-    def schema(self, ref_template: str) -> dict[str, Any]:
+    def schema(self, ref_template: str, *, by_alias: bool = True) -> dict[str, Any]:
         """Return the JSON Schema (draft 2020-12) of the encoded instances.
 
         Args:
             ref_template: where a reference leads to; `{model}` is the name in the schema's `$defs`.
+            by_alias: whether fields have their aliases, as they are written.
 
         Raises:
             InvalidEvent: a field has a type that JSON cannot represent.
         """
         try:
             return self._adapter.json_schema(
-                mode="serialization", by_alias=True, ref_template=ref_template, schema_generator=_SchemaOfOutput
+                mode="serialization", by_alias=by_alias, ref_template=ref_template, schema_generator=_SchemaOfOutput
             )
         except PydanticUserError as error:
-            raise InvalidEvent(_first_line(error)) from error
+            raise InvalidEvent(self._describe_annotation(error)) from error
+
+    def find_lost_fields(self) -> Iterator[tuple[str, str]]:
+        """Yield the fields that never arrive as they are sent, and the reason.
+
+        Raises:
+            InvalidEvent: a field has a type that JSON cannot represent.
+        """
+        schema = self.schema("#/$defs/{model}", by_alias=False)
+        fields = schema.get("$defs", {}).get(schema.get("$ref", "").removeprefix("#/$defs/"), schema)
+        for name in self.field_names:
+            if name not in fields.get("properties", {}):
+                yield name, "is excluded from what is written"
+        for name in _find_secrets(schema, ""):
+            yield name, "is a secret, which is written as asterisks"
+
+    def _describe_annotation(self, error: Exception) -> str:
+        """Return the field with an annotation that is not defined, or pydantic's description."""
+        is_undefined = isinstance(error, NameError) or getattr(error, "code", "") == "class-not-fully-defined"
+        name = self._find_undefined() if is_undefined else ""
+        if not name:
+            return _first_line(error)
+        word = re.compile(rf"\b{re.escape(name)}\b")
+        fields = [field for field, annotation in _annotations(self._cls) if word.search(annotation)]
+        where = fields[0] if fields else self._cls.__qualname__
+        return f"{where}: its annotation names {name!r}, which is not defined in {self._cls.__module__}"
+
+    def _find_undefined(self) -> str:
+        try:
+            get_type_hints(self._cls, include_extras=True)
+        except NameError as error:
+            return error.name or ""
+        except Exception:
+            # An annotation may be any expression.
+            return ""
+        return ""
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -116,7 +185,7 @@ class Codec:
         try:
             return TypeAdapter(self._twin if self._is_named_tuple else self._cls)
         except (PydanticUserError, NameError, TypeError) as error:
-            raise InvalidEvent(f"{self._cls.__qualname__}: {_first_line(error)}") from error
+            raise InvalidEvent(f"{self._cls.__qualname__}: {self._describe_annotation(error)}") from error
 
     @cached_property
     def _twin(self) -> type:
@@ -145,14 +214,59 @@ class Codec:
             return tuple(field.name for field in dataclasses.fields(cls))
         if issubclass(cls, BaseModel):
             return tuple(cls.model_fields)
+        if issubclass(cls, dict) and (parents := [each for each in cls.__mro__[1:] if ATTRIBUTE in vars(each)]):
+            name = parents[0].__qualname__
+            raise TypeError(
+                f"{cls.__qualname__} inherits from the event {name}, which @event has made a class of dicts and no "
+                f"TypedDict any more. Move the fields of {name} to a TypedDict without @event, and let both inherit "
+                "from it."
+            )
         raise TypeError(
             f"{cls.__qualname__} is not a dataclass, a pydantic model, a TypedDict or a NamedTuple. "
             "For a dataclass, write @event above @dataclass."
         )
 
 
+def _annotations(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield the annotations of a class as text."""
+    found: dict[str, Any] = {}
+    # From Python 3.14 on, reading them evaluates them.
+    with suppress(NameError):
+        found = getattr(cls, "__annotations__", {})
+    for name, annotation in found.items():
+        yield name, annotation if isinstance(annotation, str) else repr(annotation)
+
+
+def _find_secrets(schema: Any, name: str) -> Iterator[str]:
+    """Yield the names of the fields in a JSON Schema that are only read."""
+    if isinstance(schema, dict):
+        if schema.get("writeOnly") is True:
+            yield name
+        for keyword, below in schema.items():
+            if keyword == "properties":
+                for field, each in below.items():
+                    yield from _find_secrets(each, field)
+            elif keyword not in ("default", "const", "enum", "examples"):
+                yield from _find_secrets(below, name)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _find_secrets(each, name)
+
+
+def _is_serializable(value: object) -> bool:
+    try:
+        to_jsonable_python(value)
+    except (PydanticSerializationError, UnicodeError):
+        return False
+    return True
+
+
 class _SchemaOfOutput(GenerateJsonSchema):
-    """Fields with a default are required, because they are always encoded."""
+    """Fields with a default are required, because they are always encoded. Decimals differ from other text."""
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        found = super().decimal_schema(schema)
+        return {**found, "pattern": DECIMAL} if found.get("type") == "string" else found
 
     def field_is_required(self, field: Any, total: bool) -> bool:
         if field["type"] == "typed-dict-field":

@@ -55,6 +55,12 @@ class EventType:
             InvalidEvent: it does not match the class, or a field of the key is empty.
         """
         if type(event) is not self.cls:
+            if self.codec.is_parametrized(type(event)):
+                raise InvalidEvent(
+                    f"{type(event).__qualname__} is not an event: the event {self.cls.__qualname__} is generic, so it "
+                    "does not say what its fields are. Decorate a class with concrete types, such as class "
+                    f"{self.cls.__name__}OfInt({type(event).__qualname__})."
+                )
             raise InvalidEvent(
                 f"{type(event).__qualname__} is not an event, but a subclass of the event {self.cls.__qualname__}. "
                 f"Decorate it with @event and its own type, or pass {self.cls.__qualname__}."

@@ -1,7 +1,10 @@
 """Mistakes in an event that pydantic does not find, or does not locate."""
 
-from collections.abc import Callable, Iterator
+import datetime
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from django.utils.functional import Promise
 
 
 def find_surrogate(encoded: Any) -> str:
@@ -18,6 +21,87 @@ def find_surrogate(encoded: Any) -> str:
         except AttributeError:
             continue
     return ""
+
+
+def find_unserializable(values: Any, is_serializable: Callable[[object], bool]) -> str:
+    """Return the path of the first value that cannot be written as JSON, and the problem; blank if there is none.
+
+    Args:
+        values: the event as Python values.
+        is_serializable: returns whether pydantic can write a value.
+    """
+    for path, value in _walk(values):
+        if is_serializable(value):
+            continue
+        if isinstance(value, Promise):
+            return f"{path}: is a lazy translation; call str() on it"
+        if isinstance(value, bytes | bytearray):
+            return f"{path}: contains bytes that are not UTF-8"
+        return f"{path}: a value of type {type(value).__qualname__} cannot be written as JSON"
+    return ""
+
+
+def find_change(sent: Any, received: Any, path: str = "") -> str:
+    """Return the path of the first value that would not arrive as it was sent, and the problem; blank if there is none.
+
+    Args:
+        sent: the event as Python values.
+        received: the encoded event as Python values again.
+        path: the path of both.
+    """
+    if sent == received or not _has_equality(sent):
+        return ""
+    # NaN differs from itself.
+    if sent != sent and received != received:  # noqa: PLR0124
+        return ""
+    if _is_same_instant(sent, received):
+        return ""
+    children: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
+        children = ((name, value, received[name]) for name, value in sent.items())
+    elif isinstance(sent, _SEQUENCES) and type(sent) is type(received) and len(sent) == len(received):
+        children = ((index, *pair) for index, pair in enumerate(zip(sent, received, strict=True)))
+    else:
+        before, after = type(sent).__qualname__, type(received).__qualname__
+        kind = f"as {after}, not {before}" if before != after else "changed"
+        return f"{path or 'the payload'}: would arrive {kind}. Give the field a type that keeps the value"
+    for name, first, second in children:
+        if problem := find_change(first, second, _below(path, name)):
+            return problem
+    return ""
+
+
+def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
+    """Return the path of the first object that would arrive without some of its fields, and the problem.
+
+    It is blank if there is none. Takes the arguments of `find_change`, with all fields of each object.
+    """
+    children: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(sent, dict) and isinstance(received, dict):
+        if lost := [str(name) for name in sent if name not in received]:
+            return f"{path or 'the payload'}: has {lost[0]!r}, which the class of its annotation lacks"
+        children = ((name, value, received[name]) for name, value in sent.items())
+    elif isinstance(sent, _SEQUENCES) and isinstance(received, _SEQUENCES):
+        children = ((index, *pair) for index, pair in enumerate(zip(sent, received, strict=False)))
+    for name, first, second in children:
+        if problem := find_lost_field(first, second, _below(path, name)):
+            return problem
+    return ""
+
+
+def _is_same_instant(sent: object, received: object) -> bool:
+    """Return whether two aware times are the same. Python's `==` is False for a repeated hour in another time zone."""
+    times = [each for each in (sent, received) if isinstance(each, datetime.datetime) and each.utcoffset() is not None]
+    return len(times) == 2 and len({each.astimezone(datetime.timezone.utc) for each in times}) == 1
+
+
+def _has_equality(value: object) -> bool:
+    compare: Any = type(value).__eq__
+    return compare is not object.__eq__
+
+
+def _below(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
 
 
 def find_converted_bool(values: Any, encoded: Any, read_back: Callable[[], Any]) -> str:

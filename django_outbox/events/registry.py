@@ -1,6 +1,8 @@
 """The classes of events, by type."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.events.event_type import EventType
@@ -32,6 +34,18 @@ class Registry:
     def find(self, type: str) -> EventType | None:
         """Return what is registered for a type, or None."""
         return self._types.get(type)
+
+    @contextmanager
+    def isolated(self) -> Iterator["Registry"]:
+        """Restore the registered types at the end; for tests. Types of newly imported modules stay."""
+        types, conflicts, modules = {**self._types}, [*self.conflicts], {*sys.modules}
+        try:
+            yield self
+        finally:
+            # A module that was removed again will be imported again.
+            modules = sys.modules.keys() - modules
+            imported = {type: each for type, each in self._types.items() if each.cls.__module__ in modules}
+            self._types, self.conflicts = {**imported, **types}, conflicts
 
     @property
     def names(self) -> list[str]:

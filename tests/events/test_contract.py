@@ -21,6 +21,7 @@ from pydantic_asyncapi.v3 import AsyncAPI
 from typing_extensions import NotRequired, TypedDict
 
 from django_outbox.events import event
+from django_outbox.events.codec import DECIMAL
 from django_outbox.events.contract.comparison import find_breaking_changes
 from django_outbox.events.contract.documents import make_asyncapi, make_json_schemas
 from django_outbox.events.registry import registry
@@ -230,18 +231,20 @@ def test_the_check_names_each_breaking_change_and_fails(option: str, tmp_path: P
     event("order.created", version=1, topic="orders")(dataclasses.make_dataclass("OrderCreated", [("id", str)]))
     event("order.paid")(OrderPaid)
     output = StringIO()
-    with pytest.raises(CommandError, match=r"9 changes break consumers that rely on .*events.json") as info:
+    with pytest.raises(CommandError, match=r"11 changes break consumers that rely on .*events.json") as info:
         call_command("outbox_events", "--check", str(file), stdout=output, no_color=True, skip_checks=True)
     assert info.value.returncode == 1
     assert output.getvalue().splitlines() == [
         "category.moved: the event was removed",
         "order.created: it is sent to 'orders' instead of 'order.created'",
+        "order.created: its key is '' instead of 'order-{id}', which changes order and partitions",
         "order.created: the version is 1, but it was 2",
         "order.created: id may be string, but it was integer",
         "order.created: at was removed",
         "order.created: lines was removed",
         "order.created: took was removed",
         "order.created: category was removed",
+        "order.paid: its key is '' instead of 'order-{id}', which changes order and partitions",
         "order/sent ~%: the event was removed",
     ]
 
@@ -287,6 +290,21 @@ class Green(enum.Enum):
     GREEN = "green"
 
 
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    tricks: int
+
+
+class Fish(BaseModel):
+    kind: Literal["fish"]
+    fins: int
+
+
 @pytest.mark.parametrize(
     ("before", "after", "line"),
     [
@@ -312,6 +330,14 @@ class Green(enum.Enum):
         (Annotated[str, Field(max_length=9)], Annotated[str, Field(max_length=10)], "maxLength is 10 instead of 9"),
         (Annotated[str, Field(max_length=9)], str, "maxLength is none instead of 9"),
         (Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)], "minimum is 0 instead of 1"),
+        (Decimal, str, rf"value has the pattern None instead of {DECIMAL!r}"),
+        (Annotated[str, Field(pattern="^a")], Annotated[str, Field(pattern="^b")], "the pattern '^b' instead of '^a'"),
+        (set[int], list[int], "value may have an item twice"),
+        (Annotated[int, Field(multiple_of=6)], Annotated[int, Field(multiple_of=3)], "multipleOf is 3 instead of 6"),
+        (Annotated[int, Field(multiple_of=6)], int, "multipleOf is none instead of 6"),
+        (dict[uuid.UUID, int], dict[str, int], "value{name} has the format None instead of 'uuid'"),
+        (Cat | Dog, Cat | Dog | Fish, "value may be the new object Fish, but it was Cat or Dog"),
+        (Cat, Cat | Dog, "value may be the new object Dog, but it was Cat"),
     ],
 )
 def test_a_change_that_breaks_consumers(before: Any, after: Any, line: str):
@@ -337,11 +363,25 @@ def test_a_change_that_breaks_consumers(before: Any, after: Any, line: str):
         (tuple[int], tuple[int, int]),
         (Annotated[str, Field(max_length=9)], Annotated[str, Field(max_length=8)]),
         (int, Annotated[int, Field(ge=0)]),
+        (str, Decimal),
+        (list[int], set[int]),
+        (Annotated[int, Field(multiple_of=3)], Annotated[int, Field(multiple_of=6)]),
+        (Annotated[float, Field(multiple_of=0.1)], Annotated[float, Field(multiple_of=0.2)]),
+        (dict[str, int], dict[uuid.UUID, int]),
+        (Cat | Dog | Fish, Dog | Cat),
     ],
 )
 def test_a_change_that_breaks_nothing(before: Any, after: Any):
     earlier = schemas_of(before)
     assert list(find_breaking_changes(earlier, schemas_of(after))) == []
+
+
+def test_a_changed_template_of_the_key_breaks_consumers():
+    earlier = schemas_of(int)
+    later = json.loads(json.dumps(earlier))
+    later["$defs"]["a"]["x-event"]["key"] = "customer-{customer}"
+    (line,) = find_breaking_changes(earlier, later)
+    assert line.startswith("a: its key is 'customer-{customer}' instead of ''")
 
 
 def test_a_field_that_may_be_missing_breaks_consumers_and_the_reverse_does_not():

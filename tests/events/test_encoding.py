@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 from django.db import transaction
+from django.utils.translation import gettext_lazy
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PlainSerializer
@@ -175,7 +176,9 @@ def test_the_version_of_an_event_cannot_be_replaced():
         ({"id": 7, "total": "abc"}, "total: must be of type decimal, not str"),
         ({"id": 7, "total": 9}, "total: must be of type decimal, not int"),
         ({"id": None}, "id: "),
-        ({"id": 7, "note": b"\xff"}, "'utf-8' codec can't decode"),
+        ({"id": 7, "note": b"\xff"}, "note: contains bytes that are not UTF-8"),
+        ({"id": 7, "note": gettext_lazy("note")}, "note: is a lazy translation; call str() on it"),
+        ({"id": 7, "note": object()}, "note: a value of type object cannot be written as JSON"),
     ],
 )
 @on_every_database

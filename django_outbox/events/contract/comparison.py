@@ -6,6 +6,7 @@ nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -71,6 +72,9 @@ def find_breaking_changes(earlier: Any, later: Any) -> Iterator[str]:
         before, after = old_metadata.get("destination"), metadata.get("destination")
         if before != after:
             yield f"{type}: it is sent to {after!r} instead of {before!r}"
+        before, after = old_metadata.get("key", ""), metadata.get("key", "")
+        if before != after:
+            yield f"{type}: its key is {after!r} instead of {before!r}, which changes order and partitions"
         if metadata.get("version", 1) < old_metadata.get("version", 1):
             yield f"{type}: the version is {metadata.get('version', 1)}, but it was {old_metadata['version']}"
         yield from _Comparison(type).compare(_Side(old_schema, earlier), _Side(schema, later), "")
@@ -101,23 +105,33 @@ class _Comparison:
 
     def _compare_alternatives(self, olds: Sequence[_Side], news: Sequence[_Side], path: str) -> Iterator[str]:
         """Compare each new alternative with the old one that it differs least from."""
-        for new in news:
-            found = [[*self._compare_one(old, new, path)] for old in olds if _same_kind(old, new)]
-            if found:
-                yield from min(found, key=len)
-            else:
+        found = [[(old, [*self._compare_one(old, new, path)]) for old in olds if _same_kind(old, new)] for new in news]
+        kept = [old for pairs in found for old, lines in pairs if not lines]
+        for new, pairs in zip(news, found, strict=True):
+            if not pairs:
                 yield self._line(path, f"may be {_describe(new)}, but it was {_describe_all(olds)}")
+                continue
+            lines = min((lines for _, lines in pairs), key=len)
+            if lines and _json_type(new.schema) == "object" and all(old in kept for old, _ in pairs):
+                # All earlier alternatives are still there, so this one is not a changed one of them.
+                names = " or ".join(_title(old) for old, _ in pairs)
+                yield self._line(path, f"may be the new object {_title(new)}, but it was {names}")
+            else:
+                yield from lines
 
     def _compare_one(self, old: _Side, new: _Side, path: str) -> Iterator[str]:
         before, after = old.schema, new.schema
         if "not" in before or "not" in after:
             return
         yield from self._compare_values(before, after, path)
-        if before.get("format") != after.get("format") and "format" in before:
-            yield self._line(path, f"has the format {after.get('format')!r} instead of {before['format']!r}")
+        for keyword in ("format", "pattern"):
+            if before.get(keyword) != after.get(keyword) and keyword in before:
+                yield self._line(path, f"has the {keyword} {after.get(keyword)!r} instead of {before[keyword]!r}")
+        if before.get("uniqueItems") and not after.get("uniqueItems"):
+            yield self._line(path, "may have an item twice")
         yield from self._compare_limits(before, after, path)
         yield from self._compare_fields(old, new, path)
-        for keyword, name in (("items", "[]"), ("additionalProperties", "{}")):
+        for keyword, name in (("items", "[]"), ("additionalProperties", "{}"), ("propertyNames", "{name}")):
             if isinstance(before.get(keyword), Mapping):
                 yield from self.compare(old.at(before[keyword]), new.at(after.get(keyword, {})), f"{path}{name}")
         yield from self._compare_positions(old, new, path)
@@ -141,6 +155,10 @@ class _Comparison:
                 if keyword in before and (keyword not in after or sign * (after[keyword] - before[keyword]) > 0):
                     limit = after.get(keyword, "none")
                     yield self._line(path, f"has a wider limit: {keyword} is {limit} instead of {before[keyword]}")
+        factor, multiple = before.get("multipleOf"), after.get("multipleOf")
+        if factor is not None and (multiple is None or Decimal(str(multiple)) % Decimal(str(factor)) != 0):
+            limit = "none" if multiple is None else multiple
+            yield self._line(path, f"has a wider limit: multipleOf is {limit} instead of {factor}")
 
     def _compare_fields(self, old: _Side, new: _Side, path: str) -> Iterator[str]:
         before, after = old.schema, new.schema
@@ -195,6 +213,10 @@ def _values(schema: Schema) -> list[Any] | None:
 
 def _describe(side: _Side) -> str:
     return _json_type(side.schema) or "any value"
+
+
+def _title(side: _Side) -> str:
+    return str(side.schema.get("title", "without a name"))
 
 
 def _describe_all(sides: Sequence[_Side]) -> str:
