@@ -2,9 +2,12 @@
 
 import abc
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django_outbox.messages import Message, Outcome
+
+if TYPE_CHECKING:
+    from django_outbox.retry import RetryEntry
 
 __all__ = ["BatchRefused", "Publisher", "TransactionalPublisher"]
 
@@ -115,21 +118,42 @@ class TransactionalPublisher(Publisher):
     one message at a time, in the order of the claim, each in a savepoint. It is called in the relay's thread, where
     Django's connection for `using` has the transaction open.
 
+    If `in_transaction` is False, `handle` is called outside of any transaction, for as long as it takes: a lease, which
+    the relay renews, keeps the message from other relays. The other methods are still called in the transaction that
+    writes the message's new state.
+
     Attributes:
+        in_transaction: whether `handle` is called in the transaction of the claim.
         batch_seconds: seconds after which no further message of a batch is begun; the others go back unchanged. All
             locks that the batch has taken are held for that long.
     """
 
     keeps_order = True
     batch_size = 20
+    in_transaction: bool = True
     batch_seconds: float = 1.0
 
     @abc.abstractmethod
     def handle(self, message: Message, using: str) -> Outcome:
         """Deliver one message and return its outcome.
 
-        Unless the outcome is `ACCEPTED`, everything that was written for the message is rolled back. An exception is
-        a deferred message.
+        Unless the outcome is `ACCEPTED`, everything that was written for the message in the transaction is rolled back.
+        An exception is a deferred message.
+
+        Args:
+            message: the message.
+            using: the database alias.
+        """
+
+    def own_retry(self, message: Message) -> "RetryEntry | None":
+        """Return the retry policy of this message, which takes precedence over `RETRY`, as `read_entry` has read it."""
+        return None
+
+    def record_success(self, message: Message, using: str) -> None:
+        """Write about a message that was accepted, in the transaction that writes its new state.
+
+        It is called only if `in_transaction` is False; otherwise `handle` writes in that transaction. It is called in a
+        savepoint; an exception is a deferred message.
 
         Args:
             message: the message.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
-from django_outbox.publishers.http import availability
-from django_outbox.publishers.http.availability import Availability
+from django_outbox.publishers import availability
+from django_outbox.publishers.availability import Availability
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply

@@ -41,6 +41,8 @@ SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
         ({"config": {**SERVERS, "delivery.report.only.error": True}}, "each message needs a delivery report"),
         ({"config": {**SERVERS, "default.topic.config": {"acks": 0}}}, "set its options directly in config"),
         ({"config": {**SERVERS, "partitioner": "random"}}, "messages of a key would not stay in order"),
+        ({"config": {**SERVERS, "topic.partitioner": "random"}}, "topic.partitioner cannot be set: write it without"),
+        ({"config": {**SERVERS, "topic.acks": 0}}, "topic.acks cannot be set: write it without the prefix"),
         ({"config": {**SERVERS, "compression.type": None}}, "compression.type must be a string, a number"),
         ({"config": {**SERVERS, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
         ({"config": {**SERVERS, "compression.type": "zip"}}, 'Invalid value "zip" for configuration property'),

@@ -10,15 +10,13 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from django_outbox.publishers.base import BatchRefused
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer, cluster
-from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.nats_tools import MakeJetStream, Nats, nats_port, nats_url
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.nats_fixtures"]
-
-TARGET = 4222
 
 
 # Outages
@@ -41,7 +39,7 @@ def test_another_server_of_the_list_is_used(nats: Nats, make_jetstream: MakeJetS
 def test_a_connection_that_was_lost_while_it_was_idle_is_replaced(
     nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream
 ):
-    stream, proxy = nats.stream(), proxies.open(TARGET)
+    stream, proxy = nats.stream(), proxies.open(nats_port())
     publisher = make_jetstream(nats_url(port=proxy.port))
     assert publisher.publish([make_message(stream)]) == [ACCEPTED]
     proxy.cut()
@@ -52,7 +50,7 @@ def test_a_connection_that_was_lost_while_it_was_idle_is_replaced(
 def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and_nothing_twice(
     nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream
 ):
-    stream, proxy = nats.stream(), proxies.open(TARGET)
+    stream, proxy = nats.stream(), proxies.open(nats_port())
     publisher = make_jetstream(nats_url(port=proxy.port), max_in_flight=10)
     messages = [make_message(stream, b"%d" % n) for n in range(500)]
     assert publisher.prepare() == ""
@@ -68,7 +66,7 @@ def test_a_connection_that_is_lost_within_a_batch_leaves_the_rest_unanswered_and
 
 
 def test_a_server_that_does_not_respond_is_an_outage(nats: Nats, proxies: Proxies, make_jetstream: MakeJetStream):
-    stream, proxy = nats.stream(), proxies.open(TARGET)
+    stream, proxy = nats.stream(), proxies.open(nats_port())
     publisher = make_jetstream(nats_url(port=proxy.port), timeout=1.2)
     assert publisher.prepare() == ""
     proxy.go_silent()
@@ -112,14 +110,14 @@ def test_a_message_because_of_which_the_server_ends_the_connection_has_to_be_fou
 
 
 def test_a_server_that_does_not_greet_is_an_outage(proxies: Proxies, make_jetstream: MakeJetStream):
-    proxy = proxies.open(TARGET)
+    proxy = proxies.open(nats_port())
     proxy.go_silent()
     publisher = make_jetstream(nats_url(port=proxy.port), timeout=0.5)
     assert publisher.prepare() == f"cannot connect to NATS at 127.0.0.1:{proxy.port}: no response in time"
 
 
 def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies, make_jetstream: MakeJetStream):
-    proxy = proxies.open(TARGET)
+    proxy = proxies.open(nats_port())
     proxy.go_silent()
     publisher = make_jetstream(nats_url(port=proxy.port), timeout=600.0, connect_timeout=600.0)
     outcomes: list[Outcome] = []

@@ -20,6 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
 HEALTHY, WITHOUT_QUORUM, DOWN = "healthy", "without-quorum", "down"
 
+SILENT = "silent"
+"""A queue without quorum that neither confirms nor refuses a message, because its leader is running."""
+
+SHOP = "shop"
+"""A topic exchange: `order.#` leads to the healthy queue, and `bill.#` to the silent one."""
+
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Node]]:
@@ -30,6 +36,11 @@ def nodes() -> Iterator[list[Node]]:
         second.declare(WITHOUT_QUORUM, "quorum")
         # Its only member is on a node that is down, so the broker refuses its messages.
         third.declare(DOWN, "quorum", quorum_initial_group_size=1)
+        first.declare(SILENT, "quorum")
+        with first.channel() as channel:
+            channel.exchange_declare(SHOP, "topic", durable=True)
+            channel.queue_bind(HEALTHY, SHOP, "order.#")
+            channel.queue_bind(SILENT, SHOP, "bill.#")
         # A node that is killed within half a second of a declaration may have forgotten the queue.
         time.sleep(2)
         third.kill()
@@ -69,6 +80,50 @@ def test_queues_without_quorum_or_node_use_up_no_attempt_and_do_not_affect_other
     assert by_topic(messages, [*publisher.publish(messages)]) == expected
     # The destinations have been set aside, so no batch waits for them until their next trial.
     assert time.monotonic() - began < 5
+
+
+def backlog(sick: int, healthy: int, keys: int) -> list[str]:
+    """Return topics: those of the silent queue first, with that many routing keys."""
+    return [f"bill.{n % keys}" for n in range(sick)] + [f"order.{n % 10}" for n in range(healthy)]
+
+
+@pytest.mark.parametrize("keys", [1, 20, 200])
+def test_a_batch_of_two_thousand_loses_only_what_is_for_a_queue_without_quorum(nodes: list[Node], keys: int):
+    """After some 400 messages behind a queue without quorum, RabbitMQ reads nothing more from the connection."""
+    publisher = RabbitMQPublisher("shop", url=nodes[0].url, exchange=SHOP, timeout=12)
+    messages = [make_message(topic) for topic in backlog(200, 1800, keys)]
+    for _ in range(3):
+        outcomes = publisher.publish(messages)
+        assert {(each.verdict, each.counted) for each in outcomes[:200]} == {(Verdict.DEFERRED, False)}
+        assert {each.error_class for each in outcomes[:200]} == {"rabbitmq.stalled"}
+        assert {each.verdict for each in outcomes[200:]} == {Verdict.ACCEPTED}
+    publisher.close()
+
+
+@pytest.mark.parametrize("relays", [1, 2])
+@pytest.mark.parametrize("keys", [1, 20, 200])
+def test_relays_deliver_a_backlog_behind_a_queue_without_quorum(
+    nodes: list[Node], keys: int, relays: int, caplog: pytest.LogCaptureFixture
+):
+    publishers = {
+        "default": {
+            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "OPTIONS": {"url": nodes[0].url, "exchange": SHOP, "timeout": 12},
+        }
+    }
+    topics = backlog(600, 8000, keys)
+    with transaction.atomic():
+        enqueue_many([OutboxMessage(type="t", topic=topic, payload=n) for n, topic in enumerate(topics)])
+    messages = OutboxMessage.objects
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}), relays_in_threads(poll_interval=0.1) as start:
+        for _ in range(relays):
+            start()
+        healthy = messages.processed().filter(topic__startswith="order.")
+        wait_until(lambda: healthy.count() == 8000, 60, "the healthy messages")
+    # Only the first batches wait until the queue is found out; nothing looks like an outage of RabbitMQ.
+    assert "is unavailable" not in caplog.text
+    assert messages.pending().count() == 600
+    assert {*messages.pending().values_list("attempts", flat=True)} == {0}
 
 
 def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_order(nodes: list[Node]):

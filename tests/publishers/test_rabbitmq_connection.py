@@ -241,7 +241,8 @@ def test_an_unresponsive_broker_is_given_up_and_receives_no_more_of_the_batch(
     proxy.resume()
     assert publisher.publish([make_message(queue, b"last")]) == [ACCEPTED]
     eventually(lambda: proxy.open == 1, "the first connection ended")
-    assert proxy.connections == 2
+    # The second one only showed that the broker does not respond.
+    assert proxy.connections == 3
     assert broker.depth(queue) < 102
 
 

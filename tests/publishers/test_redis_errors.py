@@ -10,7 +10,7 @@ import redis
 
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.redis import RedisStreamsPublisher
-from django_outbox.publishers.redis.errors import outcome_of
+from django_outbox.publishers.redis.errors import explain, outcome_of
 from tests.support.claimed import make_message
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually
@@ -161,3 +161,25 @@ def test_other_errors_have_outcomes_too(error, verdict):
     outcome = outcome_of(error)
     assert outcome.verdict is verdict
     assert error in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "is_login"),
+    [
+        (redis.AuthenticationError("invalid username-password pair"), "user, password", True),
+        (redis.AuthenticationError("Authentication required."), "user, password", True),
+        (redis.ResponseError("DB index is out of range"), "database", True),
+        (redis.ResponseError("WAIT cannot be used with replica instances."), "read-only replica", False),
+        (redis.ReadOnlyError("You can't write against a read only replica."), "read-only replica", False),
+        (redis.BusyLoadingError("Redis is loading the dataset in memory"), "is loading", False),
+        (redis.exceptions.ClusterDownError("Hash slot not served"), "not all served", False),
+        (redis.exceptions.MovedError("3999 127.0.0.1:6381"), "cluster=True", False),
+        (redis.exceptions.NoPermissionError("this user has no permissions to run 'wait'"), "permission", False),
+        (redis.ResponseError("MISCONF Redis is configured to save RDB snapshots, but ..."), "its disk", False),
+        (redis.ResponseError("something else"), "something else", False),
+    ],
+)
+def test_only_a_login_is_named_as_the_reason_for_a_login_that_is_refused(error, text, is_login):
+    reason = explain(error)
+    assert text in reason
+    assert ("login" in reason) is is_login

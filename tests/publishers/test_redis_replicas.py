@@ -13,8 +13,7 @@ from django_outbox.inbox.redis import RedisStreamsConsumer
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
-from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer, make_cluster
+from tests.support.redis_server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually
 
 
@@ -73,9 +72,7 @@ def _fail_over(sentinel: RedisServer) -> bool:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
     folder = tmp_path_factory.mktemp("cluster")
-    flags = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "2000")
-    # The default is the port and 10,000, which may be too high.
-    nodes = [RedisServer(folder, *flags, "--cluster-port", str(free_port())) for _ in range(3)]
+    nodes = [start_node(folder) for _ in range(3)]
     try:
         make_cluster(nodes)
         yield nodes

@@ -13,6 +13,19 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """Prefix of IPv6 addresses that contain an IPv4 address: https://www.rfc-editor.org/rfc/rfc6052#section-2.1."""
 
+_NOT_PUBLIC = (
+    # Protocol assignments. Older versions of Python know only some of them; one was a metadata service.
+    ipaddress.IPv4Network("192.0.0.0/24"),
+    # Relays from IPv4 to 6to4: https://www.rfc-editor.org/rfc/rfc7526.
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    # Azure's host, which has services for the virtual machine.
+    ipaddress.IPv4Network("168.63.129.16/32"),
+)
+"""Networks that `ipaddress` takes to be global."""
+
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
+"""The third 32 bits of an IPv6 address that leads to an IPv4 address: https://www.rfc-editor.org/rfc/rfc5214#section-6.1."""
+
 
 class AddressRefused(Exception):
     """A host has no public address."""
@@ -44,6 +57,8 @@ def is_public(address: str) -> bool:
     inner = _embedded(ip)
     if inner is not None:
         return is_public(str(inner))
+    if any(ip in network for network in _NOT_PUBLIC) or (ip.version == 6 and int(ip) >> 32 & 0xFFFF_FFFF in _ISATAP):
+        return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or getattr(ip, "is_site_local", False))
 
 

@@ -13,7 +13,7 @@ import httpcore
 
 from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
-from django_outbox.publishers.http.availability import Availability
+from django_outbox.publishers.availability import Availability
 from django_outbox.publishers.http.batch import Batch, Result
 from django_outbox.publishers.http.encoding import Headers, Request
 from django_outbox.publishers.http.errors import BEFORE_SENDING, DISCONNECTED, Failure, explain

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from django_outbox.messages import Message, Outcome, rejected, retry_later, set_aside, unanswered
-from django_outbox.publishers.http.availability import FIRST_WAIT, MIN_WAIT, Availability
+from django_outbox.publishers.availability import FIRST_WAIT, MIN_WAIT, Availability
 from django_outbox.publishers.http.batch import Batch
 from django_outbox.publishers.http.encoding import Encoder, Request
 from django_outbox.publishers.http.errors import Failure

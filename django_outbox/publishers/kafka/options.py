@@ -99,6 +99,9 @@ def require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
+        if name.startswith("topic."):
+            # librdkafka takes them for the options of the same name without the prefix.
+            raise ImproperlyConfigured(f"config: {name} cannot be set: write it without the prefix topic.")
         if name in refused:
             raise ImproperlyConfigured(f"config: {name} cannot be set: {refused[name]}.")
         if name != "oauth_cb" and not isinstance(value, str | numbers.Real):

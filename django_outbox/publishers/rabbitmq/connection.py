@@ -1,7 +1,8 @@
 """One connection to RabbitMQ, as the threads that publish see it."""
 
 import threading
-import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import pika
 
@@ -24,12 +25,24 @@ class RabbitMQConnection:
     Args:
         options: the options of the connection.
         nodes: the order in which to try the nodes; failed ones are reported to it.
+        is_for_trials: whether its messages try destinations, so that messages without a confirm are expected.
+        on_ready: called on the connection's thread when it can be used.
     """
 
-    def __init__(self, options: ConnectionOptions, nodes: Nodes) -> None:
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        nodes: Nodes,
+        *,
+        is_for_trials: bool = False,
+        on_ready: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._options = options
         self._intake = Intake()
         self._loop = Loop()
-        self._session = Session(options, nodes, self._intake, self._loop)
+        self._probe: RabbitMQConnection | None = None
+        probe = None if is_for_trials else self._connect_to_probe
+        self._session = Session(options, nodes, self._intake, self._loop, probe=probe, on_ready=on_ready)
         self._status = self._session.status
         name = f"outbox-rabbitmq-{options.publisher_alias}"
         self._thread = threading.Thread(target=self._session.run, name=name, daemon=True)
@@ -54,11 +67,6 @@ class RabbitMQConnection:
     def address(self) -> str:
         """Host and port of that node."""
         return self._status.address
-
-    @property
-    def seconds_without_confirm(self) -> float:
-        """Seconds since the broker last confirmed or nacked a message over it, or accepted the connection."""
-        return time.monotonic() - self._status.confirmed_at
 
     def wait_until_ready(self) -> str:
         """Wait until it is connected or has failed. Return the reason if it failed, and otherwise an empty string."""
@@ -90,5 +98,18 @@ class RabbitMQConnection:
 
     def close(self) -> None:
         """Close the connection and wait for its end; messages without an outcome are unanswered."""
+        if self._probe is not None:
+            self._probe.close()
         self._loop.add_callback_threadsafe(self._session.close)
         self._thread.join()
+
+    def _connect_to_probe(self) -> None:
+        """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
+        options = replace(self._options, hosts=(self.host,))
+        probe = RabbitMQConnection(options, Nodes(options.hosts), is_for_trials=True, on_ready=self._on_probe_ready)
+        self._probe = probe
+
+    def _on_probe_ready(self) -> None:
+        self._loop.add_callback_threadsafe(self._session.abandon_stalled)
+        if self._probe is not None:
+            self._probe.retire()

@@ -5,7 +5,7 @@ They are set aside, so that messages for other destinations are delivered. From 
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from django_outbox.logs import logger
@@ -23,6 +23,13 @@ MIN_WAIT = 0.1
 
 FORGET_AFTER = 600.0
 """Seconds without a message after which a destination is forgotten."""
+
+ROUND_INTERVAL = 5.0
+"""Minimum number of seconds between two rounds of trials of destinations that were set aside. A round may hold up the
+messages of one batch for other destinations."""
+
+MAX_TRUSTED = 10_000
+"""Maximum number of destinations that are remembered as accepting messages."""
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about destinations that stay set aside."""
@@ -61,6 +68,8 @@ class Destinations:
         self._clock = clock
         self._lock = threading.Lock()
         self._suspensions: dict[str, Suspension] = {}
+        self._trusted: set[str] = set()
+        self._next_round_at = 0.0
         self._next_report_at = 0.0
 
     def __bool__(self) -> bool:
@@ -83,6 +92,26 @@ class Destinations:
                 self._next_report_at = now + REPORT_INTERVAL
                 self._report(now)
 
+    def trust(self, destinations: Iterable[str]) -> None:
+        """Note destinations for which the broker has confirmed a message."""
+        with self._lock:
+            if len(self._trusted) > MAX_TRUSTED:
+                self._trusted.clear()
+            self._trusted.update(each for each in destinations if each not in self._suspensions)
+
+    def is_trusted(self, destination: str) -> bool:
+        """Return whether messages for this destination can be sent with others; it must be tried before otherwise."""
+        return destination in self._trusted
+
+    def begin_round(self) -> bool:
+        """Return whether destinations that were set aside may be tried now."""
+        now = self._clock()
+        with self._lock:
+            if now < self._next_round_at or all(now < each.until for each in self._suspensions.values()):
+                return False
+            self._next_round_at = now + ROUND_INTERVAL
+            return True
+
     def begin_trial(self, destination: str, seconds: float) -> bool:
         """Return whether a message may try this destination now; if so, no other thread tries it for `seconds`."""
         now = self._clock()
@@ -98,6 +127,7 @@ class Destinations:
         """Set a destination aside, after a failed trial for twice as long as before; return its messages' outcome."""
         now = self._clock()
         with self._lock:
+            self._trusted.discard(destination)
             suspension = self._suspensions.get(destination)
             if suspension is None:
                 suspension = self._suspend(destination, reason, error_class, now)

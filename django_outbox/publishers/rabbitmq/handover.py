@@ -1,7 +1,6 @@
 """State that the threads that publish share with the thread that serves their connection."""
 
 import threading
-import time
 from collections import deque
 
 import pika
@@ -58,15 +57,12 @@ class Status:
     Attributes:
         host: the node that the session is connected to, or is trying to connect to.
         error: the reason why the session ended; blank until then.
-        confirmed_at: the time, by `time.monotonic()`, when the broker last confirmed or nacked a message, or accepted
-            the connection.
         is_settled: set when the session is connected, or has failed.
     """
 
     def __init__(self, host: pika.URLParameters) -> None:
         self.host = host
         self.error = ""
-        self.confirmed_at = time.monotonic()
         self.is_settled = threading.Event()
 
     @property

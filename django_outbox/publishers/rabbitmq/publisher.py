@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -109,6 +110,8 @@ class RabbitMQPublisher(Publisher):
             dangerously_disable_confirms=dangerously_disable_confirms,
         )
         self._connection: RabbitMQConnection | None = None
+        self._trials: RabbitMQConnection | None = None
+        self._silent_since: float | None = None
         self._retired: list[RabbitMQConnection] = []
         encoder = Encoder(
             exchange=exchange,
@@ -146,19 +149,24 @@ class RabbitMQPublisher(Publisher):
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         if self._events is not None:
             messages = [self._events.convert(message) for message in messages]
+        began = time.monotonic()
         self._destinations.update()
-        sorting = Sorting(messages, self._submit, self._destinations)
+        sorting = Sorting(messages, self._submit, self._submit_trial, self._destinations)
         if self._destinations:
             sorting.publish()
         else:
+            self._end_trials()
             batch = self._submit(messages)
             batch.wait()
             if batch.is_clean:
+                self._silent_since = None
                 return [outcome for outcome in batch.outcomes if outcome is not None]
             sorting.take(range(len(messages)), batch)
         outcomes = sorting.result()
-        if sorting.is_fruitless:
-            self._leave_stalled_node()
+        if sorting.has_outcome:
+            self._silent_since = None
+        elif sorting.has_stalled:
+            self._leave_silent_node(began)
         return outcomes
 
     def name_destination(self, message: Message) -> str:
@@ -166,8 +174,8 @@ class RabbitMQPublisher(Publisher):
 
     def close(self) -> None:
         with self._lock:
-            connections = [*self._retired, *([self._connection] if self._connection else [])]
-            self._connection, self._retired = None, []
+            connections = [*self._retired, *filter(None, (self._connection, self._trials))]
+            self._connection, self._trials, self._retired = None, None, []
         for connection in connections:
             connection.close()
 
@@ -176,6 +184,26 @@ class RabbitMQPublisher(Publisher):
         while batch.missing and not self._usable_connection().submit(batch):
             pass
         return batch
+
+    def _submit_trial(self, message: Message) -> Batch:
+        """Send a message over the connection for trials, because one that tries a sick queue stalls its connection."""
+        batch = Batch([message], self._encode)
+        while batch.missing and not self._usable_trials().submit(batch):
+            pass
+        return batch
+
+    def _usable_trials(self) -> RabbitMQConnection:
+        with self._lock:
+            if self._trials is None or not self._trials.accepts_batches:
+                self._trials = RabbitMQConnection(self._options, self._nodes, is_for_trials=True)
+            return self._trials
+
+    def _end_trials(self) -> None:
+        if self._trials is not None:
+            with self._lock:
+                trials, self._trials = self._trials, None
+            if trials is not None:
+                trials.retire()
 
     def _usable_connection(self) -> RabbitMQConnection:
         with self._lock:
@@ -191,13 +219,16 @@ class RabbitMQPublisher(Publisher):
                 self._retired = [*(each for each in self._retired if each.is_alive), connection]
         connection.retire()
 
-    def _leave_stalled_node(self) -> None:
+    def _leave_silent_node(self, began: float) -> None:
         """Try another node of the cluster if this one has confirmed nothing for a while, although it responds."""
+        if self._silent_since is None:
+            self._silent_since = began
         connection = self._connection
         if connection is None or len(self._options.hosts) == 1:
             return
-        seconds = connection.seconds_without_confirm
+        seconds = time.monotonic() - self._silent_since
         if seconds >= self._options.stall_timeout:
+            self._silent_since = None
             logger.warning(
                 "Publisher %r: RabbitMQ at %s has confirmed nothing for %.0f s; trying another node",
                 self.alias,
@@ -211,7 +242,8 @@ class RabbitMQPublisher(Publisher):
         self._lock = threading.Lock()
         self._nodes = Nodes(self._options.hosts)
         self._destinations = Destinations(self.alias)
-        self._connection, self._retired = None, []
+        self._connection, self._trials, self._retired = None, None, []
+        self._silent_since = None
 
 
 _publishers: "weakref.WeakSet[RabbitMQPublisher]" = weakref.WeakSet()

@@ -1,7 +1,7 @@
 """The life of one connection to RabbitMQ, on the thread of its I/O loop."""
 
 import logging
-from time import monotonic
+from collections.abc import Callable
 
 import pika
 from pika.exceptions import ConnectionBlockedTimeout
@@ -51,9 +51,21 @@ class Session:
         nodes: the order in which to try the nodes; failed ones are reported to it.
         intake: the batches to send.
         loop: the event loop, not yet running.
+        probe: called if the broker confirms nothing for a while, to find out whether it responds to another connection.
+            If it does, call `abandon_stalled`. Without `probe`, stalled channels are abandoned at once.
+        on_ready: called when the connection can be used.
     """
 
-    def __init__(self, options: ConnectionOptions, nodes: Nodes, intake: Intake, loop: Loop) -> None:
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        nodes: Nodes,
+        intake: Intake,
+        loop: Loop,
+        *,
+        probe: Callable[[], object] | None,
+        on_ready: Callable[[], object],
+    ) -> None:
         self._options = options
         self._nodes = nodes
         self._intake = intake
@@ -73,7 +85,9 @@ class Session:
         self._has_ended = False
         self._blocked_reason: str | None = None
         self._is_watching = False
-        self._probe: BatchChannel | None = None
+        self._probe = probe
+        self._is_probing = False
+        self._tell_ready = on_ready
         self.status = self._connector.status
 
     def run(self) -> None:
@@ -116,12 +130,9 @@ class Session:
         if not self._is_ready:
             self._is_ready = True
             self._connector.finish()
-            self.status.confirmed_at = monotonic()
             self.status.is_settled.set()
             self._log(logging.INFO, f"connected to RabbitMQ at {self.status.address}")
-        if channel is self._probe:
-            self._probe = None
-            self._abandon_stalled()
+            self._tell_ready()
         if channel.nacked:
             # RabbitMQ 3 confirms nothing more for a quorum queue over a channel on which that queue refused a message.
             self._abandon(channel)
@@ -182,7 +193,6 @@ class Session:
     def _on_confirm(self, number: int, ack: bool, tag: int, multiple: bool) -> None:
         for channel in self._pool.channels:
             if channel.number == number:
-                self.status.confirmed_at = monotonic()
                 channel.confirm(ack, tag, multiple)
                 return
 
@@ -207,20 +217,37 @@ class Session:
             self._nodes.note_failure(self.status.host)
             self._end(f"RabbitMQ at {self.status.address} has not responded for {timeout:g} s")
             self._cut()
-        elif self._pool.seconds_waiting >= self._options.stall_timeout and self._probe is None and self._pool.room > 0:
-            # A queue without quorum leaves messages unconfirmed, and may even stall the whole channel at its first
-            # message, while the broker does everything else. A new channel, which the next batch can use, shows whether
-            # the broker responds at all.
-            self._probe = self._pool.open_channel()
+        elif self._pool.seconds_waiting >= self._options.stall_timeout:
+            if self._probe is None:
+                self.abandon_stalled()
+            elif not self._is_probing:
+                self._is_probing = True
+                self._probe()
         self._watch()
 
-    def _abandon_stalled(self) -> None:
-        """Give back the batches that the broker does not confirm, although it responds."""
-        for channel in [*self._pool.channels]:
-            batch = channel.batch
-            if batch is not None and channel.seconds_waiting >= self._options.stall_timeout:
-                self._abandon(channel)
-                batch.stall()
+    def abandon_stalled(self) -> None:
+        """Give back the batches that the broker does not confirm, although it responds, and accept no more.
+
+        A queue without quorum leaves messages unconfirmed, and may stall the whole channel at its first message. After
+        some 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
+        """
+        self._is_probing = False
+        if self._has_ended:
+            return
+        stalled = [channel for channel in self._pool.channels if channel.seconds_waiting >= self._options.stall_timeout]
+        if not stalled:
+            return
+        self._intake.close()
+        unsent = self._intake.clear()
+        for channel in stalled:
+            if channel.batch is not None:
+                unsent.append(channel.batch)
+            self._pool.abandon(channel)
+        for batch in unsent:
+            batch.stall()
+        if not self._pool.batches:
+            self._end(f"RabbitMQ at {self.status.address} confirms nothing over the connection")
+            self._cut()
 
     def _on_blocked(self, _connection: object, frame: "Method[ConnectionMethods.Blocked]") -> None:
         self._blocked_reason = str(frame.method.reason)
@@ -252,6 +279,10 @@ class Session:
         """Close the connection; messages without an outcome are unanswered."""
         self._end("the publisher was closed")
         connection = self._connector.connection
+        if self._probe is None:
+            # RabbitMQ would wait for the channels that sick queues have stalled.
+            self._cut()
+            return
         if not connection.is_closing and not connection.is_closed:
             connection.close()
         self._loop.call_later(CLOSE_TIMEOUT, self._cut)

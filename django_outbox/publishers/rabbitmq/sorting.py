@@ -11,8 +11,8 @@ from django_outbox.publishers.rabbitmq.destinations import FIRST_WAIT, Destinati
 TRIAL_TIMEOUT = 0.5
 """Seconds that the broker has to confirm the message that tries a destination."""
 
-MAX_TRIALS = 20
-"""Maximum number of destinations that are tried at once, each over its own channel."""
+MAX_TRIALS = 200
+"""Maximum number of destinations that are tried at once, each over its own channel; the others follow."""
 
 STALLED = "RabbitMQ responds, but does not confirm messages for this destination: its queue is without quorum, or busy"
 STALLED_CLASS = "rabbitmq.stalled"
@@ -22,41 +22,60 @@ class Sorting:
     """The messages of one call of `publish`, by their index in the call.
 
     A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
-    channel, so the messages behind are not to blame. Therefore one message for each unconfirmed destination is sent
-    over its own channel. If it is confirmed, the destination's other messages are sent again; otherwise they are set
-    aside.
+    connection, so the messages behind are not to blame. Therefore one message for each unconfirmed destination is sent
+    over its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
+    otherwise they are set aside.
 
     Args:
         messages: the messages to publish.
         submit: sends some of them, without waiting for their outcomes.
+        submit_trial: sends one of them over the connection for trials, without waiting for its outcome.
         destinations: the destinations that are set aside.
+
+    Attributes:
+        has_outcome: whether the broker confirmed or refused a message, or the connection was lost.
+        has_stalled: whether the broker responded, but did not confirm a message.
     """
 
     def __init__(
-        self, messages: Sequence[Message], submit: Callable[[Sequence[Message]], Batch], destinations: Destinations
+        self,
+        messages: Sequence[Message],
+        submit: Callable[[Sequence[Message]], Batch],
+        submit_trial: Callable[[Message], Batch],
+        destinations: Destinations,
     ) -> None:
+        self.has_outcome = False
+        self.has_stalled = False
         self._messages = messages
         self._submit = submit
+        self._submit_trial = submit_trial
         self._destinations = destinations
         self._outcomes: list[Outcome | None] = [None] * len(messages)
         self._set_aside_now: dict[str, Outcome] = {}
         self._refusal: BatchRefused | None = None
 
-    @property
-    def is_fruitless(self) -> bool:
-        """Whether the broker confirmed or refused no message at all, although it responds."""
-        return all(outcome is None or not outcome.counted for outcome in self._outcomes)
-
     def publish(self) -> None:
-        """Publish one message for each destination that is due for a trial, then all others that are not set aside."""
+        """Publish while destinations are set aside: another one that is sick must not stall the connection.
+
+        Messages for destinations that accept messages are sent at once. At the same time, one message for each other
+        destination is tried, unless it was set aside and is not due.
+        """
+        destinations = self._destinations
+        healthy = [index for index in range(len(self._messages)) if destinations.is_trusted(self._destination(index))]
+        batch = self._submit([self._messages[index] for index in healthy]) if healthy else None
+        is_round = destinations.begin_round()
         self._run_trials(
             [
                 index
-                for index in self._first_per_destination(range(len(self._messages)))
-                if self._destinations.begin_trial(self._destination(index), 2 * TRIAL_TIMEOUT)
+                for index in self._first_per_destination(self._missing())
+                if not destinations.is_trusted(name := self._destination(index))
+                and (name not in destinations or (is_round and destinations.begin_trial(name, 2 * TRIAL_TIMEOUT)))
             ]
         )
-        indexes = [index for index in self._missing() if self._destination(index) not in self._destinations]
+        if batch is not None:
+            batch.wait()
+            self.take(healthy, batch)
+        indexes = [index for index in self._missing() if not self._is_set_aside(index)]
         if indexes:
             self.take(indexes, self._send(indexes))
 
@@ -95,17 +114,22 @@ class Sorting:
 
     def _run_trials(self, indexes: Sequence[int]) -> None:
         """Send these messages, one per destination, over their own channels; resume or set aside each destination."""
-        trials = [(index, self._submit([self._messages[index]])) for index in indexes[:MAX_TRIALS]]
-        deadline = time.monotonic() + TRIAL_TIMEOUT
-        for index, batch in trials:
-            batch.wait(max(deadline - time.monotonic(), 0.0))
-            outcome = self._outcomes[index] = batch.outcomes[0]
-            if outcome is None:
-                self._set_aside(index, STALLED, STALLED_CLASS, batch)
-            elif not batch.nacked and outcome.verdict is not Verdict.UNANSWERED:
-                self._destinations.resume(self._destination(index))
-        for index in indexes[MAX_TRIALS:]:
-            self._set_aside(index, STALLED, STALLED_CLASS)
+        for start in range(0, len(indexes), MAX_TRIALS):
+            trials = [
+                (index, self._submit_trial(self._messages[index])) for index in indexes[start : start + MAX_TRIALS]
+            ]
+            _wait_for_trials([batch for _, batch in trials])
+            for index, batch in trials:
+                self._take_outcomes([index], batch)
+                outcome, destination = self._outcomes[index], self._destination(index)
+                if outcome is None:
+                    self._set_aside(index, STALLED, STALLED_CLASS, batch)
+                elif outcome.verdict is Verdict.UNANSWERED:
+                    # The connection could not be opened, or was lost: the destination's other messages share that.
+                    self._set_aside_now[destination] = outcome
+                elif not batch.nacked:
+                    self._destinations.resume(destination)
+                    self._destinations.trust([destination])
 
     def _set_aside(self, index: int, reason: str, error_class: str, trial: Batch | None = None) -> None:
         destination = self._destination(index)
@@ -135,6 +159,9 @@ class Sorting:
     def _take_outcomes(self, indexes: Sequence[int], batch: Batch) -> None:
         for index, outcome in zip(indexes, batch.outcomes, strict=True):
             self._outcomes[index] = outcome
+            self.has_outcome = self.has_outcome or outcome is not None
+            self.has_stalled = self.has_stalled or outcome is None
+        self._destinations.trust({self._destination(index) for index in indexes if self._outcomes[index] is ACCEPTED})
         self._refusal = batch.refusal or self._refusal
 
     def _missing(self, indexes: Iterable[int] | None = None) -> list[int]:
@@ -155,3 +182,16 @@ class Sorting:
         for index in indexes:
             firsts.setdefault(self._destination(index), index)
         return list(firsts.values())
+
+
+def _wait_for_trials(batches: Sequence[Batch]) -> None:
+    """Wait until each has an outcome, or the broker has confirmed none for `TRIAL_TIMEOUT`."""
+    waiting = batches
+    while waiting:
+        deadline = time.monotonic() + TRIAL_TIMEOUT
+        for batch in waiting:
+            batch.wait(max(deadline - time.monotonic(), 0.0))
+        unconfirmed = [batch for batch in waiting if batch.missing]
+        if len(unconfirmed) == len(waiting):
+            return
+        waiting = unconfirmed

@@ -43,6 +43,24 @@ REDIRECTS = frozenset(("MOVED", "ASK", "TRYAGAIN"))
 _REFUSALS_OF_ALL = re.compile(r"max number of clients|unknown command|run the '", re.IGNORECASE)
 """Parts of errors without a code of their own, or with the code NOPERM, that refuse every message."""
 
+_NOT_ON_A_REPLICA = re.compile(r"with replica instances", re.IGNORECASE)
+"""A part of the error of WAIT on a replica, which has no code of its own."""
+
+_LOGIN = re.compile(r"\bDB index\b|\binvalid password\b|\bAUTH\b|\bSELECT\b", re.IGNORECASE)
+"""Parts of errors of the commands AUTH and SELECT, which have no codes of their own."""
+
+_CODES: dict[type[redis.RedisError], str] = {
+    redis.exceptions.MasterDownError: "MASTERDOWN",
+    redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.MovedError: "MOVED",
+    redis.exceptions.AskError: "ASK",
+    redis.exceptions.TryAgainError: "TRYAGAIN",
+    redis.ReadOnlyError: "READONLY",
+    redis.BusyLoadingError: "LOADING",
+    redis.OutOfMemoryError: "OOM",
+}
+"""redis-py's errors, and their codes in `OUTAGES`."""
+
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """OpenSSL's reasons if the server answers a TLS handshake with something else."""
 
@@ -89,8 +107,23 @@ def explain(error: BaseException) -> str:
         text = "the socket does not exist; start Redis, or correct the path in url"
     elif isinstance(error, redis.TimeoutError | TimeoutError):
         text = "no response in time"
-    elif isinstance(error, redis.AuthenticationError | redis.ResponseError):
-        text = f"the login is refused, check user, password and database in url: {one_line(error)}"
+    elif isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
+        text = _explain_reply(error)
     else:
         text = describe(error)
+    return text
+
+
+def _explain_reply(error: redis.RedisError) -> str:
+    """Return on one line what an error that a server replied with means; redis-py removes the codes that it knows."""
+    text = one_line(error)
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), code_of(text))
+    if _NOT_ON_A_REPLICA.search(text):
+        code = "READONLY"
+    if code in OUTAGES:
+        return f"{OUTAGES[code]} ({text})"
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return f"give the user of the url permission ({text})"
+    if isinstance(error, redis.AuthenticationError) or _LOGIN.search(text):
+        return f"the login is refused, check user, password and database in url: {text}"
     return text

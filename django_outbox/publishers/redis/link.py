@@ -1,7 +1,9 @@
 """One connection to a Redis server, over which a pipeline of encoded commands is sent."""
 
+import math
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -12,6 +14,8 @@ from django_outbox.publishers.redis.options import Address, ConnectionOptions
 from django_outbox.publishers.redis.replies import Replies
 
 READ_SIZE = 65_536
+
+SEND_SIZE = 262_144
 
 CONNECTIONS = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
 
@@ -66,40 +70,74 @@ class Link:
         except (redis.RedisError, OSError):
             return False
 
-    def execute(self, *arguments: str | int | bytes) -> Any:
+    def execute(self, *arguments: str | int | bytes, timeout: float | None = None) -> Any:
         """Send one command, and return the reply as redis-py reads it.
 
+        Args:
+            arguments: the command.
+            timeout: seconds that the server has to reply; by default, the option `timeout`.
+
         Raises:
-            redis.RedisError, OSError: the reply is an error, or the connection has ended.
+            redis.RedisError, OSError: the reply is an error, or did not come in time.
+            Lost: the connection has ended.
         """
-        self._socket(time.monotonic() + self._timeout)
+        self._socket(time.monotonic() + (self._timeout if timeout is None else timeout))
         self._connection.send_command(*arguments)
         return self._connection.read_response()
 
-    def send(self, data: bytes, deadline: float) -> None:
+    def execute_all(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
+        """Send commands in one piece, and return the replies as redis-py reads them.
+
+        Raises:
+            redis.RedisError, OSError: a reply is an error, or did not come in time.
+            Lost: the connection has ended.
+        """
+        self._socket(time.monotonic() + self._timeout)
+        self._connection.send_packed_command(self._connection.pack_commands(commands))
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(self._connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
+        for reply in replies:
+            if isinstance(reply, redis.ResponseError):
+                raise reply
+        return replies
+
+    def send(self, data: bytes, deadline: float, stall_timeout: float = math.inf) -> None:
         """Send encoded commands.
 
         Args:
             data: the commands.
             deadline: when to give up, in `time.monotonic()`.
+            stall_timeout: seconds without progress after which to give up.
 
         Raises:
             Lost: the connection has ended, or the time ran out.
         """
         try:
-            self._socket(deadline).sendall(data)
+            for start in range(0, len(data), SEND_SIZE):
+                piece = data[start : start + SEND_SIZE]
+                self._socket(min(deadline, time.monotonic() + stall_timeout)).sendall(piece)
         except OSError as error:
             raise Lost(explain(error)) from error
 
-    def receive(self, replies: Replies, count: int, deadline: float) -> None:
+    def receive(self, replies: Replies, count: int, deadline: float, stall_timeout: float = math.inf) -> None:
         """Read replies until there are that many.
+
+        Args:
+            replies: the replies so far.
+            count: their number in the end.
+            deadline: when to give up, in `time.monotonic()`.
+            stall_timeout: seconds without a reply after which to give up.
 
         Raises:
             Lost: the connection has ended, or the time ran out. `replies` has those that came before.
         """
         try:
             while replies.count < count:
-                data = self._socket(deadline).recv(READ_SIZE)
+                data = self._socket(min(deadline, time.monotonic() + stall_timeout)).recv(READ_SIZE)
                 if not data:
                     raise Lost("Redis has closed the connection")
                 replies.feed(data)

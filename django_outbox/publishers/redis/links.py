@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 
+from django_outbox.publishers.availability import Availability
 from django_outbox.publishers.redis.link import Link
 
 
@@ -11,9 +12,14 @@ class Links:
 
     Args:
         connect: opens a connection.
+        subject: what is set aside while the server is suspended, for the log.
+
+    Attributes:
+        availability: whether the server accepts messages. Only a node of a cluster is ever suspended.
     """
 
-    def __init__(self, connect: Callable[[], Link]) -> None:
+    def __init__(self, connect: Callable[[], Link], subject: str = "") -> None:
+        self.availability = Availability(subject)
         self._connect = connect
         self._lock = threading.Lock()
         self._idle: list[Link] = []

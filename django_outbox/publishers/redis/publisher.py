@@ -1,6 +1,7 @@
 """A publisher for Redis streams."""
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
@@ -13,14 +14,17 @@ from django_outbox.publishers.options import require_number, require_seconds
 from django_outbox.publishers.redis.encoding import Encoder
 from django_outbox.publishers.redis.errors import explain
 from django_outbox.publishers.redis.link import Link, Lost
-from django_outbox.publishers.redis.options import read_options
-from django_outbox.publishers.redis.pipeline import Guarantees, too_few_replicas
+from django_outbox.publishers.redis.options import Address, read_options
+from django_outbox.publishers.redis.pipeline import Guarantees, find_missing_replicas
 from django_outbox.publishers.redis.sending import Sending
 from django_outbox.publishers.redis.servers import make_servers
 from django_outbox.publishers.templates import Template
 
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000
+
+STALL_SHARE = 6
+"""The share of `timeout` without progress after which a node of a cluster is given up."""
 
 
 class RedisStreamsPublisher(Publisher):
@@ -90,7 +94,9 @@ class RedisStreamsPublisher(Publisher):
         require_seconds("replica_timeout", replica_timeout)
         self._template = Template("stream", stream)
         self._encoder = Encoder(self._template, max_length)
-        self._guarantees = Guarantees(replicas, replica_timeout, timeout)
+        # A server that is the only one may take all of the time.
+        stall_timeout = timeout / STALL_SHARE if cluster else timeout
+        self._guarantees = Guarantees(replicas, replica_timeout, timeout, stall_timeout)
         self._start_over()
         _publishers.add(self)
 
@@ -98,11 +104,31 @@ class RedisStreamsPublisher(Publisher):
         return f"Redis at {self._options.describe()}, stream {self._template.text!r}"
 
     def prepare(self) -> str:
-        return self._use_link(self._find_missing_replicas)
+        # A server that accepts messages is enough: `publish` sets the messages for other nodes of a cluster aside.
+        failed: dict[Address, tuple[str, float]] = {}
+        deadline = time.monotonic() + self._options.timeout
+        try:
+            for server in self._servers.all():
+                started = time.monotonic()
+                reason = self._ask(server, self._find_missing_replicas)
+                if not reason:
+                    for each, (reason, seconds) in failed.items():
+                        self._servers.suspend(each, reason, seconds)
+                    return ""
+                failed[server] = reason, time.monotonic() - started
+                if time.monotonic() > deadline:
+                    break
+        except Lost as error:
+            return self._explain_lost(error)
+        return "; ".join(dict.fromkeys(reason for reason, _ in failed.values()))
 
     def check(self) -> Sequence[str]:
-        reason = self.prepare() or self._use_link(find_wrong_role)
-        return [reason] if reason else []
+        try:
+            servers = self._servers.all()
+        except Lost as error:
+            return [self._explain_lost(error)]
+        found = (self._ask(each, self._find_missing_replicas) or self._ask(each, find_wrong_role) for each in servers)
+        return [*dict.fromkeys(reason for reason in found if reason)]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         return Sending(messages, self._encoder, self._servers, self._guarantees).run()
@@ -113,39 +139,47 @@ class RedisStreamsPublisher(Publisher):
     def close(self) -> None:
         self._servers.close()
 
-    def _use_link(self, work: Callable[[Link], str]) -> str:
-        """Do something with a connection. Return its result, or why there is no connection."""
+    def _ask(self, server: Address, question: Callable[[Link], str]) -> str:
+        """Return the answer of a server to a question, or why there is no connection."""
+        links = self._servers.links(server)
         try:
-            links, link = self._servers.connect_any()
+            link = links.take()
         except Lost as error:
             self._servers.forget()
-            return f"cannot connect to Redis at {self._options.describe()}: {error}"
+            return self._explain_lost(error)
         try:
-            result = work(link)
-        except (redis.RedisError, OSError) as error:
+            answer = question(link)
+        except Lost as error:
             link.close()
-            return f"Redis at {self._options.describe()}: {explain(error)}"
+            # Another server may be the right one now.
+            self._servers.forget()
+            return f"Redis at {self._options.describe()}: {error}"
         links.put(link)
-        return result
+        return answer
 
     def _find_missing_replicas(self, link: Link) -> str:
-        replicas = self._guarantees.replicas
-        if not replicas:
-            return ""
-        confirmed = int(link.execute("WAIT", replicas, int(min(self._guarantees.replica_timeout, 1.0) * 1000) or 1))
-        return too_few_replicas(confirmed, replicas) if confirmed < replicas else ""
+        return find_missing_replicas(link, self._guarantees)
+
+    def _explain_lost(self, error: Lost) -> str:
+        return f"cannot connect to Redis at {self._options.describe()}: {error}"
 
     def _start_over(self) -> None:
-        self._servers = make_servers(self._options)
+        self._servers = make_servers(self._options, f"Publisher {self.alias!r}")
 
 
 def find_wrong_role(link: Link) -> str:
-    """Return what is wrong if the server is a replica, which accepts no messages; an empty string otherwise."""
+    """Return what is wrong if the server is a replica, which accepts no messages; an empty string otherwise.
+
+    Raises:
+        Lost: it does not respond.
+    """
     try:
         role = link.execute("ROLE")[0]
     except redis.ResponseError:
         # The user may not ask, or the service has no such command.
         return ""
+    except (redis.RedisError, OSError) as error:
+        raise Lost(explain(error)) from error
     return "" if role == b"master" else "the server is a replica: name the master in url, or use sentinels"
 
 

@@ -4,17 +4,20 @@ import time
 from collections.abc import Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
-from django_outbox.publishers.redis.encoding import Encoder, Unencodable
+from django_outbox.publishers.availability import Availability
+from django_outbox.publishers.redis.encoding import Encoder, Unencodable, encode_command
 from django_outbox.publishers.redis.errors import REDIRECTS, code_of, outcome_of
+from django_outbox.publishers.redis.link import Lost
+from django_outbox.publishers.redis.links import Links
 from django_outbox.publishers.redis.options import Address
-from django_outbox.publishers.redis.pipeline import Guarantees, Pipeline
-from django_outbox.publishers.redis.servers import Servers
+from django_outbox.publishers.redis.pipeline import Guarantees, Pipeline, find_missing_replicas
+from django_outbox.publishers.redis.replies import Replies
+from django_outbox.publishers.redis.servers import NODE_WAIT, SINGLE, Servers
 
 MAX_ROUNDS = 5
 """Maximum number of times that a message is sent, as long as the nodes of a cluster redirect it."""
 
-NODE_WAIT = 5.0
-"""Seconds that messages wait for a node of a cluster, if other nodes accept messages."""
+NODE_UNAVAILABLE = "redis.node_unavailable"
 
 
 class Sending:
@@ -36,6 +39,9 @@ class Sending:
         self._outcomes: list[Outcome | None] = [None] * len(messages)
         self._commands: list[bytes] = []
         self._redirects: dict[int, str] = {}
+        self._asked: set[Address] = set()
+        self._failed: dict[Address, Pipeline] = {}
+        self._trials: list[Availability] = []
         for index, message in enumerate(messages):
             try:
                 self._commands.append(encoder.encode(message))
@@ -47,12 +53,16 @@ class Sending:
     def run(self) -> list[Outcome]:
         """Send the messages, and return their outcomes."""
         pipelines = self._split([index for index, outcome in enumerate(self._outcomes) if outcome is None])
-        for _ in range(MAX_ROUNDS):
-            self._exchange(pipelines)
-            if not self._redirects:
-                break
-            pipelines = self._redirect()
-        return self._result()
+        try:
+            for _ in range(MAX_ROUNDS):
+                self._exchange(pipelines)
+                if not self._redirects:
+                    break
+                pipelines = self._redirect()
+            return self._result()
+        finally:
+            for availability in self._trials:
+                availability.end_trial()
 
     def _split(self, indexes: Sequence[int]) -> list[Pipeline]:
         def stream_of(index: int) -> str:
@@ -63,16 +73,39 @@ class Sending:
     def _exchange(self, pipelines: Sequence[Pipeline]) -> None:
         """Send messages to each server, then read the replies, and set the outcomes."""
         self._redirects = {}
-        links = [self._servers.links(pipeline.server) for pipeline in pipelines]
-        for pipeline, each in zip(pipelines, links, strict=True):
+        sent: list[tuple[Pipeline, Links]] = []
+        for pipeline in pipelines:
+            links = self._servers.links(pipeline.server)
+            if self._set_aside(pipeline, links.availability):
+                continue
+            sent.append((pipeline, links))
             if not pipeline.reason:
-                self._reject_larger(pipeline, pipeline.connect(each, self._deadline))
+                self._asked.add(pipeline.server)
+                is_trial = links.availability.is_suspended
+                limit = pipeline.connect(links, self._guarantees, self._deadline, is_trial=is_trial)
+                self._reject_larger(pipeline, limit)
                 pipeline.send(self._commands, self._guarantees, self._deadline)
-        for pipeline, each in zip(pipelines, links, strict=True):
-            pipeline.receive(each, self._guarantees.replicas, self._deadline)
+        for pipeline, links in sent:
+            pipeline.receive(links, self._guarantees, self._deadline)
             if pipeline.leave:
                 self._servers.forget()
             self._take_outcomes(pipeline)
+            if not pipeline.reason:
+                links.availability.note_response()
+            elif not pipeline.accepted and pipeline.server != SINGLE:
+                self._failed[pipeline.server] = pipeline
+
+    def _set_aside(self, pipeline: Pipeline, availability: Availability) -> bool:
+        """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
+        if not availability.is_suspended:
+            return False
+        if availability.begin_trial():
+            self._trials.append(availability)
+            return False
+        outcome = set_aside(availability.reason, availability.seconds_left, error_class=NODE_UNAVAILABLE)
+        for index in pipeline.indexes:
+            self._outcomes[index] = outcome
+        return True
 
     def _reject_larger(self, pipeline: Pipeline, limit: int) -> None:
         """Reject payloads of more bytes than the server accepts: it would close the connection."""
@@ -115,8 +148,47 @@ class Sending:
         """Return the outcomes; if some nodes of a cluster accept messages, those for the other nodes are set aside."""
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         assert len(outcomes) == len(self._messages)
-        if self._servers.options.cluster and ACCEPTED in outcomes:
-            for index, outcome in enumerate(outcomes):
-                if outcome.verdict is Verdict.UNANSWERED:
-                    outcomes[index] = set_aside(outcome.error, NODE_WAIT, error_class="redis.node_unavailable")
+        missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
+        if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
+            return outcomes
+        for pipeline in self._failed.values():
+            self._servers.suspend(pipeline.server, pipeline.reason, pipeline.waited)
+        for index in missing:
+            outcomes[index] = set_aside(outcomes[index].error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
         return outcomes
+
+    def _another_accepts(self) -> bool:
+        """Return whether a server accepts messages that none of these messages was sent to."""
+        try:
+            others = list(self._servers.others(self._asked))
+        except Lost:
+            return False
+        return any(is_accepting(self._servers, server, stream, self._guarantees) for server, stream in others)
+
+
+def is_accepting(servers: Servers, server: Address, stream: str, guarantees: Guarantees) -> bool:
+    """Return whether a server accepts messages.
+
+    Args:
+        servers: the servers.
+        server: the one to ask.
+        stream: a stream that it has; if it is blank, a server that responds counts as accepting.
+        guarantees: when a message is accepted.
+    """
+    replies = Replies()
+    deadline = time.monotonic() + guarantees.stall_timeout
+    try:
+        link = servers.connect(server)
+        try:
+            if stream:
+                # Redis refuses the ID 0-0, but only if it would write otherwise: if it has memory, serves the slot, and
+                # is no replica.
+                link.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
+                link.receive(replies, 1, deadline)
+            is_missing = find_missing_replicas(link, guarantees)
+        finally:
+            link.close()
+    except Lost:
+        return False
+    refusal = replies.errors.get(0, "")
+    return not is_missing and outcome_of(refusal).verdict is not Verdict.UNANSWERED

@@ -3,7 +3,7 @@
 import abc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import redis
@@ -17,8 +17,17 @@ from django_outbox.publishers.redis.link import Link, Lost
 from django_outbox.publishers.redis.links import Links
 from django_outbox.publishers.redis.options import Address, ConnectionOptions, name_addresses
 
+Range = tuple[int, int, Address]
+"""The first and the last slot of a range, and the node that has them."""
+
 SINGLE: Address = ("", 0)
 """Stands for the only server."""
+
+NODE_WAIT = 5.0
+"""Minimum seconds for which messages for a node of a cluster are set aside."""
+
+REFRESH_INTERVAL = 1.0
+"""Minimum seconds between two questions for the slots of all nodes while one of them is suspended."""
 
 
 class Servers(abc.ABC):
@@ -26,10 +35,12 @@ class Servers(abc.ABC):
 
     Args:
         options: how to connect.
+        owner: the publisher or the consumer, for the log.
     """
 
-    def __init__(self, options: ConnectionOptions) -> None:
+    def __init__(self, options: ConnectionOptions, owner: str) -> None:
         self.options = options
+        self._owner = owner
         self._links: dict[Address, Links] = {}
         self._lock = threading.Lock()
 
@@ -68,34 +79,36 @@ class Servers(abc.ABC):
         """
         return (SINGLE,)
 
-    def connect_any(self) -> tuple[Links, Link]:
-        """Return a connection to one of the servers, and where it is put back.
+    def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
+        """Yield servers besides these that are not suspended, each with a stream that it has, or a blank.
 
         Raises:
-            Lost: none can be reached.
+            Lost: they cannot be found out.
         """
-        reasons: list[str] = []
-        deadline = time.monotonic() + self.options.timeout
-        for server in self.all():
-            links = self.links(server)
-            try:
-                return links, links.take()
-            except Lost as error:
-                reasons.append(str(error))
-            if time.monotonic() > deadline:
-                break
-        raise Lost("; ".join(dict.fromkeys(reasons)))
+        yield from ()
 
     def forget(self) -> None:
-        """Forget which server has which stream, because that has changed."""
+        """Forget which server has which stream, because that may have changed."""
+        self.close()
 
     def links(self, server: Address) -> Links:
         """Return the connections to a server."""
         with self._lock:
             found = self._links.get(server)
             if found is None:
-                found = self._links[server] = Links(lambda: self.connect(server))
+                subject = f"{self._owner}: messages for the node {name_addresses([server])}"
+                found = self._links[server] = Links(lambda: self.connect(server), subject)
             return found
+
+    def suspend(self, server: Address, reason: str, waited: float) -> None:
+        """Set messages for a server aside for a while, because others accept messages.
+
+        Args:
+            server: the server.
+            reason: the error.
+            waited: seconds that were spent on it in vain; it is left alone for ten times as long.
+        """
+        self.links(server).availability.suspend(reason, max(NODE_WAIT, waited * 10))
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -143,14 +156,18 @@ class SentinelMaster(Servers):
 class Cluster(Servers):
     """The nodes of a cluster, each of which has some of the 16,384 slots."""
 
-    def __init__(self, options: ConnectionOptions) -> None:
-        super().__init__(options)
-        self._ranges: list[tuple[int, int, Address]] = []
+    def __init__(self, options: ConnectionOptions, owner: str) -> None:
+        super().__init__(options, owner)
+        self._ranges: list[Range] = []
+        self._loaded_at = 0.0
         self._slots: dict[str, int] = {}
 
     def split(
         self, indexes: Sequence[int], stream_of: Callable[[int], str]
     ) -> Iterator[tuple[Address, list[int], str]]:
+        if any(map(self._is_suspended, list(self._links))) and time.monotonic() - self._loaded_at > REFRESH_INTERVAL:
+            # Another node may have taken over the slots of the one that is suspended.
+            self.forget()
         found: dict[tuple[Address, str], list[int]] = {}
         lost = ""
         for index in indexes:
@@ -181,13 +198,21 @@ class Cluster(Servers):
             if len(self._slots) > 10_000:
                 self._slots.clear()
             slot = self._slots[stream] = key_slot(stream.encode())
-        for first, last, address in self._ranges or self._load():
-            if first <= slot <= last:
-                return address
-        raise Lost(f"no node of the cluster serves slot {slot:,}: check its nodes")
+        address = locate(self._ranges or self._load(), slot)
+        if address is None:
+            raise Lost(f"no node of the cluster serves slot {slot:,}: check its nodes")
+        return address
 
     def all(self) -> Sequence[Address]:
-        return [*dict.fromkeys(address for _, _, address in self._ranges or self._load())]
+        found = dict.fromkeys(address for _, _, address in self._ranges or self._load())
+        return sorted(found, key=self._is_suspended)
+
+    def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
+        ranges = self._ranges or self._load()
+        streams = {locate(ranges, slot): stream for stream, slot in list(self._slots.items())}
+        for server in self.all():
+            if server not in servers and not self._is_suspended(server):
+                yield server, streams.get(server, "")
 
     def connect(self, server: Address) -> Link:
         return Link(self.options, server)
@@ -195,13 +220,17 @@ class Cluster(Servers):
     def forget(self) -> None:
         self._ranges = []
 
-    def _load(self) -> list[tuple[int, int, Address]]:
+    def _is_suspended(self, server: Address) -> bool:
+        links = self._links.get(server)
+        return links is not None and links.availability.is_suspended
+
+    def _load(self) -> list[Range]:
         """Ask the nodes that are known for the slots of all nodes."""
         with self._lock:
             known = [*self.options.addresses, *self._links]
         reasons: list[str] = []
         deadline = time.monotonic() + self.options.timeout
-        for address in dict.fromkeys(known):
+        for address in sorted(dict.fromkeys(known), key=self._is_suspended):
             if time.monotonic() > deadline:
                 break
             try:
@@ -210,19 +239,36 @@ class Cluster(Servers):
                 reasons.append(f"{name_addresses([address])}: {error}")
                 continue
             try:
-                self._ranges = read_slots(link.execute("CLUSTER", "SLOTS"), address[0])
+                ranges = read_slots(link.execute("CLUSTER", "SLOTS"), address[0])
             except (redis.RedisError, OSError) as error:
                 reasons.append(f"{name_addresses([address])}: {explain(error)}")
                 continue
             finally:
                 link.close()
-            if self._ranges:
-                return self._ranges
+            if ranges:
+                self._ranges, self._loaded_at = ranges, time.monotonic()
+                self._drop_others(ranges)
+                return ranges
             reasons.append(f"{name_addresses([address])}: it serves no slots")
         raise Lost("; ".join(reasons))
 
+    def _drop_others(self, ranges: Sequence[Range]) -> None:
+        """Close the connections to servers that have no slots any more."""
+        found = {address for _, _, address in ranges}
+        with self._lock:
+            dropped = [self._links.pop(address) for address in list(self._links) if address not in found]
+        for links in dropped:
+            links.close()
+            # What was set aside goes to another server now.
+            links.availability.note_response()
 
-def read_slots(reply: Any, host: str) -> list[tuple[int, int, Address]]:
+
+def locate(ranges: Sequence[Range], slot: int) -> Address | None:
+    """Return the node that has a slot; None if no node has it."""
+    return next((address for first, last, address in ranges if first <= slot <= last), None)
+
+
+def read_slots(reply: Any, host: str) -> list[Range]:
     """Return the first and last slot of each range and the address of its master, given the reply to CLUSTER SLOTS.
 
     Args:
@@ -232,8 +278,8 @@ def read_slots(reply: Any, host: str) -> list[tuple[int, int, Address]]:
     return [(first, last, (master[0].decode() if master[0] else host, master[1])) for first, last, master, *_ in reply]
 
 
-def make_servers(options: ConnectionOptions) -> Servers:
+def make_servers(options: ConnectionOptions, owner: str) -> Servers:
     """Return the servers that the options name."""
     if options.cluster:
-        return Cluster(options)
-    return SentinelMaster(options) if options.master else SingleServer(options)
+        return Cluster(options, owner)
+    return SentinelMaster(options, owner) if options.master else SingleServer(options, owner)

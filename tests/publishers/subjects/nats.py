@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
-
-from django.conf import settings
 
 from django_outbox.messages import Message
 from django_outbox.publishers.nats import JetStreamPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
-from tests.support.nats_tools import Nats, Stored, nats_url
+from tests.support.nats_tools import Nats, Stored, nats_port, nats_url
 from tests.support.proxies import Proxies
 
 
@@ -23,7 +20,7 @@ class JetStreamSubject(BrokerSubject):
         self._nats = Nats()
         self.topic = self._nats.stream()
         self._proxies = Proxies().__enter__()
-        self._proxy = self._proxies.open(urlsplit(str(settings.NATS_URL)).port or 4222)
+        self._proxy = self._proxies.open(nats_port())
 
     def make(self, **options: Any) -> JetStreamPublisher:
         return JetStreamPublisher("default", servers=nats_url(port=self._proxy.port), **options)

@@ -113,15 +113,20 @@ class Availability:
             if not sent or self._failures >= MAX_FAILURES:
                 self._suspend(reason, None)
 
-    def suspend(self, reason: str) -> None:
-        """Send nothing for a while, because no request of a batch had a response."""
-        with self._lock:
-            self._suspend(reason, None)
+    def suspend(self, reason: str, least: float = 0.0) -> None:
+        """Send nothing for a while, because no request of a batch had a response.
 
-    def _suspend(self, reason: str, seconds: float | None) -> None:
+        Args:
+            reason: the error.
+            least: minimum number of seconds, up to `MAX_WAIT`.
+        """
+        with self._lock:
+            self._suspend(reason, None, least)
+
+    def _suspend(self, reason: str, seconds: float | None, least: float = 0.0) -> None:
         self.reason = reason
         if not self._is_suspended or self._is_trying:
-            self._wait = min(self._wait * 2 or FIRST_WAIT, MAX_WAIT)
+            self._wait = min(max(self._wait * 2 or FIRST_WAIT, least), MAX_WAIT)
             self._until = self._clock() + (self._wait if seconds is None else seconds)
             self._is_asked = False
         self._report(reason)

@@ -1,0 +1,309 @@
+"""Destinations that accept no messages, at the front of a backlog: all others are delivered, for every broker."""
+
+import abc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import pytest
+from django.conf import settings
+from django.db import transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.publishers.rabbitmq import destinations
+from tests.publishers.subjects.base import unique_name
+from tests.support.aws_server import CREDENTIALS, REGION, address, client
+from tests.support.http_receiver import Receiver
+from tests.support.kafka_cluster import KafkaCluster
+from tests.support.kafka_tools import read_topic
+from tests.support.nats_tools import Nats
+from tests.support.ports import free_port
+from tests.support.rabbitmq_tools import Broker
+from tests.support.relay_threads import relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HEALTHY_DESTINATIONS = 5
+
+KEYS = 20
+"""Keys of each kind of message."""
+
+LEADER_NOT_AVAILABLE = 5
+"""Kafka's code of the error."""
+
+
+class Arrived(NamedTuple):
+    """A message as its destination has it."""
+
+    key: str
+    payload: int
+
+
+class Place(abc.ABC):
+    """A broker with healthy destinations, and with some that accept no messages until they are healed.
+
+    Args:
+        count: number of sick destinations.
+
+    Attributes:
+        backend: the path of the publisher's class below `django_outbox.publishers`.
+        healthy_messages: number of messages for the healthy destinations.
+        can_heal: whether the sick destinations can accept messages later.
+    """
+
+    backend: str
+    healthy_messages = 2500
+    can_heal = True
+
+    def __init__(self, count: int) -> None:
+        base = unique_name()
+        self.sick = [f"{base}-bill-{number}" for number in range(count)]
+        self.healthy = [f"{base}-order-{number}" for number in range(HEALTHY_DESTINATIONS)]
+        self._resources = ExitStack()
+
+    @property
+    @abc.abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The publisher's options."""
+
+    def heal(self) -> None:
+        """Let the sick destinations accept messages."""
+
+    @abc.abstractmethod
+    def arrived(self) -> Sequence[Arrived]:
+        """Return all messages that arrived since the last call; those of a key in the order of their arrival."""
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+class RabbitMQPlace(Place):
+    """Queues that are full. Queues without quorum are tested in `test_rabbitmq_cluster`."""
+
+    backend = "rabbitmq.RabbitMQPublisher"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._broker = self._resources.enter_context(Broker())
+        self._exchange = self._broker.exchange("direct")
+        self._queue = self._broker.queue()
+        self._full = self._broker.queue(max_length=0, overflow="reject-publish")
+        self._bind(self._queue, self.healthy)
+        self._bind(self._full, self.sick)
+
+    def _bind(self, queue: str, names: Sequence[str]) -> None:
+        for name in names:
+            self._broker.channel.queue_bind(queue, self._exchange, name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"url": settings.AMQP_URL, "exchange": self._exchange}
+
+    def heal(self) -> None:
+        self._bind(self._queue, self.sick)
+        self._broker.channel.queue_delete(self._full)
+
+    def arrived(self) -> Sequence[Arrived]:
+        return [
+            Arrived(str((each.properties.headers or {})["outbox-key"]), int(each.body))
+            for each in self._broker.take(self._queue)
+        ]
+
+
+class NatsPlace(Place):
+    """Subjects that no stream has: their messages fail."""
+
+    backend = "nats.JetStreamPublisher"
+    can_heal = False
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._nats = self._resources.enter_context(Nats())
+        self._stream = self._nats.stream(*self.healthy)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"servers": settings.NATS_URL}
+
+    def arrived(self) -> Sequence[Arrived]:
+        return [Arrived(each.headers["outbox-key"], int(each.data)) for each in self._nats.take(self._stream)]
+
+
+class KafkaPlace(Place):
+    """Topics without a leader."""
+
+    backend = "kafka.KafkaPublisher"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._cluster = KafkaCluster()
+        self._resources.callback(self._cluster.close)
+        self._positions: dict[str, dict[int, int]] = {name: {} for name in self.healthy}
+        for name in [*self.healthy, *self.sick]:
+            self._cluster.create_topic(name, 1)
+        for name in self.sick:
+            self._cluster.set_topic_error(name, LEADER_NOT_AVAILABLE)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"config": {"bootstrap.servers": self._cluster.servers}}
+
+    def heal(self) -> None:
+        for name in self.sick:
+            self._cluster.set_topic_error(name, 0)
+            self._positions[name] = {}
+
+    def arrived(self) -> Sequence[Arrived]:
+        found: list[Arrived] = []
+        for name, positions in self._positions.items():
+            records = read_topic(self._cluster.servers, name, positions)
+            found += [Arrived(each.key().decode(), int(each.value())) for each in records]
+        return found
+
+
+class HTTPPlace(Place):
+    """Servers that refuse connections."""
+
+    backend = "http.HTTPPublisher"
+    healthy_messages = 500
+    can_heal = False
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._receiver = self._resources.enter_context(Receiver())
+        self._closed = [free_port() for _ in self.sick]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        urls = {name: f"http://127.0.0.1:{port}/" for name, port in zip(self.sick, self._closed, strict=True)}
+        return {"url": {**urls, "*": self._receiver.url("/hooks")}, "allow_private_addresses": True}
+
+    def arrived(self) -> Sequence[Arrived]:
+        calls = self._receiver.calls
+        self._receiver.clear()
+        return [Arrived(call.headers["outbox-key"], int(call.body)) for call in calls]
+
+
+class SQSPlace(Place):
+    """Queues that do not exist: their messages fail."""
+
+    backend = "aws.SQSPublisher"
+    healthy_messages = 200
+    can_heal = False
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._client = client("sqs")
+        self._urls = [self._client.create_queue(QueueName=name)["QueueUrl"] for name in self.healthy]
+        for url in self._urls:
+            self._resources.callback(self._client.delete_queue, QueueUrl=url)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        host, port = address()
+        return {
+            "queue": "{type}",
+            "region": REGION,
+            "endpoint_url": f"http://{host}:{port}",
+            "session": CREDENTIALS,
+        }
+
+    def arrived(self) -> Sequence[Arrived]:
+        found: list[Arrived] = []
+        for url in self._urls:
+            while messages := self._client.receive_message(
+                QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=0, MessageAttributeNames=["All"]
+            ).get("Messages", []):
+                for each in messages:
+                    key = each["MessageAttributes"]["outbox-key"]["StringValue"]
+                    found.append(Arrived(key, int(each["Body"])))
+                    self._client.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
+        # A queue that is not FIFO has no order.
+        return sorted(found)
+
+
+PLACES: dict[str, Callable[[int], Place]] = {
+    "rabbitmq": RabbitMQPlace,
+    "nats": NatsPlace,
+    "kafka": KafkaPlace,
+    "http": HTTPPlace,
+    "sqs": SQSPlace,
+}
+"""A broker whose destinations are on several servers, such as a cluster of Redis, belongs here too."""
+
+
+@pytest.fixture(params=[*PLACES])
+def place(request: pytest.FixtureRequest, count: int) -> Iterator[Place]:
+    place = PLACES[request.param](count)
+    yield place
+    place.close()
+
+
+@pytest.fixture(autouse=True)
+def frequent_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that destinations of RabbitMQ are soon tried again after they were healed."""
+    monkeypatch.setattr(destinations, "MAX_WAIT", 1.0)
+    monkeypatch.setattr(destinations, "ROUND_INTERVAL", 1.0)
+
+
+def fill(place: Place) -> int:
+    """Enqueue a backlog that begins with the messages for sick destinations, and return their number."""
+    sick = [place.sick[n % len(place.sick)] for n in range(max(2 * len(place.sick), 100))]
+    healthy = [place.healthy[n % KEYS % len(place.healthy)] for n in range(place.healthy_messages)]
+    with transaction.atomic():
+        for kind, names in (("sick", sick), ("healthy", healthy)):
+            keys = len(place.sick) if kind == "sick" else KEYS
+            rows = [
+                OutboxMessage(type=name, payload=n, key=f"{place.sick[0]}-{kind}-{n % keys}")
+                for n, name in enumerate(names)
+            ]
+            enqueue_many(rows)
+    return len(sick)
+
+
+@pytest.mark.parametrize(
+    ("count", "relays"),
+    [
+        (1, 1),
+        (20, 2),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(20, 1, marks=pytest.mark.slow),
+        pytest.param(200, 1, marks=pytest.mark.slow),
+        pytest.param(200, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_sick_destinations_at_the_front_of_a_backlog_hold_up_no_others(place: Place, relays: int):
+    sick = fill(place)
+    publisher = {"BACKEND": f"django_outbox.publishers.{place.backend}", "OPTIONS": place.options}
+    retry = {"DELAY": 0.1, "MAX_DELAY": 0.5, "MAX_ATTEMPTS": 1000}
+    messages = OutboxMessage.objects
+    arrived: dict[str, list[int]] = {}
+
+    def read() -> None:
+        for key, payload in place.arrived():
+            found = arrived.setdefault(key, [])
+            # A copy may come later.
+            if payload not in found:
+                found.append(payload)
+
+    outbox = {"PUBLISHERS": {"default": publisher}, "RETRY": retry}
+    with override_settings(OUTBOX=outbox), relays_in_threads(poll_interval=0.1) as start:
+        for _ in range(relays):
+            start()
+        healthy = messages.processed().filter(type__in=place.healthy)
+        eventually(lambda: healthy.count() == place.healthy_messages, "the healthy messages", seconds=60)
+        read()
+        assert sum(map(len, arrived.values())) == place.healthy_messages
+        assert not messages.processed().filter(type__in=place.sick).exists()
+        if place.can_heal:
+            assert messages.pending().count() == sick
+            place.heal()
+            total = sick + place.healthy_messages
+            eventually(
+                lambda: messages.processed().count() == total, "the messages for the healed destinations", seconds=60
+            )
+            read()
+            assert sum(map(len, arrived.values())) == total
+    assert all(payloads == sorted(payloads) for payloads in arrived.values())
