@@ -41,6 +41,7 @@ class Incoming(NamedTuple):
         problem: why the message cannot be read; blank if it can.
         position: where the broker keeps it, such as its partition and offset: the same whenever it is delivered, and
             no other message's. Blank if the broker does not provide it.
+        returns: how many times the message was returned to the broker before, if the broker counts that.
     """
 
     tag: int
@@ -54,6 +55,7 @@ class Incoming(NamedTuple):
     sent_at: datetime.datetime | None = None
     problem: str = ""
     position: str = ""
+    returns: int = 0
 
 
 class Consumer(abc.ABC):
@@ -72,8 +74,8 @@ class Consumer(abc.ABC):
             `reject` it to the broker's dead letters.
         invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
             it as a failed message, or `reject` it to the broker's dead letters.
-        id_source: what identifies a message without an ID: its `position`, its `body`, or `header:NAME`. RabbitMQ
-            provides no position; the body takes its place.
+        id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
+            `position`; its `body`; or `header:NAME`. RabbitMQ provides no position; the body takes its place.
         remember: whether to record the IDs of stored messages apart from the messages, for
             `OUTBOX["INBOX_RETENTION"]`: then a message that comes again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
@@ -92,7 +94,7 @@ class Consumer(abc.ABC):
         publisher: str = "handlers",
         unknown_types: Literal["store", "drop", "reject"] = "store",
         invalid: Literal["store", "reject"] = "store",
-        id_source: str = "position",
+        id_source: str = "message_id",
         remember: bool = False,
         max_backlog: int = 100_000,
         batch_size: int = 1000,
@@ -110,7 +112,12 @@ class Consumer(abc.ABC):
         _require_text("publisher", publisher, ".+", "the alias of a publisher")
         require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
         require_choice("invalid", invalid, INVALID)
-        _require_text("id_source", id_source, "position|body|header:.+", "'position', 'body' or 'header:NAME'")
+        _require_text(
+            "id_source",
+            id_source,
+            "message_id|position|body|header:.+",
+            "'message_id', 'position', 'body' or 'header:NAME'",
+        )
         require_flag("remember", remember)
         require_number("max_backlog", max_backlog, 1, 10**9)
         require_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
@@ -122,8 +129,12 @@ class Consumer(abc.ABC):
         """The source and its address, without a password: "queue 'billing' at localhost:5672"."""
 
     @abc.abstractmethod
-    def open(self) -> None:
-        """Connect and begin to read. Messages that were received over an earlier connection are forgotten.
+    def open(self, max_messages: int | None = None) -> None:
+        """Connect. Messages that were received over an earlier connection are forgotten.
+
+        Args:
+            max_messages: number of messages to settle before the consumer is closed; None for no limit. A broker that
+                counts deliveries should deliver no more.
 
         Raises:
             Unavailable: the broker cannot be reached, or refuses to let this consumer read.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import TextField, Value
 
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
@@ -18,7 +19,7 @@ from django_outbox.error_text import describe, one_line
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.inbox.base import Consumer, Incoming
 from django_outbox.inbox.ids import derive_uuid, read_uuid
-from django_outbox.messages import MAX_ERROR_LENGTH
+from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
 from django_outbox.stores import NewRow, Store
 
@@ -35,6 +36,7 @@ PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
 class Content:
     """The fields of a message to store. Unlike a model's instance, it costs next to nothing to make.
 
+    `text` is the JSON of the payload as it came, because decoding shortens numbers; blank if there is none.
     `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed.
     """
 
@@ -42,6 +44,7 @@ class Content:
     type: str
     publisher: str
     payload: Any
+    text: str = ""
     topic: str = ""
     key: str = ""
     headers: dict[str, Any] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class Content:
             type=self.type,
             topic=self.topic,
             key=self.key,
-            payload=self.payload,
+            payload=Value(self.text, TextField()) if self.text else self.payload,
             headers=self.headers,
             publisher=self.publisher,
         )
@@ -85,7 +88,7 @@ class Content:
             "topic": self.topic,
             "key": self.key,
             "partition": partition_of(self.key),
-            "payload": encode(self.payload),
+            "payload": self.text or encode(self.payload),
             "headers": encode(self.headers),
             "occurred_at": None if time is None else str(store.connection.ops.adapt_datetimefield_value(time)),
         }
@@ -101,17 +104,17 @@ class Refused(ValueError):
 
 
 def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
-    """Return the ID of a message: the sender's if it is a UUID, otherwise one that is derived from what identifies it.
+    """Return the ID of a message: what `id_source` names if it is a UUID, otherwise one that is derived from it.
 
     A message that comes again has the same ID.
     """
-    if incoming.message_id:
-        found = read_uuid(incoming.message_id)
-        return found or derive_uuid(_bytes(consumer.alias), b"id", _bytes(incoming.message_id))
     source, _, name = consumer.id_source.partition(":")
     if source == "header" and (value := incoming.headers.get(name)) is not None:
         text = _text(value)
         return read_uuid(text) or derive_uuid(_bytes(consumer.alias), b"header", _bytes(text))
+    if source in ("message_id", "header") and incoming.message_id:
+        found = read_uuid(incoming.message_id)
+        return found or derive_uuid(_bytes(consumer.alias), b"id", _bytes(incoming.message_id))
     # A header that is missing must not make different messages equal.
     position = "" if source == "body" else incoming.position
     sent_at = "" if incoming.sent_at is None else incoming.sent_at.isoformat()
@@ -128,13 +131,17 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
     """
     if incoming.problem:
         raise Refused(incoming.problem)
+    if incoming.type == DJANGO_TASK:
+        raise Refused(f"its type {DJANGO_TASK!r} is reserved for the tasks of this project.")
+    text, payload = _read_payload(incoming)
     content = Content(
         message_id=id_of_incoming(incoming, consumer),
         type=incoming.type,
+        text=text,
         topic="" if incoming.topic == incoming.type else incoming.topic,
         key=incoming.key,
-        payload=_read_payload(incoming),
-        headers=plain_headers(incoming.headers) if incoming.headers else {},
+        payload=payload,
+        headers=_own_headers(incoming.headers) if incoming.headers else {},
         publisher=consumer.publisher,
     )
     if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
@@ -185,6 +192,11 @@ def describe_refused(incoming: Incoming, reason: str, consumer: Consumer, store:
     return content
 
 
+def _own_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sender's headers, except the names that only this project's outbox may set."""
+    return {name: value for name, value in plain_headers(headers).items() if not is_reserved(name)}
+
+
 def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return headers as JSON has them; bytes become text."""
     return {_text(name): _plain(value) for name, value in headers.items()}
@@ -200,14 +212,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _read_payload(incoming: Incoming) -> Any:
+def _read_payload(incoming: Incoming) -> tuple[str, Any]:
+    """Return the body as text, and what it is as JSON."""
     if incoming.encoding.lower() not in PLAIN_ENCODINGS:
         raise Refused(f"its content encoding is {one_line(incoming.encoding, 50)}; the body must be JSON in UTF-8.")
     limit = get_settings().max_payload_bytes
     if len(incoming.body) > limit:
         raise Refused(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
     try:
-        return json.loads(incoming.body)
+        text = incoming.body.decode(json.detect_encoding(incoming.body), "surrogatepass")
+        return text, json.loads(text)
     except json.JSONDecodeError as error:
         raise Refused(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
     except UnicodeDecodeError:

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
@@ -122,28 +122,20 @@ def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> l
     """Insert rows for those IDs that have none, and return these IDs."""
     if not ids:
         return []
-    if len(ids) > 1 and not connection.features.can_return_rows_from_bulk_insert:
-        return _insert_by_halves(ids, consumer, connection)
-    returning = "" if len(ids) == 1 else " RETURNING {message_id}"
+    returning = len(ids) > 1 and connection.features.can_return_rows_from_bulk_insert
     with connection.cursor() as cursor:
-        _execute_insert(cursor, ids, consumer, connection, returning)
-        if len(ids) == 1:
-            return ids if cursor.rowcount else []
-        return [id for (id,) in cursor.fetchall()]
-
-
-def _insert_by_halves(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> list[str]:
-    """Do the same on MySQL, whose INSERT returns only how many rows are new.
-
-    Usually all of them are, or none. Otherwise the statement is undone, which keeps its locks, and repeated by halves.
-    """
-    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-        _execute_insert(cursor, ids, consumer, connection)
+        _execute_insert(cursor, ids, consumer, connection, " RETURNING {message_id}" if returning else "")
+        if returning:
+            return [id for (id,) in cursor.fetchall()]
         if (count := cursor.rowcount) in (0, len(ids)):
             return ids if count else []
-        transaction.set_rollback(True, using=connection.alias)
-    middle = len(ids) // 2
-    return [new for half in (ids[:middle], ids[middle:]) for new in _insert_by_halves(half, consumer, connection)]
+        first = cursor.lastrowid
+    # MySQL returns only how many rows are new, and the number of the first one. InnoDB reserves the numbers of a
+    # statement together (https://dev.mysql.com/doc/refman/8.4/en/innodb-auto-increment-handling.html), so the numbers
+    # of other transactions are lower, or higher than all of these. Undoing the statement would leave locks on gaps, and
+    # transactions with the same IDs would deadlock.
+    rows = HandledMessage.objects.using(connection.alias).filter(consumer=consumer, message_id__in=ids, pk__gte=first)
+    return [*rows.order_by("pk").values_list("message_id", flat=True)[:count]]
 
 
 def _execute_insert(

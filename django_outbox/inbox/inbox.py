@@ -33,7 +33,8 @@ class Inbox:
     Args:
         using: the database alias; by default the one that the router chooses for writing.
         consumers: the aliases of the consumers to run, each in its own thread; all of them by default.
-        max_messages: stop when this many messages were received; no limit by default.
+        max_messages: stop when this many messages were received; no limit by default. With several consumers, each one
+            also stores what it has received by then.
         stop_timeout: seconds that the current batches may take after an exception in the calling thread (Ctrl-C).
         limits: waits and limits that are not settings; tests pass shorter ones.
         is_known_type: takes a publisher's alias and a type, and returns whether the publisher knows the type.

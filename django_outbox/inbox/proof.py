@@ -12,7 +12,7 @@ from django_outbox.stores.schema import missing_schema
 
 
 def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[Finding]:
-    """Check everything that an inbox needs. Each consumer connects for a moment, and gives back what it receives."""
+    """Check everything that an inbox needs. Each consumer connects, and receives nothing."""
     yield from check_deployment(using, [])
     with suppress(DatabaseError, InterfaceError):
         # Of a database that is unavailable there is a finding.

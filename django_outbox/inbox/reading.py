@@ -15,15 +15,12 @@ from django_outbox.logs import logger
 from django_outbox.stores.schema import require_schema
 
 
-class _HeldTooLong(Exception):
-    """The database has been unavailable for so long that the broker should have its messages back."""
-
-
 class Reader:
     """Moves messages from a consumer to the table, in the calling thread, until it has to stop.
 
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
-    the messages in hand are kept for a while, and are then given back to the broker.
+    the messages in hand are kept for a while, and are then given back to the broker. The broker may count that, and
+    drop messages at a limit, so no further message is received until the database has stored one of these.
 
     Args:
         consumer: reads the messages.
@@ -40,6 +37,9 @@ class Reader:
         self._backlog = Backlog(shared.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
         self._is_open = False
         self._opened_at = 0.0
+        self._is_idle = False
+        self._allowed: int | None = None
+        self._end_at: int | None = None
         self._is_paused = False
         self._broker_outages = 0
         self._failed_attempts = 0
@@ -63,17 +63,18 @@ class Reader:
         self._work(is_done=lambda: self._shared.is_done() or self._is_drained(), patience=self._limits.drain_patience)
 
     def read_once(self) -> None:
-        """Read one batch.
+        """Read as many messages as a batch has, or as there are.
 
         Raises:
             RelayUnavailable: the broker or the database was unavailable.
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
-        received = self._shared.tally_of(self._consumer.alias).received
+        before = self._received
+        self._end_at = before + self._consumer.batch_size
 
         def is_done() -> bool:
-            now = self._shared.tally_of(self._consumer.alias).received
-            return self._shared.is_done() or now > received or self._is_drained()
+            has_ended = self._left == 0 or (self._is_idle and self._received > before)
+            return self._shared.is_done() or has_ended or self._is_drained()
 
         self._work(is_done=is_done, patience=1)
 
@@ -84,41 +85,49 @@ class Reader:
                     self._read_batch(patience)
                 except Unavailable as error:
                     self._wait_for_broker(error, patience)
-                except _HeldTooLong:
-                    logger.warning(
-                        "%s gives its messages back to the broker until the database is available.", self._name
-                    )
-                    self._close()
         finally:
             self._close()
 
+    @property
+    def _received(self) -> int:
+        return self._shared.tally_of(self._consumer.alias).received
+
+    @property
+    def _left(self) -> int | None:
+        """The number of messages that may still be received; None for no limit."""
+        limits = [self._shared.left, None if self._end_at is None else self._end_at - self._received]
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def _read_batch(self, patience: int | None) -> None:
         self._use_database(self._backlog.refresh, patience)
-        if self._shared.is_done():
+        if self._left == 0 or self._shared.stopping:
             return
         self._open()
         self._pause_or_resume()
-        if not self._shared.may_receive():
-            self._shared.pause(self._limits.stop_delay)
-            return
         batch = self._consumer.receive(self._limits.receive_time)
         if self._has_settled:
             # A broker that refuses a settlement reports it here.
             self._has_settled = False
             self._failed_attempts = 0
+        self._is_idle = not batch
         if not batch:
             return
-        allowed = self._shared.begin(len(batch))
-        allowed_batch, settled = batch[:allowed], None
+        allowed = batch[: self._allowed]
+        settled: Stored | None = None
+        self._shared.begin()
         try:
-            if allowed_batch and (stored := self._store(allowed_batch, patience)) is not None:
-                self._consumer.settle(allowed_batch, stored.rejected)
+            stored = self._store(allowed, patience)
+            # Messages that were given back are received again, and recognized.
+            if stored is not None and self._is_open:
+                self._consumer.settle(allowed, stored.rejected)
                 # A dead letter may be refused later.
                 self._has_settled = not stored.rejected
                 settled = stored
         finally:
-            self._shared.end(self._consumer.alias, allowed, settled)
-        if allowed < len(batch):
+            self._shared.end(self._consumer.alias, len(allowed), settled)
+        if self._allowed is not None:
+            self._allowed -= len(allowed)
+        if self._allowed == 0:
             # The broker has the others back; later ones must not be settled before them.
             self._close()
 
@@ -129,7 +138,11 @@ class Reader:
         return found[0] if found else None
 
     def _use_database(self, work: Callable[[], object], patience: int | None) -> None:
-        """Do some work in the database, again and again until it succeeds or the inbox stops."""
+        """Do some work in the database, again and again until it succeeds or the inbox stops.
+
+        The broker has its messages back after a while, but the work goes on: it proves that the database can store
+        messages before any is received again.
+        """
         failures = 0
         began = time.monotonic()
         while not (failures and self._shared.stopping):
@@ -149,7 +162,10 @@ class Reader:
                 seconds = self._limits.database_wait.after(failures)
                 self._shared.outages.note(self._database, reason, seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
-                    raise _HeldTooLong from error
+                    logger.warning(
+                        "%s gives its messages back to the broker until the database is available.", self._name
+                    )
+                    self._close()
                 self._shared.pause(seconds)
             else:
                 if failures:
@@ -159,7 +175,8 @@ class Reader:
     def _open(self) -> None:
         if self._is_open:
             return
-        self._consumer.open()
+        self._allowed = self._left
+        self._consumer.open(self._allowed)
         self._is_open = True
         self._opened_at = time.monotonic()
         self._is_paused = False

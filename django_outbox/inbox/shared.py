@@ -1,6 +1,5 @@
 """What the readers of an inbox share, and its waits and limits."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ class Limits:
         database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.
         restart_wait: waits before a reader that crashed starts again.
         hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
-            one for 30 minutes, and a quorum queue counts each return of a message against its delivery limit.
+            one for 30 minutes.
         receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
         backlog_interval: minimum time between two counts of the backlog.
         drain_patience: number of failed attempts in a row after which a drain gives up.
@@ -58,7 +57,8 @@ class Tally:
 
     Args:
         received: messages that were received and settled.
-        stored: those of them that are in the table.
+        stored: received messages that were stored.
+        known: received messages that were left out, because they are stored already or were handled.
         invalid: those that could not be stored as they came.
         dropped: those that were dropped because their type is unknown.
         rejected: those that went to the broker's dead letters.
@@ -66,6 +66,7 @@ class Tally:
 
     received: int = 0
     stored: int = 0
+    known: int = 0
     invalid: int = 0
     dropped: int = 0
     rejected: int = 0
@@ -84,7 +85,8 @@ class Shared:
         using: the database alias.
         aliases: the aliases of the consumers.
         limits: the waits and limits.
-        max_messages: stop when this many messages were received; None for no limit.
+        max_messages: stop when this many messages were received; None for no limit. Each reader also stores what it
+            has received by then, because a broker may count each return of a message.
         is_known_type: decides which types a publisher knows.
 
     Attributes:
@@ -108,8 +110,7 @@ class Shared:
         self.stopping = False
         self.outages = Outages()
         self.open_batches = 0
-        self._max_messages = sys.maxsize if max_messages is None else max_messages
-        self._in_hand = 0
+        self._max_messages = max_messages
         self._tallies = {alias: Tally() for alias in aliases}
         self._paused: set[str] = set()
         self._lock = threading.Lock()
@@ -137,26 +138,22 @@ class Shared:
 
     def is_done(self) -> bool:
         """Return whether no further batch may begin."""
-        return self.stopping or self.tally.received >= self._max_messages
+        return self.stopping or self.left == 0
 
-    def may_receive(self) -> bool:
-        """Return whether `max_messages` allows a message besides those that other readers have in hand."""
-        with self._lock:
-            return self._left() > 0
+    @property
+    def left(self) -> int | None:
+        """The number of messages that may still be received; None for no limit."""
+        return None if self._max_messages is None else max(self._max_messages - self.tally.received, 0)
 
-    def begin(self, messages: int) -> int:
-        """Begin a batch, and return how many of its messages may be stored: `max_messages` may allow fewer."""
+    def begin(self) -> None:
+        """Begin a batch."""
         with self._lock:
-            allowed = min(messages, self._left())
             self.open_batches += 1
-            self._in_hand += allowed
-            return allowed
 
     def end(self, alias: str, messages: int, stored: Stored | None) -> None:
-        """End a batch of as many messages as `begin` returned; count them if they were stored and settled."""
+        """End a batch; count its messages if they were stored and settled."""
         with self._lock:
             self.open_batches -= 1
-            self._in_hand -= messages
             if stored is None:
                 return
             before = self._tallies[alias]
@@ -164,6 +161,7 @@ class Shared:
                 before,
                 received=before.received + messages,
                 stored=before.stored + stored.messages,
+                known=before.known + stored.known,
                 invalid=before.invalid + stored.invalid,
                 dropped=before.dropped + stored.dropped,
                 rejected=before.rejected + len(stored.rejected),
@@ -178,11 +176,6 @@ class Shared:
         end = time.monotonic() + seconds
         while not self.stopping and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, self.limits.stop_delay))
-
-    def _left(self) -> int:
-        """Return how many further messages may be stored, apart from those in hand."""
-        received = sum(tally.received for tally in self._tallies.values())
-        return max(self._max_messages - received - self._in_hand, 0)
 
 
 def name_consumer(alias: str) -> str:

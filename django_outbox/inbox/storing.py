@@ -17,6 +17,7 @@ from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
+from django_outbox.wording import counted
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""
@@ -30,13 +31,15 @@ class Stored:
     """The result of a batch.
 
     Args:
-        messages: number of messages that are in the table now, including those that were there before.
+        messages: number of messages that were stored, including failed ones.
+        known: number of messages that were left out, because they are in the table already or were handled.
         invalid: number of messages that could not be stored as they came.
         dropped: number of messages that were dropped, because their type is unknown.
         rejected: the tags of the messages that go to the broker's dead letters.
     """
 
     messages: int = 0
+    known: int = 0
     invalid: int = 0
     dropped: int = 0
     rejected: set[int] = field(default_factory=set)
@@ -77,12 +80,14 @@ class Storing:
                 messages.append(message)
                 origins.append(incoming)
         try:
-            self._insert(messages, store, [len(incoming.body) for incoming in origins])
+            new = self._insert(messages, store, [len(incoming.body) for incoming in origins])
         except ROW_ERRORS:
             # One of them is to blame, although it passed all checks.
             for message, incoming in zip(messages, origins, strict=True):
                 self._insert_alone(message, incoming, store, result)
-        result.messages += len(messages)
+        else:
+            result.messages += new
+            result.known += len(messages) - new
         return result
 
     def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
@@ -130,35 +135,67 @@ class Storing:
             reason,
         )
 
-    def _insert(self, messages: list[Content], store: Store, sizes: list[int]) -> None:
+    def _insert(self, messages: list[Content], store: Store, sizes: list[int]) -> int:
+        """Insert messages that are not known, and return how many were inserted."""
         if not messages:
-            return
+            return 0
         with transaction.atomic(using=self._using):
-            if self._consumer.remember:
-                ids = [message.message_id for message in messages]
-                new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
-                sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
-                messages = [message for message in messages if message.message_id in new]
-            if store.inserts_rows:
-                pending = [number for number, message in enumerate(messages) if not message.error]
-                rows = [messages[number].to_row(store) for number in pending]
-                for part in chunked(rows, [sizes[number] for number in pending]):
-                    store.insert_rows(self._consumer.publisher, part)
-                messages = [message for message in messages if message.error]
-                sizes = [len(message.payload["body"]) for message in messages]
-            for chunk in chunked([message.to_model() for message in messages], sizes):
-                insert_new(chunk, store)
+            inserted = self._insert_new(messages, store, sizes)
+            if inserted < len(messages):
+                self._report_others(messages)
             notify_after_commit(self._using, {self._consumer.publisher})
+        return inserted
+
+    def _insert_new(self, messages: list[Content], store: Store, sizes: list[int]) -> int:
+        inserted = 0
+        if self._consumer.remember:
+            ids = [message.message_id for message in messages]
+            new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
+            sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
+            messages = [message for message in messages if message.message_id in new]
+        if store.inserts_rows:
+            pending = [number for number, message in enumerate(messages) if not message.error]
+            rows = [messages[number].to_row(store) for number in pending]
+            for part in chunked(rows, [sizes[number] for number in pending]):
+                inserted += store.insert_rows(self._consumer.publisher, part)
+            messages = [message for message in messages if message.error]
+            sizes = [len(message.payload["body"]) for message in messages]
+        for chunk in chunked([message.to_model() for message in messages], sizes):
+            inserted += insert_new(chunk, store)
+        return inserted
+
+    def _report_others(self, messages: list[Content]) -> None:
+        """Log messages that were left out although the stored message with their ID differs."""
+        stored = OutboxMessage.objects.using(self._using).filter(
+            publisher=self._consumer.publisher, message_id__in=[message.message_id for message in messages]
+        )
+        known = {id: (type, payload) for id, type, payload in stored.values_list("message_id", "type", "payload")}
+        others = [
+            message
+            for message in messages
+            if known.get(message.message_id, (message.type, message.payload)) != (message.type, message.payload)
+        ]
+        if others:
+            logger.error(
+                "Consumer %r: %s left out, because another message with the same ID is stored; the first has the ID "
+                "%s and the type %s. The sender must give each message its own ID, or set the consumer's option "
+                "id_source.",
+                self._consumer.alias,
+                f"{counted(len(others), 'message')} {'was' if len(others) == 1 else 'were'}",
+                others[0].message_id,
+                one_line(others[0].type, 100),
+            )
 
     def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
         try:
-            self._insert([message], store, [len(incoming.body)])
+            new = self._insert([message], store, [len(incoming.body)])
         except ROW_ERRORS as error:
             refused = self._refuse(incoming, describe(error), store, result)
             if refused is None:
-                result.messages -= 1
-            else:
-                self._insert([refused], store, [len(incoming.body)])
+                return
+            new = self._insert([refused], store, [len(incoming.body)])
+        result.messages += new
+        result.known += 1 - new
 
 
 def remembered_as(consumer_alias: str) -> str:

@@ -31,7 +31,7 @@ class FileConsumer(Consumer):
     def source(self) -> str:
         return f"file {self._path}"
 
-    def open(self) -> None:
+    def open(self, max_messages: int | None = None) -> None:
         try:
             self._file = self._path.open("rb")
         except OSError as error:

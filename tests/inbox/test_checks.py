@@ -85,7 +85,10 @@ def test_e037_the_backend_is_not_a_consumer():
         ({"url": "http://guest:secret@host"}, "url must begin with amqp://"),
         ({"unknown_types": "ignore"}, "unknown_types is 'ignore'; it must be one of 'store', 'drop', 'reject'"),
         ({"invalid": "drop"}, "invalid is 'drop'; it must be one of 'store', 'reject'"),
-        ({"id_source": "header:"}, "id_source is 'header:'; it must be 'position', 'body' or 'header:NAME'"),
+        (
+            {"id_source": "header:"},
+            "id_source is 'header:'; it must be 'message_id', 'position', 'body' or 'header:NAME'",
+        ),
         ({"remember": 1}, "remember is 1; it must be True or False"),
         ({"max_backlog": 0}, "max_backlog is 0; it must be a whole number from 1"),
         ({"batch_size": True}, "batch_size is True"),

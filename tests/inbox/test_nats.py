@@ -22,7 +22,7 @@ from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.sources.nats import JetStreamSource
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer
-from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.nats_tools import MakeJetStream, Nats, nats_port, nats_url
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 
@@ -175,7 +175,7 @@ def test_a_message_in_hand_is_not_delivered_again_however_long_it_takes(nats: Na
 def test_a_connection_that_does_not_close_properly_leaves_its_messages_to_another_one_in_order(
     nats: Nats, make_consumer: MakeConsumer, proxies: Proxies
 ):
-    stream, proxy = nats.stream(), proxies.open(4222)
+    stream, proxy = nats.stream(), proxies.open(nats_port())
     put(nats, stream, *[b"%d" % n for n in range(20)])
     dying = make_consumer(stream, servers=nats_url(port=proxy.port), batch_size=3)
     dying.open()

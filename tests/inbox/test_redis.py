@@ -2,26 +2,35 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.base import Unavailable
 from django_outbox.inbox.redis import RedisStreamsConsumer
 from django_outbox.inbox.redis.decoding import Entry, read_entry
+from django_outbox.inbox.redis.names import is_gone, make_name
+from django_outbox.models import OutboxMessage
 from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.conftest import ALIASES
-from tests.inbox.conftest import payloads, running, stored
+from tests.inbox.conftest import outbox_of, payloads, running, stored
+from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.redis import RedisSource
 from tests.support.claimed import make_message
 from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
@@ -111,26 +120,209 @@ def test_a_stream_that_is_deleted_is_read_again(source, make_inbox):
         eventually(lambda: payloads("default") == [1, 2])
 
 
-def test_entries_of_a_consumer_that_vanished_are_taken_over_after_a_while(source, make_inbox):
+def test_a_new_consumer_waits_for_entries_that_another_one_has_until_they_can_be_taken_over(source, make_inbox):
     source.send(1, 2, 3)
     source.client.xgroup_create(source.name, source.group, id="0")
     source.client.xreadgroup(source.group, "vanished", {source.name: ">"}, count=2)
     with running(make_inbox(claim_idle=3.0)):
-        eventually(lambda: payloads("default") == [3])
-        eventually(lambda: payloads("default") == [3, 1, 2])
+        eventually(lambda: payloads("default") == [1, 2, 3])
     assert source.unsettled() == 0
 
 
-def test_entries_that_were_trimmed_while_they_were_pending_are_acknowledged(source, make_inbox):
+def test_a_new_consumer_waits_no_longer_than_until_the_others_have_settled_what_they_had(source, make_inbox):
+    source.send(1, 2, 3)
+    source.client.xgroup_create(source.name, source.group, id="0")
+    ((_, entries),) = source.client.xreadgroup(source.group, "another", {source.name: ">"}, count=2)
+    (consumer,) = make_inbox(claim_idle=300.0).consumers
+    consumer.open()
+    assert not consumer.receive(0.01)
+    source.send(4)
+    # What it receives from now on is not waited for.
+    source.client.xreadgroup(source.group, "another", {source.name: ">"}, count=1)
+    assert not consumer.receive(0.01)
+    source.client.xack(source.name, source.group, *(id for id, _ in entries))
+    (found,) = consumer.receive(0.01)
+    assert found.body == b"4"
+    consumer.settle([found], [])
+    consumer.close()
+
+
+def test_a_running_consumer_takes_over_entries_after_claim_idle(source, make_inbox):
+    source.send(1)
+    with running(make_inbox(claim_idle=1.0)):
+        eventually(lambda: payloads("default") == [1])
+        source.client.xgroup_createconsumer(source.name, source.group, "vanished")
+        eventually(lambda: take_away(source), "another consumer got the entry")
+        eventually(lambda: payloads("default") == [1, 2])
+    assert source.unsettled() == 0
+
+
+def take_away(source: RedisSource) -> bool:
+    """Let another consumer receive a new entry, before the one that runs does."""
+    pipeline = source.client.pipeline()
+    pipeline.xadd(source.name, {"id": str(uuid.uuid4()), "type": "a", "payload": "2"})
+    pipeline.xreadgroup(source.group, "vanished", {source.name: ">"})
+    return bool(pipeline.execute()[1])
+
+
+READ = """
+import sys, threading
+from django_outbox.inbox.redis import RedisStreamsConsumer
+url, stream, group, count = sys.argv[1:]
+consumer = RedisStreamsConsumer("billing", url=url, stream=stream, group=group, batch_size=int(count))
+consumer.open()
+while not consumer.receive(0.1):
+    pass
+print("here", flush=True)
+threading.Event().wait()
+"""
+"""Receives entries, and waits to be killed."""
+
+
+def killed_reader(source: RedisSource, count: int) -> None:
+    """Let a process receive entries, and kill it."""
+    command = [sys.executable, "-c", READ, source.options["url"], source.name, source.group, str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.kill()
+
+
+def test_entries_of_a_process_of_this_host_that_was_killed_come_first_and_at_once(source, make_inbox):
+    source.send(*range(20))
+    killed_reader(source, 10)
+    killed_reader(source, 5)
+    assert source.unsettled() == 20
+    make_inbox(claim_idle=300.0).drain()
+    assert payloads("default") == [*range(20)]
+    assert source.unsettled() == 0
+    assert source.client.xinfo_consumers(source.name, source.group) == []
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_and_restarted_again_and_again_keeps_the_order(source, start):
+    count = 6_000
+    pipeline = source.client.pipeline()
+    for number in range(count):
+        fields = {"id": str(uuid.uuid4()), "type": "a", "key": f"key-{number % 20}", "payload": str(number)}
+        pipeline.xadd(source.name, fields)
+    pipeline.execute()
+    name, options = str(connections["postgresql"].settings_dict["NAME"]), {"claim_idle": 300.0, "batch_size": 200}
+    arguments = RUN_INBOX, "postgresql", name, json.dumps(outbox_of(source, **options)), "nowhere"
+    messages = OutboxMessage.objects.using("postgresql")
+
+    def has_stored(number: int) -> bool:
+        return messages.count() >= number
+
+    for kill in range(1, 6):
+        process = start(*arguments)
+        eventually(partial(has_stored, kill * 900), "it has stored a part")
+        process.kill()
+        process.wait()
+    assert messages.count() < count
+    assert source.client.xpending(source.name, source.group)["pending"] > 0
+    process = start(*arguments)
+    eventually(lambda: messages.count() == count, "it has stored all")
+    eventually(lambda: not source.unsettled(), "it has settled all")
+    process.kill()
+    process.wait()
+    assert payloads("postgresql") == [*range(count)]
+
+
+def test_a_consumer_with_a_name_gets_the_entries_of_that_name_first_and_at_once(source, make_inbox):
+    source.send(1, 2, 3)
+    source.client.xgroup_create(source.name, source.group, id="0")
+    source.client.xreadgroup(source.group, "billing-1", {source.name: ">"}, count=2)
+    make_inbox(claim_idle=300.0, consumer="billing-1").drain()
+    assert payloads("default") == [1, 2, 3]
+
+
+def test_the_name_of_a_consumer_tells_whether_its_process_has_ended():
+    assert not is_gone(make_name())
+    for name in ("", "another", "a-b-c-d-e", "web-1234-5678"):
+        assert not is_gone(name)
+    code = "from django_outbox.inbox.redis.names import make_name; print(make_name())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert is_gone(ended)
+    host, namespace, pid, _started, rest = make_name().rsplit("-", 4)
+    # Another process has got its number.
+    assert is_gone(f"{host}-{namespace}-{pid}-1-{rest}")
+    # A process of another container, or of another host.
+    assert not is_gone(f"{host}-00000000-{pid}-1-{rest}")
+    assert not is_gone(f"another-{namespace}-{pid}-1-{rest}")
+
+
+def test_entries_that_were_trimmed_while_they_were_pending_are_acknowledged_and_reported(source, make_inbox, caplog):
     source.send(1, 2)
     source.client.xgroup_create(source.name, source.group, id="0")
     source.client.xreadgroup(source.group, "vanished", {source.name: ">"})
     source.client.xtrim(source.name, maxlen=0, approximate=False)
     time.sleep(0.4)
     source.send(3)
-    make_inbox().drain()
+    with caplog.at_level("ERROR", "django_outbox"):
+        make_inbox().drain()
     assert payloads("default") == [3]
     assert source.unsettled() == 0
+    assert f"{source.name!r}, group 'billing': 2 entries were trimmed or deleted before they were stored" in caplog.text
+
+
+def test_entries_that_were_trimmed_before_they_were_read_are_reported_with_their_number(source, make_inbox, caplog):
+    source.send(*range(10))
+    make_inbox().drain()
+    source.send(*range(10, 40))
+    source.client.xtrim(source.name, maxlen=5, approximate=False)
+    with caplog.at_level("ERROR", "django_outbox"):
+        make_inbox().drain()
+        assert payloads("default") == [*range(10), *range(35, 40)]
+        assert "25 entries were trimmed or deleted before they were stored" in caplog.text
+        assert "max_length" in caplog.text
+        caplog.clear()
+        make_inbox().drain()
+        source.send(*range(40, 50))
+        source.client.xtrim(source.name, maxlen=12, approximate=False)
+        make_inbox().drain()
+    assert payloads("default") == [*range(10), *range(35, 50)]
+    assert "trimmed" not in caplog.text
+
+
+def test_each_loss_of_a_running_consumer_is_counted_once(source, caplog):
+    consumer = RedisStreamsConsumer("billing", **source.options)
+    consumer.open()
+    received = []
+    with caplog.at_level("ERROR", "django_outbox"):
+        for start, kept in ((0, 10), (10, 4), (20, 10), (30, 1), (40, 9)):
+            source.send(*range(start, start + 10))
+            source.client.xtrim(source.name, maxlen=kept, approximate=False)
+            while batch := consumer.receive(0.01):
+                received += [int(each.body) for each in batch]
+                consumer.settle(batch, [])
+        assert re.findall(r"(\d+) entries were trimmed", caplog.text) == ["6"]
+        # The others are logged a minute later, or at the end.
+        consumer.close()
+    assert received == [*range(10), *range(16, 30), 39, *range(41, 50)]
+    assert re.findall(r"(\d+) entries were trimmed", caplog.text) == ["6", "10"]
+
+
+def test_entries_of_a_killed_process_that_were_trimmed_are_reported_with_their_number(source, make_inbox, caplog):
+    source.send(*range(20))
+    killed_reader(source, 10)
+    source.client.xtrim(source.name, maxlen=4, approximate=False)
+    with caplog.at_level("ERROR", "django_outbox"):
+        make_inbox(claim_idle=300.0).drain()
+    assert payloads("default") == [*range(16, 20)]
+    numbers = [int(found) for found in re.findall(r"(\d+) entries were trimmed", caplog.text)]
+    assert sum(numbers) == 16
+    assert source.unsettled() == 0
+
+
+def test_nothing_is_reported_of_a_stream_that_is_trimmed_after_it_was_read(source, make_inbox, caplog):
+    with caplog.at_level("ERROR", "django_outbox"):
+        for start in (0, 10, 20):
+            source.send(*range(start, start + 10))
+            make_inbox().drain()
+            source.client.xtrim(source.name, maxlen=start % 20, approximate=False)
+    assert payloads("default") == [*range(30)]
+    assert "trimmed" not in caplog.text
 
 
 def test_a_consumer_that_ends_leaves_no_name_behind(source, make_inbox):
@@ -165,6 +357,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is missing"),
     "group": ({"group": None}, "group is missing"),
     "create_group": ({"create_group": "middle"}, "create_group is 'middle'"),
+    "consumer": ({"consumer": 7}, "consumer is 7"),
     "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
     "same": ({"dead_letters": "orders"}, "the name of another stream"),
     "nowhere": ({"invalid": "reject"}, "name the stream for the dead letters"),

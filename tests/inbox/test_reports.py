@@ -2,8 +2,6 @@
 
 import datetime
 import json
-import os
-import socket
 from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
@@ -14,6 +12,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.deployment import name_process
 from django_outbox.inbox.figures import InboxFigures, InboxFiguresReader
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.shared import Limits, Tally
@@ -31,7 +30,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.rabbitmq_fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-NAME = f"{socket.gethostname()}:{os.getpid()}:inbox"
+NAME = f"{name_process()}:inbox"
 OFTEN: Limits = replace(QUICK, report_pace=0.01, report_patience=20)
 
 
@@ -164,7 +163,7 @@ FIGURES = InboxFigures(
     consumers=("orders", "refunds"),
     paused=("refunds",),
     rate=1234.4,
-    tally=Tally(received=1000, stored=990, invalid=3, dropped=7, rejected=2),
+    tally=Tally(received=1000, stored=990, known=5, invalid=3, dropped=7, rejected=2),
     outages=(),
     failed=3,
     now=100.0,
@@ -173,8 +172,8 @@ FIGURES = InboxFigures(
 
 def test_the_live_line_shows_what_an_inbox_does():
     assert line_of(FIGURES, 200) == (
-        "paused by the backlog: refunds · 1,234 msg/s · received 1,000 · stored 990 · invalid 3 · dropped 7 · "
-        "rejected 2 · database default · consumers orders, refunds"
+        "paused by the backlog: refunds · 1,234 msg/s · received 1,000 · stored 990 · known 5 · invalid 3 · "
+        "dropped 7 · rejected 2 · database default · consumers orders, refunds"
     )
     assert line_of(replace(FIGURES, paused=()), 30) == "1,234 msg/s · received 1,000"
 

@@ -65,7 +65,7 @@ class KafkaConsumer(Consumer):
         topics = ", ".join(self._options.topics)
         return f"topics {topics!r} as group {self._options.group!r} at {servers(self._options.config)}"
 
-    def open(self) -> None:
+    def open(self, max_messages: int | None = None) -> None:
         self.close()
         self._session = Session(self._options)
         self._session.join()

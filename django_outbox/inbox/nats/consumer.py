@@ -84,7 +84,7 @@ class JetStreamConsumer(Consumer):
         servers = ", ".join(server.address for server in self._options.servers)
         return f"stream {self._durable.stream!r}, consumer {self._durable.durable!r} at {servers}"
 
-    def open(self) -> None:
+    def open(self, max_messages: int | None = None) -> None:
         self.close()
         self._connection = ConsumingConnection(self._options, self._durable)
         self._connection.wait_until_ready()

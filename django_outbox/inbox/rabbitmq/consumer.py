@@ -67,13 +67,13 @@ class RabbitMQConsumer(Consumer):
         hosts = ", ".join(f"{host.host}:{host.port}" for host in self._connection.hosts)
         return f"queue {self._queue.name!r} at {hosts}"
 
-    def open(self) -> None:
+    def open(self, max_messages: int | None = None) -> None:
         self.close()
-        self._session = Session(self._connection, self._queue, self._nodes)
+        self._session = Session(self._connection, self._queue, self._nodes, max_messages)
         self._session.wait_until_ready()
 
     def receive(self, seconds: float) -> list[Incoming]:
-        return self._open_session().intake.take(self.batch_size, self.batch_bytes, seconds)
+        return self._open_session().receive(self.batch_size, self.batch_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
         if self._session is not None:

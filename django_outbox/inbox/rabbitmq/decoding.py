@@ -13,6 +13,9 @@ from django_outbox.inbox.rabbitmq.wire import Delivery
 
 CORRELATION_ID = "correlation_id"
 
+DELIVERY_COUNT = "x-delivery-count"
+"""The header in which a quorum queue states how many times a message was returned."""
+
 EVENT_PREFIXES = ("ce-", "cloudEvents_", "cloudEvents:")
 """How the names of headers begin that hold the attributes of CloudEvents in binary mode.
 
@@ -64,6 +67,7 @@ def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
         problem = f"its properties cannot be decoded: {describe(error)}"
     headers = dict(properties.get("headers", {}))
     key = headers.pop(key_header, None)
+    returns = headers.pop(DELIVERY_COUNT, 0)
     if CORRELATION_ID in properties and CORRELATION_ID not in headers:
         headers[CORRELATION_ID] = properties[CORRELATION_ID]
     topic = _text(delivery.routing_key)
@@ -78,6 +82,7 @@ def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
         encoding=properties.get("content_encoding", ""),
         sent_at=_read_time(properties.get("timestamp")),
         problem=problem,
+        returns=returns if isinstance(returns, int) else 0,
     )
     return read_event(incoming, properties.get("content_type", ""), EVENT_PREFIXES)
 

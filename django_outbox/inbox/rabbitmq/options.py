@@ -17,13 +17,13 @@ class QueueOptions:
     Args:
         name: the queue.
         key_header: the header that carries a message's key.
-        prefetch: maximum number of messages that the broker delivers ahead.
+        max_prefetch: maximum number of messages that the broker delivers ahead.
         max_buffer_bytes: size of received messages beyond which the socket is not read.
     """
 
     name: str
     key_header: str
-    prefetch: int
+    max_prefetch: int
     max_buffer_bytes: int
 
 
@@ -41,6 +41,6 @@ def read_queue_options(*, queue: str, key_header: str, batch_size: int, batch_by
     return QueueOptions(
         name=queue,
         key_header=key_header,
-        prefetch=min(2 * batch_size, MAX_PREFETCH),
+        max_prefetch=min(2 * batch_size, MAX_PREFETCH),
         max_buffer_bytes=2 * batch_bytes,
     )

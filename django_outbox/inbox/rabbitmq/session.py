@@ -1,6 +1,8 @@
 """The life of one consuming connection to RabbitMQ, on the thread of its I/O loop."""
 
+import math
 import threading
+import time
 from collections.abc import Collection
 from functools import partial
 from typing import Any
@@ -8,11 +10,13 @@ from typing import Any
 import pika
 from pika.channel import Channel
 
-from django_outbox.inbox.base import Unavailable
+from django_outbox.error_text import one_line
+from django_outbox.inbox.base import Incoming, Unavailable
 from django_outbox.inbox.intake import Intake
 from django_outbox.inbox.rabbitmq.decoding import read_delivery
 from django_outbox.inbox.rabbitmq.loop import ThrottledLoop
 from django_outbox.inbox.rabbitmq.options import QueueOptions
+from django_outbox.inbox.rabbitmq.window import Window
 from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryWire
 from django_outbox.logs import logger
 from django_outbox.publishers.rabbitmq.connector import Connector
@@ -31,6 +35,12 @@ MAX_HOLD_TIME = 600.0
 """Seconds for which messages are held while the consumer pauses. By default RabbitMQ closes a channel with a message
 that was not acknowledged for 30 minutes (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout)."""
 
+MANY_RETURNS = 10
+"""Number of returns of a message to its queue from which on a warning is logged."""
+
+WARNING_INTERVAL = 60.0
+"""Seconds between two such warnings."""
+
 READ_INTERVAL = 1.0
 """Seconds after which a connection that reads nothing, because the reader is behind, reads a little: pika considers a
 connection dead if it receives nothing for a while, heartbeats included."""
@@ -46,12 +56,16 @@ class Session:
         options: how to connect.
         queue: what to read, and how.
         nodes: the order in which to try the nodes; failed ones are reported to it.
+        max_messages: number of messages that will be settled; None for no limit.
     """
 
-    def __init__(self, options: ConnectionOptions, queue: QueueOptions, nodes: Nodes) -> None:
+    def __init__(
+        self, options: ConnectionOptions, queue: QueueOptions, nodes: Nodes, max_messages: int | None = None
+    ) -> None:
         self._options = options
         self._queue = queue
         self._nodes = nodes
+        self._window = Window(queue.max_prefetch, max_messages)
         self._loop = ThrottledLoop()
         self.intake = Intake(queue.max_buffer_bytes, partial(self._call, self._loop.resume_reading))
         self._connector = Connector(
@@ -64,6 +78,9 @@ class Session:
             on_lost=self._on_lost,
         )
         self._channel: Channel | None = None
+        self._consumer_tag = ""
+        self._is_reading = False
+        self._warned_at = -math.inf
         self._has_given_back = False
         self._is_reopening = False
         self._pausing: Any = None
@@ -79,7 +96,7 @@ class Session:
         return self._connector.status.address
 
     def wait_until_ready(self) -> None:
-        """Wait until the queue is consumed.
+        """Wait until the queue was found.
 
         Raises:
             Unavailable: that is not possible.
@@ -93,9 +110,22 @@ class Session:
         """Whether messages went back to the queue because the consumer paused for long."""
         return self._has_given_back
 
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        """Return the next messages; wait for the first one at most `seconds`. The first call begins to consume.
+
+        Raises:
+            Unavailable: the connection has ended. Its messages cannot be settled any more.
+        """
+        if not self._is_reading:
+            self._call(self._begin)
+        messages = self.intake.take(max_messages, max_bytes, seconds)
+        if not messages:
+            self._call(self._settle)
+        return messages
+
     def settle(self, accepted: int, rejected: Collection[int]) -> None:
-        """Reject messages with these tags, and acknowledge all others up to the tag `accepted`, unless that is 0."""
-        self._call(partial(self._settle, accepted, sorted(rejected)))
+        """Reject messages with these tags, and accept all others up to the tag `accepted`, unless that is 0."""
+        self._call(partial(self._on_stored, accepted, sorted(rejected)))
 
     def pause(self) -> None:
         """Hand over nothing. The broker soon delivers no more, because what it has delivered is not acknowledged."""
@@ -177,22 +207,36 @@ class Session:
     def _on_channel_open(self, channel: Channel) -> None:
         self._channel = channel
         self._has_given_back = self._is_reopening = False
+        self._window.restart()
         channel.add_on_close_callback(self._on_channel_closed)
         channel.add_on_cancel_callback(self._on_cancelled)
-        channel.basic_qos(prefetch_count=self._queue.prefetch, callback=lambda _frame: self._consume())
+        channel.queue_declare(self._queue.name, passive=True, callback=self._on_found)
 
-    def _consume(self) -> None:
-        if self._channel is not None and self._channel.is_open:
-            # The wire takes the deliveries.
-            self._channel.basic_consume(self._queue.name, _ignore, callback=self._on_consuming)
-
-    def _on_consuming(self, _frame: object) -> None:
+    def _on_found(self, _frame: object) -> None:
         if not self._is_ready.is_set():
             self._connector.finish()
             logger.info(
                 "Consumer %r: reads queue %r at %s", self._options.publisher_alias, self._queue.name, self.address
             )
             self._is_ready.set()
+        if self._is_reading:
+            self._begin_window()
+
+    def _begin(self) -> None:
+        """Begin to consume. While the consumer pauses, nothing is delivered that would have to be returned."""
+        if self._pausing is None and not self._is_reading:
+            self._is_reading = True
+            self._begin_window()
+
+    def _begin_window(self) -> None:
+        channel = self._channel
+        if channel is not None and channel.is_open and self._window.size:
+            channel.basic_qos(prefetch_count=self._window.size, callback=partial(self._consume, channel))
+
+    def _consume(self, channel: Channel, _frame: object) -> None:
+        if channel.is_open:
+            # The wire takes the deliveries.
+            self._consumer_tag = channel.basic_consume(self._queue.name, _ignore)
 
     # Reading
 
@@ -200,13 +244,45 @@ class Session:
         if self._has_given_back:
             # It comes again, because the channel is being closed.
             return
-        if not self.intake.put(read_delivery(delivery, key_header=self._queue.key_header)):
+        self._window.note_delivery(delivery.tag)
+        incoming = read_delivery(delivery, key_header=self._queue.key_header)
+        if incoming.returns >= MANY_RETURNS:
+            self._warn_of_limit(incoming)
+        if not self.intake.put(incoming):
             self._loop.pause_reading(READ_INTERVAL)
 
-    def _settle(self, accepted: int, rejected: list[int]) -> None:
+    def _warn_of_limit(self, incoming: Incoming) -> None:
+        if time.monotonic() - self._warned_at < WARNING_INTERVAL:
+            return
+        self._warned_at = time.monotonic()
+        logger.warning(
+            "Consumer %r: message %s of queue %r has been returned to the queue %d times. At its delivery limit (20 by "
+            "default in RabbitMQ 4), the queue drops it, or moves it to its dead-letter exchange. Find out in the log "
+            "why readers end before they store it; until then, raise delivery-limit with a policy.",
+            self._options.publisher_alias,
+            one_line(incoming.message_id, 100) or "without an ID",
+            self._queue.name,
+            incoming.returns,
+        )
+
+    def _on_stored(self, accepted: int, rejected: list[int]) -> None:
+        self._window.note_stored(accepted, rejected)
+        if self._window.is_refilled:
+            self._settle()
+        elif self._window.is_complete and self._channel is not None and self._channel.is_open:
+            self._channel.basic_cancel(self._consumer_tag, lambda _frame: self._end_window())
+
+    def _end_window(self) -> None:
+        self._settle()
+        if self.intake.error is None:
+            self._window.grow()
+            self._begin_window()
+
+    def _settle(self) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
             return
+        accepted, rejected = self._window.settle()
         # First, because the acknowledgement covers all tags up to its own.
         for tag in rejected:
             channel.basic_reject(tag, requeue=False)
@@ -214,7 +290,7 @@ class Session:
             channel.basic_ack(accepted, multiple=True)
 
     def _pause(self) -> None:
-        # Not by `basic.cancel`, for the same reason as in `_keep_order`.
+        # Not by `basic.cancel`: see `_keep_order`.
         if self._pausing is None:
             self._pausing = self._loop.call_later(MAX_HOLD_TIME, self._give_back)
 
@@ -240,6 +316,7 @@ class Session:
         if self.intake.is_empty:
             self._pause()
         elif self._channel is not None and self._channel.is_open:
+            self._settle()
             self._has_given_back = True
             self.intake.clear()
             _keep_order(self._channel)
@@ -271,6 +348,7 @@ class Session:
         self._is_ready.set()
 
     def _close(self) -> None:
+        self._settle()
         self._end("the consumer was closed")
         # The broker's response must be read.
         self._loop.resume_reading()

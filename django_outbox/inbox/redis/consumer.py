@@ -1,9 +1,7 @@
 """`RedisStreamsConsumer`: reads a stream."""
 
 import os
-import socket
 import time
-import uuid
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -11,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from django_outbox.inbox.base import Consumer, Incoming, Unavailable
 from django_outbox.inbox.redis.decoding import Entry, read_entry
 from django_outbox.inbox.redis.group import FIRST_COUNT, Group
+from django_outbox.inbox.redis.names import make_name
 from django_outbox.inbox.redis.options import read_stream_options
 from django_outbox.publishers.redis.link import Lost
 from django_outbox.publishers.redis.options import read_options
@@ -29,6 +28,8 @@ class RedisStreamsConsumer(Consumer):
         group: the consumer group. Each entry goes to one member of a group.
         create_group: create the group, and the stream, if they do not exist: the group gets the entries that are there
             already (`beginning`), or later ones only (`end`). None: the group must exist.
+        consumer: the name of this consumer within the group, which no other running process may have: a process with
+            the name of one that was killed gets its entries at once. Blank for a name that no process has had.
         claim_idle: seconds after which entries are taken over from a consumer that has vanished without settling them.
         dead_letters: the stream that rejected entries are added to. Required if other options reject messages.
         sentinels: the Sentinels' URLs, as for `RedisStreamsPublisher`.
@@ -49,6 +50,7 @@ class RedisStreamsConsumer(Consumer):
         stream: str,
         group: str,
         create_group: Literal["beginning", "end"] | None = "beginning",
+        consumer: str = "",
         claim_idle: float = 300.0,
         dead_letters: str = "",
         sentinels: str | Sequence[str] = (),
@@ -66,15 +68,18 @@ class RedisStreamsConsumer(Consumer):
             stream=stream,
             group=group,
             create_group=create_group,
+            consumer=consumer,
             claim_idle=claim_idle,
             dead_letters=dead_letters,
             rejects="reject" in (self.invalid, self.unknown_types),
             cluster=cluster,
         )
-        self._servers = make_servers(self._connection)
+        self._servers = make_servers(self._connection, f"Consumer {alias!r}")
         self._group: Group | None = None
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
+        self._pid = 0
+        self._begins = True
         self._last_tag = 0
         self._entries: dict[int, Entry] = {}
         self._received: deque[Incoming] = deque()
@@ -85,18 +90,18 @@ class RedisStreamsConsumer(Consumer):
     def source(self) -> str:
         return f"stream {self._stream.name!r} at {self._connection.describe()}, group {self._stream.group!r}"
 
-    def open(self) -> None:
+    def open(self, max_messages: int | None = None) -> None:
         self.close()
-        pid = str(os.getpid())
-        if self._name.split("-")[-2:-1] != [pid]:
-            self._name = f"{socket.gethostname()}-{pid}-{uuid.uuid4().hex[:8]}"
+        if self._pid != os.getpid():
+            self._pid, self._begins = os.getpid(), True
+            self._name = self._stream.consumer or make_name()
         try:
             link = self._servers.connect(self._servers.find(self._stream.name))
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
         try:
-            self._group = Group(link, self._stream, self._name, self._connection.timeout)
+            self._group = Group(link, self._stream, self._name, self._connection.timeout, begins=self._begins)
         except Unavailable:
             link.close()
             self._servers.forget()
@@ -110,6 +115,7 @@ class RedisStreamsConsumer(Consumer):
                 time.sleep(seconds)
             else:
                 self._keep(group.read(self._count(), seconds))
+                self._begins = self._begins and not group.has_begun
         return self._take()
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
@@ -151,7 +157,9 @@ class RedisStreamsConsumer(Consumer):
             self._received.append(read_entry(entry, self._last_tag, self._stream.name))
             self._average_size = 0.9 * self._average_size + 0.1 * entry.size
         if gone:
-            self._open_group().settle(gone, [])
+            group = self._open_group()
+            group.losses.add(len(gone))
+            group.settle(gone, [])
 
     def _count(self) -> int:
         """Return the number of entries to read, which should not exceed the bytes of a batch by much."""

@@ -6,6 +6,7 @@ from typing import Literal
 from django.core.exceptions import ImproperlyConfigured
 from redis.crc import key_slot
 
+from django_outbox.inbox.redis.names import RELEASED
 from django_outbox.publishers.options import require_choice, require_seconds, require_text
 
 GroupStart = Literal["beginning", "end"]
@@ -19,6 +20,7 @@ class StreamOptions:
         name: the stream.
         group: the consumer group.
         create_group: where a group begins that does not exist yet; None if it must exist.
+        consumer: the name of this consumer; blank for a new one for each process.
         claim_idle: seconds after which the entries of a consumer that has vanished are taken over.
         dead_letters: where rejected entries go; blank for nowhere.
     """
@@ -26,6 +28,7 @@ class StreamOptions:
     name: str
     group: str
     create_group: GroupStart | None
+    consumer: str
     claim_idle: float
     dead_letters: str
 
@@ -35,6 +38,7 @@ def read_stream_options(
     stream: object,
     group: object,
     create_group: object,
+    consumer: object,
     claim_idle: float,
     dead_letters: object,
     rejects: bool,
@@ -51,6 +55,8 @@ def read_stream_options(
     require_text("group", group, "'billing'")
     require_choice("create_group", create_group, ("beginning", "end", None))
     require_seconds("claim_idle", claim_idle)
+    if not isinstance(consumer, str) or consumer == RELEASED:
+        raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
     name, dead = str(stream), dead_letters
     if not isinstance(dead, str) or dead == name:
         raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of another stream.")
@@ -64,4 +70,11 @@ def read_stream_options(
             "names the same part in braces, such as {orders}.dead and {orders}."
         )
     start: GroupStart | None = "beginning" if create_group == "beginning" else "end" if create_group else None
-    return StreamOptions(name=name, group=str(group), create_group=start, claim_idle=claim_idle, dead_letters=dead)
+    return StreamOptions(
+        name=name,
+        group=str(group),
+        create_group=start,
+        consumer=consumer,
+        claim_idle=claim_idle,
+        dead_letters=dead,
+    )

@@ -3,13 +3,11 @@
 import datetime
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from django.conf import settings
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 
 from tests.inbox.sources.base import Dead, Sent, Source
-from tests.support.nats_tools import Nats, nats_url
+from tests.support.nats_tools import Nats, nats_port, nats_url
 
 ACK_WAIT = 1.0
 """Seconds after which a message that a dead process has left is delivered again."""
@@ -24,14 +22,14 @@ class JetStreamSource(Source):
         self.nats = Nats()
         self.name = self.nats.stream()
         self.dead_letters = self.nats.stream()
-        self.port = urlsplit(str(settings.NATS_URL)).port or 4222
+        self.port = nats_port()
         config = ConsumerConfig(durable_name="billing", ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT)
         self.nats.run(lambda: self.nats.js.add_consumer(self.name, config))
 
     @property
     def options(self) -> dict[str, Any]:
         return {
-            "servers": str(settings.NATS_URL),
+            "servers": nats_url(),
             "stream": self.name,
             "durable": "billing",
             "dead_letters": self.dead_letters,

@@ -47,8 +47,8 @@ class Command(ServiceCommand):
             "--check",
             action="store_true",
             dest="check_inbox",
-            help="Check the database, its migrations and that each consumer can read its queue, then stop. Exits with "
-            "1 if anything is wrong.",
+            help="Check the database, its migrations and that each consumer finds its queue, then stop. Exits with 1 "
+            "if anything is wrong.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,0 +1,249 @@
+"""A quorum queue drops a message that was returned too often, 20 times by default in RabbitMQ 4: nothing is lost."""
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from django.db import OperationalError, connections
+from django.test import override_settings
+
+from django_outbox.inbox.inbox import Inbox
+from django_outbox.inbox.proof import check_inbox
+from django_outbox.inbox.rabbitmq import window
+from django_outbox.inbox.storing import Storing
+from tests.conftest import ALIASES
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running
+from tests.inbox.processes import RUN_INBOX
+from tests.inbox.sources.rabbitmq import RabbitMQSource
+from tests.support.waiting import eventually
+
+pytest_plugins = ["tests.support.script_fixtures"]
+pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+LIMIT = 20
+"""The delivery limit of a queue of RabbitMQ 4 that does not state another one."""
+
+OFTEN = LIMIT + 5
+"""Enough returns to lose a message that each of them counts."""
+
+
+@pytest.fixture(params=[LIMIT])
+def source(request: pytest.FixtureRequest) -> Iterator[RabbitMQSource]:
+    """A quorum queue without dead letters, and with that delivery limit."""
+    source = RabbitMQSource()
+    source.name = source.broker.queue("quorum", delivery_limit=request.param)
+    yield source
+    source.close()
+
+
+def fill(source: RabbitMQSource, count: int) -> None:
+    source.send(*range(count))
+    eventually(lambda: source.unsettled() == count)
+
+
+def keep_alive(source: RabbitMQSource) -> None:
+    """Let the test's own connection exchange heartbeats, in a test that takes minutes."""
+    source.unsettled()
+
+
+def count_returns(source: RabbitMQSource) -> int:
+    """Return how many times the first message of the queue was returned; this returns it once more."""
+    method, properties, _ = source.broker.channel.basic_get(source.name)
+    assert method is not None
+    assert properties is not None
+    source.broker.channel.basic_nack(method.delivery_tag or 0, requeue=True)
+    return int(str((properties.headers or {}).get("x-delivery-count", 0)))
+
+
+@pytest.mark.parametrize("runs", [OFTEN, pytest.param(100, marks=pytest.mark.slow)])
+def test_runs_that_read_once_lose_nothing(source, make_inbox, runs):
+    fill(source, 3000)
+    for _ in range(runs):
+        make_inbox(batch_size=10).read_once()
+        keep_alive(source)
+    assert payloads("default") == [*range(runs * 10)]
+    eventually(lambda: source.unsettled() == 3000 - runs * 10)
+    assert count_returns(source) == 0
+
+
+def test_a_run_that_reads_once_stores_a_whole_batch(source, make_inbox):
+    fill(source, 500)
+    assert make_inbox(batch_size=300).read_once().received == 300
+    assert make_inbox(batch_size=300).read_once().received == 200
+
+
+@pytest.mark.parametrize("runs", [OFTEN, pytest.param(100, marks=pytest.mark.slow)])
+def test_runs_with_max_messages_lose_nothing(source, make_inbox, runs):
+    fill(source, 3000)
+    for _ in range(runs):
+        make_inbox(arguments={"max_messages": 20}).run()
+        keep_alive(source)
+    assert payloads("default") == [*range(runs * 20)]
+    eventually(lambda: source.unsettled() == 3000 - runs * 20)
+    assert count_returns(source) == 0
+
+
+def test_the_consumers_of_runs_with_max_messages_lose_nothing(source, make_inbox):
+    """One of them may always be the faster one: the other one must store what it has received."""
+    other = RabbitMQSource()
+    other.name = other.broker.queue("quorum", delivery_limit=LIMIT)
+    fill(source, 500)
+    fill(other, 500)
+    outbox = outbox_of(source, batch_size=3)
+    entry = outbox["CONSUMERS"]["billing"]
+    second = {**entry, "OPTIONS": {**entry["OPTIONS"], "queue": other.name}}
+    with override_settings(OUTBOX={**outbox, "CONSUMERS": {"billing": entry, "shipping": second}}):
+        for _ in range(OFTEN):
+            Inbox(using="default", limits=QUICK, max_messages=4).run()
+    eventually(lambda: source.unsettled() + other.unsettled() == 1000 - len(payloads("default")))
+    other.close()
+
+
+@pytest.mark.slow
+def test_a_hundred_kills_lose_nothing(source, start):
+    """Each process is killed at an unfavourable moment: most of what it has received is not stored."""
+    fill(source, 5000)
+    # A batch is one message, so that as few as possible are stored before the process hangs in its third batch.
+    outbox = json.dumps(outbox_of(source, batch_bytes=1))
+    name = str(connections["postgresql"].settings_dict["NAME"])
+    for _ in range(100):
+        process = start(RUN_INBOX, "postgresql", name, outbox, "before")
+        assert process.stdout.readline() == b"here\n"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        keep_alive(source)
+    stored = payloads("postgresql")
+    assert stored == [*range(len(stored))]
+    assert len(stored) >= 100
+    # A stored message that was not settled comes again.
+    eventually(lambda: source.unsettled() >= 5000 - len(stored))
+
+
+def test_connections_that_break_lose_nothing(source, make_inbox, monkeypatch):
+    """As after a kill, but quicker: everything that was delivered is returned."""
+    fill(source, 5000)
+    for _ in range(OFTEN):
+        consumer = make_inbox(batch_bytes=1).consumers[0]
+        consumer.open()
+        for _ in range(3):
+            batch = eventually(lambda: consumer.receive(1))  # noqa: B023
+            consumer.settle(batch, ())
+        eventually(lambda: consumer.receive(1))  # noqa: B023
+        consumer.close()
+    eventually(lambda: source.unsettled() == 5000 - 3 * OFTEN)
+    assert count_returns(source) < 5
+
+
+def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, monkeypatch):
+    """The database can be read, but stores nothing, as a standby does."""
+    store, attempts = Storing.store, []
+    down = True
+
+    def fail(self, batch):
+        attempts.append(batch)
+        if down:
+            raise OperationalError("cannot execute INSERT in a read-only transaction")
+        return store(self, batch)
+
+    monkeypatch.setattr(Storing, "store", fail)
+    fill(source, 50)
+    inbox = make_inbox()
+    inbox._shared.limits = replace(QUICK, hold_time=0.01)
+    with running(inbox):
+        eventually(lambda: len(attempts) > OFTEN)
+        eventually(lambda: source.unsettled() == 50)
+        assert count_returns(source) == 1
+        down = False
+        eventually(lambda: payloads("default") == [*range(50)])
+        eventually(lambda: source.unsettled() == 0)
+
+
+def test_readers_that_crash_again_and_again_return_one_message_only(source, make_inbox, monkeypatch):
+    crashes = []
+
+    def crash(self, batch):
+        crashes.append(batch)
+        raise SystemExit("crash")
+
+    monkeypatch.setattr(Storing, "store", crash)
+    fill(source, 50)
+    with running(make_inbox()):
+        eventually(lambda: len(crashes) > OFTEN)
+    # The first message is to blame, for all that RabbitMQ knows.
+    eventually(lambda: source.unsettled() >= 48)
+
+
+def test_a_paused_consumer_and_a_check_return_nothing(source, make_inbox):
+    source.send(*range(5))
+    make_inbox().drain()
+    fill(source, 50)
+    for _ in range(OFTEN):
+        assert [finding.problem for finding in check_inbox("default", make_inbox().consumers)] == [""] * 3
+        with running(make_inbox(max_backlog=1)) as inbox:
+            eventually(lambda: inbox.paused)
+    eventually(lambda: source.unsettled() == 50)
+    assert count_returns(source) == 0
+
+
+@pytest.mark.parametrize("source", [50], indirect=True)
+def test_a_message_that_was_returned_often_is_logged_with_the_remedy(source, make_inbox, caplog):
+    caplog.set_level(logging.WARNING, "django_outbox")
+    fill(source, 1)
+    for _ in range(9):
+        count_returns(source)
+    consumer = make_inbox().consumers[0]
+    consumer.open()
+    eventually(lambda: consumer.receive(1))
+    consumer.close()
+    assert "delivery limit" not in caplog.text
+    eventually(lambda: source.unsettled() == 1)
+    make_inbox().drain()
+    assert "of queue" in caplog.text
+    assert f"{source.name!r} has been returned to the queue 10 times" in caplog.text
+    assert "raise delivery-limit with a policy" in caplog.text
+    assert payloads("default") == [0]
+
+
+# The windows
+
+
+def run_windows(found: window.Window, deliveries: int) -> list[int]:
+    sizes, tag = [], 0
+    while tag < deliveries and found.size:
+        sizes.append(found.size)
+        for _ in range(found.size):
+            tag += 1
+            found.note_delivery(tag)
+            assert not found.is_complete
+        found.note_stored(tag, [])
+        assert found.is_complete
+        assert found.settle() == (tag, [])
+        found.grow()
+    return sizes
+
+
+def test_windows_double_up_to_their_maximum():
+    found = window.Window(20, None)
+    assert run_windows(found, 60) == [1, 2, 4, 8, 16, 20, 20]
+    assert found.is_refilled
+
+
+def test_windows_end_with_the_last_message_that_is_wanted():
+    assert run_windows(window.Window(8, 30), 100) == [1, 2, 4, 8, 8, 7]
+
+
+def test_a_window_is_settled_with_its_rejected_messages():
+    found = window.Window(8, None)
+    run_windows(found, 1)
+    found.note_delivery(2)
+    found.note_delivery(3)
+    found.note_stored(0, [2])
+    assert not found.is_complete
+    found.note_stored(3, [])
+    assert found.is_complete
+    assert found.settle() == (3, [2])
+    assert found.settle() == (0, [])

@@ -1,0 +1,118 @@
+"""The trust boundary: what the sender of a broker's message can choose, and what it cannot."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import Registry, registry
+from django_outbox.inbox.conversion import INVALID_TYPE
+from django_outbox.messages import Message
+from django_outbox.models import OutboxMessage, Status
+from tests.conftest import ALIASES
+from tests.inbox.conftest import MakeInbox, outbox_of, stored
+from tests.inbox.sources.base import Source
+from tests.support.effects import HANDLERS, drain
+
+pytestmark = [pytest.mark.django_db(transaction=True, databases=ALIASES), pytest.mark.usefixtures("handlers")]
+
+ID = "018f4e3a-0000-7000-8000-000000000001"
+
+Calls = list[tuple[str, Any, Message]]
+
+
+@pytest.fixture
+def handlers() -> Iterator[Registry]:
+    with registry.scratch() as empty:
+        yield empty
+
+
+@pytest.fixture
+def calls() -> Calls:
+    """The calls of two handlers: a harmless one and one that only this project may cause."""
+    calls: Calls = []
+
+    @handler("newsletter.subscribed")
+    def subscribe(payload: Any, message: Message) -> None:
+        calls.append(("subscribe", payload, message))
+
+    @handler("account.delete", name="shop.delete_account")
+    def delete_account(payload: Any, message: Message) -> None:
+        calls.append(("delete_account", payload, message))
+
+    return calls
+
+
+def deliver(source: Source, make_inbox: MakeInbox) -> None:
+    """Store what the broker has, and call the handlers."""
+    make_inbox().drain()
+    outbox = outbox_of(source)
+    outbox["PUBLISHERS"]["default"] = HANDLERS
+    with override_settings(OUTBOX=outbox):
+        drain("default")
+
+
+def forged(name: str, message_id: str = ID) -> dict[str, str]:
+    return {"name": name, "message_id": message_id, "key": "", "topic": ""}
+
+
+@pytest.mark.parametrize("header", ["outbox-handler", "Outbox-Handler"])
+def test_a_header_does_not_choose_the_handler(source, make_inbox, calls, header):
+    (id,) = source.send(7, type="newsletter.subscribed", headers={header: forged("shop.delete_account")})
+    deliver(source, make_inbox)
+    ((name, payload, message),) = calls
+    assert (name, payload, message.message_id) == ("subscribe", 7, id)
+    assert stored("default")[0].headers == {}
+
+
+def test_no_header_of_the_outbox_comes_in_from_outside(source, make_inbox):
+    headers = {"outbox-error": "x", "OUTBOX-anything": 1, "tenant": "7", "x-outbox-note": "mine"}
+    source.send(1, headers=headers)
+    make_inbox().drain()
+    assert stored("default")[0].headers == {"tenant": "7", "x-outbox-note": "mine"}
+
+
+@pytest.mark.parametrize("id", [ID, str(uuid.uuid5(uuid.UUID(ID), "shop.delete_account"))], ids=["any", "derived"])
+def test_a_stored_header_calls_a_handler_only_for_its_type(source, make_inbox, calls, id):
+    """Even if such a row were in the table: the type decides."""
+    source.send(7, type="newsletter.subscribed", message_id=id)
+    make_inbox().drain()
+    (message,) = stored("default")
+    message.headers = {"outbox-handler": forged("shop.delete_account")}
+    message.save()
+    deliver(source, make_inbox)
+    assert [name for name, *_ in calls] == (["subscribe"] if id == ID else [])
+    (message,) = stored("default")
+    assert message.status is (Status.PROCESSED if id == ID else Status.FAILED)
+
+
+def test_no_broker_message_runs_a_task_of_django(source, make_inbox):
+    payload = {"task": "shop.tasks.drop", "backend": "default", "queue_name": "default", "args": [], "kwargs": {}}
+    source.send(payload, type="django.task")
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert (message.type, message.status) == (INVALID_TYPE, Status.FAILED)
+    assert "reserved for the tasks of this project" in message.error
+
+
+def test_the_sender_chooses_the_fields_that_the_guide_lists(source, make_inbox, calls):
+    sent = {"type": "newsletter.subscribed", "message_id": ID, "key": "k", "headers": {"tenant": "7"}}
+    source.send({"id": 7}, **sent, properties={"timestamp": 1_700_000_000})
+    deliver(source, make_inbox)
+    ((_, payload, message),) = calls
+    assert (payload, message.type, message.message_id) == ({"id": 7}, "newsletter.subscribed", ID)
+    assert (message.key, message.headers, message.topic) == ("k", {"tenant": "7"}, source.name)
+    assert message.occurred_at.timestamp() == 1_700_000_000
+
+
+def test_the_sender_chooses_neither_publisher_nor_state(source, make_inbox):
+    fields = {"publisher": "other", "available_at": "9000-01-01T00:00:00Z", "attempts": 9, "processed_at": "now"}
+    source.send(fields, headers=fields, properties={"priority": 9, "expiration": "1000000"})
+    make_inbox().drain()
+    (message,) = stored("default")
+    assert (message.publisher, message.attempts, message.status) == ("default", 0, Status.PENDING)
+    assert message in OutboxMessage.objects.due()
+    assert message.payload == fields
