@@ -11,9 +11,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def outbox(db: None) -> "Iterator[Outbox]":
-    """The messages that this test enqueues: a `django_outbox.testing.Outbox`, with publishers in memory."""
-    # pytest loads plugins before Django's apps.
-    from django_outbox.testing import Outbox, memory_publishers  # noqa: PLC0415
+    """The messages that this test enqueues: a `django_outbox.testing.Outbox`, with publishers in memory.
 
-    with memory_publishers():
+    Handlers and events that the test defines are forgotten at its end.
+    """
+    # pytest loads plugins before Django's apps.
+    from django_outbox.testing import Outbox, isolated_events, isolated_handlers, memory_publishers  # noqa: PLC0415
+
+    with memory_publishers(), isolated_handlers(), isolated_events():
         yield Outbox()

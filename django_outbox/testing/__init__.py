@@ -17,6 +17,7 @@ from typing import Any
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.cases import OutboxTestMixin
 from django_outbox.testing.draining import Drained, DrainFailure
+from django_outbox.testing.isolation import isolated_events, isolated_handlers
 from django_outbox.testing.outbox import Outbox
 from django_outbox.testing.publishers import memory_publishers
 
@@ -28,6 +29,8 @@ __all__ = [
     "assert_enqueued",
     "assert_not_enqueued",
     "drain",
+    "isolated_events",
+    "isolated_handlers",
     "memory_publishers",
 ]
 
@@ -44,7 +47,16 @@ def assert_not_enqueued(type_or_event: str | type, /, *, where: Mapping[str, Any
     Outbox(after=0).assert_not_enqueued(type_or_event, where=where, **fields)
 
 
-def drain(*, using: str | None = None, raise_failures: bool = True, max_seconds: float = 30.0) -> Drained:
+def drain(
+    *,
+    using: str | None = None,
+    raise_failures: bool = True,
+    max_seconds: float = 30.0,
+    delayed: bool = False,
+    run_tasks: bool = False,
+) -> Drained:
     """Deliver the messages that are due, with publishers in memory and the project's handlers; see `Outbox.drain`."""
     with memory_publishers():
-        return Outbox(using, after=0).drain(raise_failures=raise_failures, max_seconds=max_seconds)
+        return Outbox(using, after=0).drain(
+            raise_failures=raise_failures, max_seconds=max_seconds, delayed=delayed, run_tasks=run_tasks
+        )

@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from django_outbox.testing.isolation import isolated_events, isolated_handlers
 from django_outbox.testing.outbox import Outbox
 from django_outbox.testing.publishers import memory_publishers
 
@@ -15,8 +16,8 @@ else:
 class OutboxTestMixin(Base):
     """Gives each test of a Django `TestCase` the attribute `outbox`, and publishers in memory.
 
-    Name it before the test case: `class OrderTests(OutboxTestMixin, TestCase)`. A `setUp` of the test case calls
-    `super().setUp()` first.
+    Handlers and events that a test defines are forgotten at its end. Name the mixin before the test case:
+    `class OrderTests(OutboxTestMixin, TestCase)`. A `setUp` of the test case calls `super().setUp()` first.
     """
 
     outbox: Outbox
@@ -24,6 +25,7 @@ class OutboxTestMixin(Base):
     def setUp(self) -> None:
         stack = ExitStack()
         self.addCleanup(stack.close)
-        stack.enter_context(memory_publishers())
+        for each in (memory_publishers(), isolated_handlers(), isolated_events()):
+            stack.enter_context(each)
         self.outbox = Outbox()
         super().setUp()

@@ -1,24 +1,27 @@
 """Deliver in a test, and report what failed with the exception that a handler raised."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
+from django_outbox.error_text import describe
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
+from django_outbox.testing.publishers import find_celery_app
 from django_outbox.tracing import PublishedBatch, add_tracer, remove_tracer
 from django_outbox.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
 class DrainFailure:
-    """A message that was not processed.
+    """A message that was not processed, or the call of a Celery task that has raised an exception.
 
     Args:
         message: the message as the publisher got it.
         error: the reason, as text.
-        cause: the exception that a handler raised, if any.
+        cause: the exception that a handler or a task raised, if any.
         failed: whether the message has failed; otherwise it waits for its next attempt.
     """
 
@@ -45,15 +48,26 @@ class Drained:
     failures: tuple[DrainFailure, ...]
 
 
-def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float) -> Drained:
+def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_tasks: bool) -> Drained:
     """Deliver what is due.
+
+    Args:
+        using: the database alias.
+        raise_failures: raise an error if a message was not accepted.
+        max_seconds: begin no further batch after this time.
+        run_tasks: run the Celery tasks that were published, and deliver what they enqueue.
 
     Raises:
         AssertionError: a message was not accepted; its cause is the exception of the handler.
         RelayUnavailable: a publisher or the database was unavailable.
     """
-    with _recorded() as recorder, Relay(using=using) as relay:
-        relay.drain(max_seconds=max_seconds)
+    ends_at = time.monotonic() + max_seconds
+    with _recorded() as recorder:
+        while True:
+            with Relay(using=using) as relay:
+                relay.drain(max_seconds=max(ends_at - time.monotonic(), 0))
+            if not (run_tasks and recorder.run_calls()) or time.monotonic() > ends_at:
+                break
     drained = recorder.result()
     if raise_failures and drained.failures:
         listed = "\n".join(f"  {failure}" for failure in drained.failures)
@@ -68,6 +82,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Message, Outcome, bool]] = {}
+        self._calls: list[tuple[Message, str]] = []
 
     def enqueueing(self, messages: Sequence[OutboxMessage], *, many: bool) -> AbstractContextManager[Mapping[str, str]]:
         return nullcontext({})
@@ -76,6 +91,23 @@ class _Recorder:
         for message, outcome in zip(batch.messages, batch.outcomes, strict=True):
             if outcome.verdict is not Verdict.BLOCKED:
                 self._last[message.id] = message, outcome, message.id in batch.failed
+            if outcome is ACCEPTED:
+                self._calls.append((message, batch.publisher_alias))
+
+    def run_calls(self) -> bool:
+        """Run the Celery tasks that were published since the last time; return whether there were any."""
+        from django_outbox.testing import celery_calls  # noqa: PLC0415 - needs Celery
+
+        published, self._calls = self._calls, []
+        was_run = False
+        for message, publisher_alias in published:
+            call = celery_calls.read_call(message)
+            if call is not None:
+                was_run = True
+                error = celery_calls.run(call, find_celery_app(publisher_alias))
+                if error is not None:
+                    self._last[message.id] = message, rejected(describe(error), cause=error), True
+        return was_run
 
     def result(self) -> Drained:
         last = self._last.values()

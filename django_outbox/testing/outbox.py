@@ -4,10 +4,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import router
 from django.db.models import Max
 
+from django_outbox.db.transactions import in_async_code
 from django_outbox.error_text import one_line, shorten
 from django_outbox.handlers.children import HEADER
 from django_outbox.handlers.decoding import decode
@@ -69,6 +72,7 @@ class Outbox:
             TypeError: `where` names something that a message does not have.
         """
         __tracebackhide__ = True
+        _refuse_async("assert_enqueued")
         found = next(self._find(type_or_event, where, fields), None)
         if found is None:
             raise AssertionError(f"No message {_describe(type_or_event, where, fields)} was enqueued. {self._list()}")
@@ -83,10 +87,43 @@ class Outbox:
             AssertionError: there is such a message.
         """
         __tracebackhide__ = True
+        _refuse_async("assert_not_enqueued")
         if next(self._find(type_or_event, where, fields), None) is not None:
             raise AssertionError(f"A message {_describe(type_or_event, where, fields)} was enqueued. {self._list()}")
 
-    def drain(self, *, raise_failures: bool = True, max_seconds: float = 30.0) -> Drained:
+    def assert_called(self, task: Any, /, *args: Any, **kwargs: Any) -> OutboxMessage:
+        """Assert that a call of a Celery task was stored with exactly these arguments, and return its first message.
+
+        Args:
+            task: an `OutboxTask`, or its name.
+            args: the positional arguments.
+            kwargs: the keyword arguments.
+
+        Raises:
+            AssertionError: there is no such call. The error lists the calls that were stored.
+        """
+        __tracebackhide__ = True
+        _refuse_async("assert_called")
+        from django_outbox.testing.celery_calls import read_call  # noqa: PLC0415 - needs Celery
+
+        name = task if isinstance(task, str) else task.name
+        calls = [(message, call) for message in self.messages if (call := read_call(_as_claimed(message)))]
+        for message, call in calls:
+            if message.type == name and call.has(args, kwargs):
+                return message
+        values = [*map(repr, args), *(f"{each}={value!r}" for each, value in kwargs.items())]
+        lines = [f"  {call}" for _, call in calls[:MAX_LISTED]]
+        listed = "\n".join(["Stored:", *lines]) if lines else "No call of a task was stored."
+        raise AssertionError(f"The call {name}({', '.join(values)}) was not stored. {listed}")
+
+    def drain(
+        self,
+        *,
+        raise_failures: bool = True,
+        max_seconds: float = 30.0,
+        delayed: bool = False,
+        run_tasks: bool = False,
+    ) -> Drained:
         """Deliver the messages that are due: call handlers, and hand the others to the publishers in memory.
 
         It works in the transaction of a `TestCase`. Functions given to `transaction.on_commit` by handlers run only
@@ -95,14 +132,54 @@ class Outbox:
         Args:
             raise_failures: raise an error if a message was not accepted.
             max_seconds: begin no further batch after this time.
+            delayed: first make the messages due that wait for their delay, `available_at` or next attempt. Messages
+                that are enqueued with a delay while it drains still wait.
+            run_tasks: run the tasks of stored Celery calls in this process, without broker and worker, and go on with
+                what they enqueue. Retries of a task follow at once.
 
         Raises:
-            AssertionError: a message was not accepted. The error names each one; its cause is the exception that the
-                first handler raised.
+            AssertionError: a message was not accepted, or a task has raised an exception. The error names each one; its
+                cause is the first exception that a handler or a task has raised.
             TransactionForbidden: it was called inside `transaction.atomic()`.
         """
         __tracebackhide__ = True
-        return drain_outbox(self.using, raise_failures=raise_failures, max_seconds=max_seconds)
+        _refuse_async("drain")
+        if delayed:
+            OutboxMessage.objects.using(self.using).filter(id__gt=self._after).retry_now()
+        return drain_outbox(self.using, raise_failures=raise_failures, max_seconds=max_seconds, run_tasks=run_tasks)
+
+    async def aassert_enqueued(
+        self, type_or_event: str | type, /, *, where: Mapping[str, Any] | None = None, **fields: Any
+    ) -> OutboxMessage:
+        """Do the same as `assert_enqueued`, in async code."""
+        __tracebackhide__ = True
+        return await sync_to_async(self.assert_enqueued)(type_or_event, where=where, **fields)
+
+    async def aassert_not_enqueued(
+        self, type_or_event: str | type, /, *, where: Mapping[str, Any] | None = None, **fields: Any
+    ) -> None:
+        """Do the same as `assert_not_enqueued`, in async code."""
+        __tracebackhide__ = True
+        await sync_to_async(self.assert_not_enqueued)(type_or_event, where=where, **fields)
+
+    async def aassert_called(self, task: Any, /, *args: Any, **kwargs: Any) -> OutboxMessage:
+        """Do the same as `assert_called`, in async code."""
+        __tracebackhide__ = True
+        return await sync_to_async(self.assert_called)(task, *args, **kwargs)
+
+    async def adrain(
+        self,
+        *,
+        raise_failures: bool = True,
+        max_seconds: float = 30.0,
+        delayed: bool = False,
+        run_tasks: bool = False,
+    ) -> Drained:
+        """Do the same as `drain`, in async code."""
+        __tracebackhide__ = True
+        return await sync_to_async(self.drain)(
+            raise_failures=raise_failures, max_seconds=max_seconds, delayed=delayed, run_tasks=run_tasks
+        )
 
     def _find(
         self, type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]
@@ -129,6 +206,11 @@ class Outbox:
         ]
         more = [f"  and {len(messages) - MAX_LISTED:,} more"] if len(messages) > MAX_LISTED else []
         return "\n".join(["Enqueued:", *lines, *more])
+
+
+def _refuse_async(function: str) -> None:
+    if in_async_code():
+        raise SynchronousOnlyOperation(f"{function}() was called in async code. Write `await outbox.a{function}(...)`.")
 
 
 def _details(message: OutboxMessage) -> str:

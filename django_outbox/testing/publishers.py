@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from django.conf import settings
 from django.test.utils import override_settings
@@ -23,8 +24,22 @@ def memory_publishers() -> Iterator[None]:
     outbox = settings.OUTBOX
     publishers = {alias: _in_memory(entry) for alias, entry in outbox["PUBLISHERS"].items()}
     memory.published.clear()
-    with override_settings(OUTBOX={**outbox, "PUBLISHERS": publishers}):
+    with (
+        override_settings(OUTBOX={**outbox, "PUBLISHERS": publishers}),
+        mock.patch.dict(_replaced, outbox["PUBLISHERS"]),
+    ):
         yield
+
+
+_replaced: dict[str, Any] = {}
+"""The entries of the publishers that are replaced."""
+
+
+def find_celery_app(publisher_alias: str) -> str | None:
+    """Return the path of the Celery app of a publisher, which may be replaced; None if it names none."""
+    publishers: Mapping[str, Any] = {**settings.OUTBOX["PUBLISHERS"], **_replaced}
+    path: str | None = publishers.get(publisher_alias, {}).get("OPTIONS", {}).get("app")
+    return path
 
 
 def _in_memory(entry: Mapping[str, Any]) -> Mapping[str, Any]:

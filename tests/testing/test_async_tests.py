@@ -1,0 +1,81 @@
+"""The test helpers in async tests."""
+
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
+from django.db import connections, transaction
+from django.test import TestCase, TransactionTestCase
+
+from django_outbox import enqueue
+from django_outbox.handlers import handler
+from django_outbox.messages import Message
+from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
+from django_outbox.testing import Outbox, OutboxTestMixin
+from tests.support.effects import HANDLERS
+
+pytest_plugins = ["tests.support.handlers_fixtures"]
+pytestmark = pytest.mark.usefixtures("handlers")
+
+OUTBOX = {"PUBLISHERS": {"default": HANDLERS}}
+
+
+@sync_to_async
+def place_order(id: int) -> None:
+    with transaction.atomic():
+        enqueue("order.created", {"id": id})
+
+
+async def use(outbox: Outbox) -> None:  # noqa: F811
+    seen: list[int] = []
+
+    @handler("order.created")
+    def work(payload: Any, message: Message) -> None:
+        seen.append(payload["id"])
+
+    await place_order(7)
+    message = await outbox.aassert_enqueued("order.created", id=7)
+    assert message.payload == {"id": 7}
+    await outbox.aassert_not_enqueued("order.created", id=8)
+    with pytest.raises(AssertionError, match=r"No message of the type 'order\.paid' was enqueued"):
+        await outbox.aassert_enqueued("order.paid")
+    drained = await outbox.adrain()
+    assert (len(drained.processed), seen) == (1, [7])
+
+
+class AsyncTests(OutboxTestMixin, TestCase):
+    async def test_the_async_helpers_work_in_the_transaction_of_a_test_case(self) -> None:
+        await use(self.outbox)
+
+
+class CommittingAsyncTests(OutboxTestMixin, TransactionTestCase):
+    async def test_the_async_helpers_work_where_tests_commit(self) -> None:
+        await use(self.outbox)
+
+
+def test_the_async_helpers_work_with_the_fixture(outbox: Outbox):  # noqa: F811
+    async_to_sync(use)(outbox)
+
+
+@pytest.mark.parametrize("name", ["assert_enqueued", "assert_not_enqueued", "assert_called", "drain"])
+def test_a_helper_that_is_called_in_async_code_names_the_async_one(outbox: Outbox, name: str):  # noqa: F811
+    async def call() -> None:
+        arguments = () if name == "drain" else ("order.created",)
+        with pytest.raises(SynchronousOnlyOperation, match=rf"^{name}\(\) was called in async code\. Write"):
+            getattr(outbox, name)(*arguments)
+
+    async_to_sync(call)()
+
+
+@pytest.mark.anyio
+@pytest.mark.django_db(transaction=True)
+async def test_the_async_helpers_work_in_a_loop_of_another_plugin(outbox: Outbox, anyio_backend_name: str):  # noqa: F811
+    """The connection is another one than that of the fixture, so the messages must be committed."""
+    await use(outbox)
+    await sync_to_async(connections.close_all)()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
