@@ -8,7 +8,7 @@ from tests.benchmarks.measuring import Run, timed
 from tests.benchmarks.tables import TABLE
 
 DUE = f"""
-SELECT id FROM {TABLE} WHERE publisher = 'default' AND partition = 0 AND available_at <= %s
+SELECT id FROM {TABLE} WHERE publisher = 'default' AND NOT blocks_key AND available_at <= %s
 ORDER BY available_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 RETURNED = "id, message_id::text, type, topic, key, payload::text, headers::text, attempts"
@@ -23,7 +23,7 @@ POSTGRESQL = {
 # MariaDB's UPDATE returns nothing.
 MYSQL_CLAIM = f"""
 SELECT id, message_id, type, topic, `key`, payload, headers, attempts FROM {TABLE} FORCE INDEX (outbox_pending)
-WHERE publisher = 'default' AND `partition` = 0 AND available_at <= %s
+WHERE publisher = 'default' AND blocks_key = 0 AND available_at <= %s
 ORDER BY available_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 MYSQL_SETTLE = {

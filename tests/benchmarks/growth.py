@@ -1,8 +1,9 @@
 """The drain on tables that are large, or hard in another way, compared with a fresh one.
 
 `processed`: rows are kept. `pending`: rows are due. `backoff`: a tenth of the rows wait for a retry, half of them with
-keys. `snapshot`: another transaction is held open for the whole run, and the last quarter of it counts. A fresh table
-has the delivered messages and nothing else. The relay runs in its own process.
+keys. `waiting`: a tenth of the rows have a key each and wait, and the delivered messages have keys as well. `snapshot`:
+another transaction is held open for the whole run, and the last quarter of it counts. A fresh table has the delivered
+messages and nothing else. The relay runs in its own process.
 """
 
 import argparse
@@ -26,7 +27,7 @@ LARGE_BYTES = 200_000_000
 
 SIZES = {"10kB": 10_000, "1MiB": 1_000_000}
 
-CASES = ("processed", "pending", "backoff", "snapshot", *SIZES)
+CASES = ("processed", "pending", "backoff", "waiting", "snapshot", *SIZES)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
     name = "" if case.fresh else case.name
     size = SIZES.get(name, 250)
     messages = min(options.messages, LARGE_BYTES // size) * (4 if name == "snapshot" else 1)
-    if name not in ("processed", "pending", "backoff"):
+    if name not in ("processed", "pending", "backoff", "waiting"):
         empty()
     elif case not in prepared:
         # Millions of rows are made once, and stay for the next round.
@@ -80,7 +81,8 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
         empty()
         _insert(name, options.rows)
     if name != "pending":
-        fill(messages, seed=options.seed, size=size, topics=queues.topics)
+        keys = messages // 10 if case.name == "waiting" else 0
+        fill(messages, seed=options.seed, size=size, keys=keys, topics=queues.topics)
     refresh()
     queues.purge()
     with _old_snapshot() if name == "snapshot" else nullcontext(), relay_process(queues.publisher()) as relay:
@@ -96,9 +98,11 @@ def _insert(name: str, rows: int) -> None:
         insert_rows(rows, processed="-1.0 - number % 86400")
     elif name == "pending":
         insert_rows(rows, available="-3600 + number / 1000.0", topic="orders-0")
+    elif name == "waiting":
+        insert_rows(rows // 10, available="86400 + number % 600", keys=rows // 10)
     else:
         for keyed in (False, True):
-            insert_rows(rows // 20, available="3600 + number % 600", attempts=1, keyed=keyed)
+            insert_rows(rows // 20, available="3600 + number % 600", attempts=1, keys=1000 * keyed)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ NOW = {"postgresql": "statement_timestamp()", "mysql": "utc_timestamp(6)"}
 
 CLAIM = """
 SELECT * FROM {table}{by_time}
-WHERE publisher = 'default' AND {partition} = 0 AND available_at <= {now}
+WHERE publisher = 'default' AND blocks_key = false AND available_at <= {now}
 ORDER BY available_at, id LIMIT %s{locking}
 """
 SETTLE = """
@@ -95,7 +95,6 @@ class Lane:
         alone = step.workers * step.in_flight == 1
         self._names = {
             "table": TABLE,
-            "partition": connection.ops.quote_name("partition"),
             "by_time": BY_TIME[connection.vendor] if step.indexed else "",
             "by_id": BY_ID[connection.vendor],
             "now": NOW[connection.vendor],

@@ -81,27 +81,30 @@ PAYLOAD = '{"id": 1, "total": 1, "text": "' + "x" * 190 + '"}'
 
 
 def insert_rows(
-    count: int, *, available: str = "", processed: str = "", topic: str = "", attempts: int = 0, keyed: bool = False
+    count: int, *, available: str = "", processed: str = "", topic: str = "", attempts: int = 0, keys: int = 0
 ) -> None:
     """Insert millions of rows in SQL.
 
     `available` and `processed` are seconds from now, as SQL in which `number` counts the rows; blank: NULL.
-    Keyed rows share a thousand keys.
+    With `keys` they are spread over that many keys.
     """
     vendor, quote = connection.vendor, connection.ops.quote_name
 
     def at(offset: str) -> str:
         return TIMES[vendor].format(offset=offset) if offset else "NULL"
 
-    key, partition = ("CONCAT('old-', number % 1000)", "1 + number % 1000") if keyed else ("''", "0")
+    key, partition = ("''", "0")
+    if keys:
+        # A large factor spreads neighbours over all slots.
+        key, partition = f"CONCAT('old-', {{number}} % {keys})", f"1 + ({{number}} % {keys}) * {(2**31 - 2) // keys}"
     for start in range(0, count, CHUNK):
         columns = {
             "message_id": UUIDS[vendor].format(start=str(uuid.uuid4())[:24]),
             "type": "'order.created'",
             "topic": f"'{topic}'",
-            quote("key"): key,
-            quote("partition"): partition,
-            "blocks_key": str(keyed).lower(),
+            quote("key"): key.format(number=f"(number + {start})"),
+            quote("partition"): partition.format(number=f"(number + {start})"),
+            "blocks_key": str(bool(keys)).lower(),
             "payload": f"'{PAYLOAD}'",
             "headers": "'{}'",
             "publisher": "'default'",

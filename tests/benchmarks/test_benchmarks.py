@@ -70,7 +70,7 @@ def assert_nothing_is_left(pid: int, database: Database) -> None:
     schemas = "SELECT count(*) FROM information_schema.schemata WHERE schema_name = %s"
     if database.url.startswith("postgres"):
         schemas = "SELECT count(*) FROM pg_database WHERE datname = %s"
-    assert database.rows(schemas, f"outbox_benchmark_{pid}") == [(0,)]
+    assert database.rows(schemas, f"test_outbox_benchmark_{pid}") == [(0,)]
     for name in ("classic-orders-0", "quorum-orders-0"):
         assert not has_queue(pid, name)
 

@@ -27,7 +27,7 @@ class AcceptingPublisher(Publisher):
 def scratch_database() -> Iterator[None]:
     """Create and migrate a database on the server of DATABASE_URL, and use it as `default` until the end."""
     with tempfile.TemporaryDirectory() as folder:
-        name = f"outbox_benchmark_{os.getpid()}"
+        name = f"test_outbox_benchmark_{os.getpid()}"
         if connection.vendor == "sqlite":
             name = str(Path(folder) / f"{name}.sqlite3")
         own = connection.settings_dict["NAME"]

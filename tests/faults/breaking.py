@@ -3,7 +3,8 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.faults.kinds import Fault
@@ -16,6 +17,9 @@ Schedule = dict[str, list[tuple[float, Fault, random.Random]]]
 MIN_SECONDS_EACH, MAX_SECONDS_EACH = 0.5, 2.5
 """Bounds of the time in which the share of one fault is allowed, whatever the faults took so far."""
 
+SECONDS_ALONE = 20.0
+"""The same while a fault happens alone: the load must go on during it, because nothing but the fault may stop it."""
+
 
 @dataclass(frozen=True)
 class Inflicted:
@@ -27,6 +31,42 @@ class Inflicted:
     """Number of relays that it could have struck."""
 
 
+class Turns:
+    """Lets faults happen side by side, or one of them alone.
+
+    Attributes:
+        alone: whether one that is to be alone happens.
+    """
+
+    def __init__(self) -> None:
+        self.alone = False
+        self._entrance = threading.Lock()
+        self._ended = threading.Condition()
+        self._under_way = 0
+
+    @contextmanager
+    def take(self, *, alone: bool) -> Iterator[None]:
+        """Begin when others allow it: one that is to be alone lets no other begin while it waits or happens."""
+        with self._entrance:
+            if alone:
+                with self._ended:
+                    self._ended.wait_for(lambda: not self._under_way)
+                self.alone = True
+                try:
+                    yield
+                finally:
+                    self.alone = False
+                return
+            with self._ended:
+                self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._under_way -= 1
+                self._ended.notify_all()
+
+
 def make_schedule(kinds: Sequence[Fault], count: int, seed: int) -> Schedule:
     """Return a schedule of `count` faults; every kind occurs once before any kind occurs twice."""
     rand = random.Random(seed)
@@ -35,7 +75,8 @@ def make_schedule(kinds: Sequence[Fault], count: int, seed: int) -> Schedule:
     while len(chosen) < count:
         chosen += rand.sample(kinds, len(kinds))
     for position, fault in enumerate(chosen[:count]):
-        due = (position + rand.random()) / count
+        # One that is to be alone needs its share of the load during it.
+        due = (position + rand.random() * (not fault.alone)) / count
         lanes.setdefault(fault.lane, []).append((due, fault, random.Random(rand.random())))
     return lanes
 
@@ -58,8 +99,10 @@ class Breaking:
         self._scene = scene
         self._progress = progress
         self._lock = threading.Lock()
+        self._turns = Turns()
         self._began = self._then = 0.0
         self._allowed = 0.0
+        self._catching_up = False
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=f"faults-{name}") for name, lane in schedule.items()
         ]
@@ -78,6 +121,10 @@ class Breaking:
             return 1.0
         now, done = time.monotonic(), len(self.inflicted)
         seconds_each = min(max((now - self._began) / (done + 1), MIN_SECONDS_EACH), MAX_SECONDS_EACH)
+        if self._catching_up:
+            self._then = now
+        elif self._turns.alone:
+            seconds_each = SECONDS_ALONE
         # The faults of the lanes that are under way have their share of the load too.
         ceiling = min(1.0, (done + len(self._threads) + 1) / self.todo)
         self._allowed = min(ceiling, self._allowed + (now - self._then) / seconds_each / self.todo)
@@ -108,9 +155,14 @@ class Breaking:
             self.failures.append(f"{type(error).__name__}: {error}")
 
     def _inflict(self, fault: Fault, rand: random.Random) -> None:
-        begin = time.monotonic()
-        struck = fault.inflict(self._scene, rand)
-        seconds = time.monotonic() - begin
+        with self._turns.take(alone=fault.alone):
+            if fault.alone:
+                self._catching_up = True
+                self._scene.catch_up()
+                self._catching_up = False
+            begin = time.monotonic()
+            struck = fault.inflict(self._scene, rand)
+            seconds = time.monotonic() - begin
         with self._lock:
             self.inflicted.append(Inflicted(fault.name, seconds, struck))
             self._scene.say(f"fault {len(self.inflicted)} of {self.todo}: {fault.name}, {seconds:.1f} s")

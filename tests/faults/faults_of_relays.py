@@ -3,8 +3,11 @@
 import random
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
+from tests.faults.children import wait_until
+from tests.faults.errors import SuiteError
 from tests.faults.kinds import fault
 from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
@@ -46,6 +49,24 @@ def relay_paused_too_long(stage: Stage, rand: random.Random) -> int:
     """SIGSTOP until other relays have taken over its claims; then it continues."""
     with paused(stage.some_relay(rand)):
         stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
+    return 1
+
+
+@fault("relay")
+def relay_stopped_in_hand(stage: Stage, rand: random.Random) -> int:
+    """SIGSTOP between a claim and its publishing, until the claim is lost: then it must publish none of that."""
+    relay = stage.some_relay(rand)
+    request = Path(relay.environment["FAULTS_STOP"])
+    with relay.lock:
+        request.touch()
+        # A relay that has nothing to claim, or no database, goes on.
+        with suppress(SuiteError):
+            wait_until(lambda: stage.over.is_set() or not request.exists(), CLAIM_TIMEOUT, "a claim")
+        if not request.exists():
+            stage.pause(CLAIM_TIMEOUT + rand.uniform(0.5, 2))
+        request.unlink(missing_ok=True)
+        if relay.process is not None:
+            relay.process.send(signal.SIGCONT)
     return 1
 
 

@@ -27,6 +27,7 @@ class Fault:
         lane: faults of one lane happen one after the other, those of different lanes at the same time.
         databases: the databases that it makes sense for.
         brokers: the brokers that it makes sense for.
+        alone: whether no other fault happens at the same time, so that nothing but it can delay messages.
     """
 
     name: str
@@ -34,19 +35,20 @@ class Fault:
     databases: tuple[str, ...]
     inflict: Inflict
     brokers: tuple[str, ...] = BROKERS
+    alone: bool = False
 
 
 FAULTS: dict[str, Fault] = {}
 
 
 def fault(
-    lane: str, databases: tuple[str, ...] = ALL, *, brokers: tuple[str, ...] = BROKERS
+    lane: str, databases: tuple[str, ...] = ALL, *, brokers: tuple[str, ...] = BROKERS, alone: bool = False
 ) -> Callable[[AnyInflict], AnyInflict]:
     """Make a function a kind of fault, named like it."""
 
     def add(inflict: AnyInflict) -> AnyInflict:
         name = inflict.__name__.replace("_", "-")
-        FAULTS[name] = Fault(name, lane, databases, inflict, brokers)
+        FAULTS[name] = Fault(name, lane, databases, inflict, brokers, alone)
         return inflict
 
     return add
@@ -54,7 +56,7 @@ def fault(
 
 def load() -> None:
     """Import the modules that hold the faults."""
-    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "network", "database"):
+    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "network", "database", "operators"):
         import_module(f"tests.faults.faults_of_{part}")
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.faults.plan import POISON, Kind
+from tests.faults.plan import POISON, Kind, type_of
 from tests.faults.refusals import Refusals, hexadecimal
 from tests.faults.servers import TABLE, DatabaseServer
+from tests.faults.windows import USUAL, Window
 
 SAMPLES = 5
 """Cases of a broken promise that are shown."""
@@ -26,6 +27,8 @@ class Written:
     low: float
     high: float
     arrivals: int = 0
+    arrived: float = math.inf
+    """When it arrived for the first time."""
     requeued: int = 0
     mended: bool = False
     discarded: bool = False
@@ -40,12 +43,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Journals:
-    """The journals of a run: one for each writer, two of the consumer, and the operator's."""
+    """The journals of a run: one for each writer, two of the consumer, the operator's, and the relays'."""
 
     writers: Sequence[Path]
     arrivals: Path
     dead: Path
     operations: Path
+    late: Path
 
 
 @dataclass
@@ -83,6 +87,11 @@ class Ledger:
     """Dead letters whose row is not marked, and failed messages that could have been copied but were not."""
     stuck: int = 0
     odd_attempts: int = 0
+    not_withheld: int = 0
+    went_on: int = 0
+    """Messages that had to arrive as usual while others were withheld."""
+    held_up: int = 0
+    late_calls: int = 0
     relays: list[str] = field(default_factory=list)
     samples: dict[str, list[str]] = field(default_factory=dict)
 
@@ -104,6 +113,9 @@ class Ledger:
             "copies not noted, beyond the bound": max(0, self.unmarked - self.sent_again_bound),
             "stuck (pending after the drain)": self.stuck,
             "counted an attempt in an outage": self.odd_attempts,
+            "arrived while held, paused or not due": self.not_withheld,
+            "held up by others that were withheld": self.held_up,
+            "published after the claim was lost": self.late_calls,
             "relays that ended badly": len(self.relays),
         }
 
@@ -123,6 +135,7 @@ def check(
     journals: Journals,
     database: DatabaseServer,
     refusals: Refusals,
+    windows: Sequence[Window] = (),
     *,
     blocks_key: bool = False,
     dead_letters: bool = False,
@@ -133,6 +146,7 @@ def check(
         journals: of the run.
         database: where the outbox is.
         refusals: the times when queues were full; only then may an attempt be counted without settling the message.
+        windows: the times in which some messages were withheld.
         blocks_key: whether failed messages blocked their keys.
         dead_letters: whether failed messages were to be copied.
     """
@@ -149,6 +163,8 @@ def check(
         if each.deliverable and not each.arrivals:
             ledger.lost += 1
             ledger.sample("lost", f"{id} {each.key} {each.n}", partial(row, id, database))
+    check_windows(ledger, written, windows, blocks_key)
+    check_late_calls(ledger, journals.late)
     check_rows(ledger, written, database, refusals)
     check_dead_letters(ledger, written, journals.dead, database, dead_letters)
     return ledger
@@ -242,6 +258,7 @@ def check_arrivals(ledger: Ledger, written: dict[str, Written], arrivals: Path, 
             each.arrivals += 1
             if each.arrivals == 1:
                 ledger.arrived += 1
+                each.arrived = float(moment)
                 if key == "-" or (each.mended and not blocks_key):
                     continue
                 if orders[key].late(each):
@@ -261,6 +278,36 @@ def blocks(failed: Written, each: Written, moment: float) -> bool:
     """Return whether a failed message blocked another one of its key at the time when that arrived."""
     earlier = failed.n < each.n if failed.writer == each.writer else failed.high < each.low
     return earlier and moment < failed.resolved
+
+
+def check_windows(ledger: Ledger, written: dict[str, Written], windows: Sequence[Window], blocks_key: bool) -> None:
+    """Check that nothing arrived while it was withheld, and that all the rest arrived as usual in that time.
+
+    Where failed messages block their keys, keys with one of them may wait for an operator.
+    """
+    blocked = {each.key for each in written.values() if blocks_key and each.kind in POISON}
+    for id, each in written.items():
+        if each.kind is not Kind.GOOD:
+            continue
+        type = type_of(id, each.key)
+        for window in windows:
+            case = f"{window.name}: {id} {each}"
+            if window.withholds(id, type, each.low, each.arrived):
+                ledger.not_withheld += 1
+                ledger.sample("arrived while held, paused or not due", case)
+            elif id not in window.ids and each.key not in blocked and window.lets_go_on(each.key, type, each.high):
+                ledger.went_on += 1
+                window.went_on += 1
+                if each.arrived - each.high > USUAL:
+                    ledger.held_up += 1
+                    ledger.sample("held up by others that were withheld", case)
+
+
+def check_late_calls(ledger: Ledger, late: Path) -> None:
+    """Count what relays began to publish when its claim was lost."""
+    for line in late.read_text().splitlines():
+        ledger.late_calls += 1
+        ledger.sample("published after the claim was lost", f"{line} s after the claim began")
 
 
 def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseServer, refusals: Refusals) -> None:

@@ -30,6 +30,15 @@ class Kind(str, enum.Enum):
     """Never committed: must never be seen."""
 
 
+TYPES = ("quorum.written", "classic.written")
+"""Types of the messages: each has a queue of its own, and there is no order between two queues."""
+
+
+def type_of(id: str, key: str) -> str:
+    """Return the type of a message: the number of the key decides on it, or the id if it has no key."""
+    return TYPES[int(key.partition("-")[2] or int(id, 16)) % 2]
+
+
 LOCKED = ("none", "even", "all")
 """Keys that the writers lock: none, those with even numbers, or all."""
 

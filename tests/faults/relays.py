@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 from tests.faults.brokers.base import Broker
 from tests.faults.children import ROOT, Nursery
@@ -12,8 +13,10 @@ from tests.faults.servers import DatabaseServer
 from tests.support.proxies import Proxies
 
 
-def make_relays(plan: Plan, nursery: Nursery, database: DatabaseServer, broker: Broker, proxies: Proxies) -> Places:
-    """Return the places of a plan's relays."""
+def make_relays(
+    plan: Plan, nursery: Nursery, database: DatabaseServer, broker: Broker, proxies: Proxies, *, late: Path
+) -> Places:
+    """Return the places of a plan's relays, which note late calls of their publishers in the journal `late`."""
     command = [sys.executable, "-m", "django", "run_outbox"]
     if not plan.defaults:
         command += ["--workers", str(plan.workers)]
@@ -23,9 +26,13 @@ def make_relays(plan: Plan, nursery: Nursery, database: DatabaseServer, broker: 
         broker_proxy = proxies.open(broker.port)
         url = database.url("relay", database_proxy.port if database_proxy else None)
         publishers = {"default": broker.publisher(broker_proxy.port)}
+        backend = publishers["default"]["BACKEND"].rpartition(".")[2]
+        publishers["default"]["BACKEND"] = f"tests.faults.publishing.Watched{backend}"
         if plan.dead_letters:
             publishers["dead"] = broker.dead_letter_publisher(broker_proxy.port)
         environment = {**django_environment(plan, url), "FAULTS_PUBLISHERS": json.dumps(publishers)}
+        environment["FAULTS_LATE"] = str(late)
+        environment["FAULTS_STOP"] = str(nursery.directory / f"relay-{number}.stop")
         places.append(Place(f"relay-{number}", command, environment, database_proxy, broker_proxy))
     return Places(nursery, places, plan.seed)
 

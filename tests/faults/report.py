@@ -54,6 +54,7 @@ def table(result: Result) -> str:
         "copies not noted (same bound)": ledger.unmarked,
         f"sent again (bound {ledger.sent_again_bound:,})": ledger.sent_again,
         "delivered again by the broker": ledger.redelivered,
+        "went on while others were withheld": ledger.went_on,
         "faults": len(result.faults),
         "kinds of faults": len({each.name for each in result.faults}),
         "relay processes started": result.relay_starts,

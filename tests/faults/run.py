@@ -66,7 +66,8 @@ class Run:
             self._journals = [nursery.logs / f"writer-{number}.journal" for number in range(plan.writers)]
             self._dead = nursery.logs / "dead.journal"
             self._operations = nursery.logs / "operator.journal"
-            for journal in (self._arrivals, self._dead, self._operations, *self._journals):
+            self._late = nursery.logs / "late.journal"
+            for journal in (self._arrivals, self._dead, self._operations, self._late, *self._journals):
                 journal.unlink(missing_ok=True)
                 journal.touch()
             with Proxies() as proxies:
@@ -106,9 +107,10 @@ class Run:
             nursery=nursery,
             database=database,
             broker=broker,
-            relays=make_relays(plan, nursery, database, broker, proxies),
+            relays=make_relays(plan, nursery, database, broker, proxies, late=self._late),
             consumer=start_consumer(),
             start_consumer=start_consumer,
+            journals=self._journals,
             began=self._began,
         )
 
@@ -142,9 +144,10 @@ class Run:
         self._finish_consumer(stage)
         stage.say("checking the ledger")
         ledger = ledgers.check(
-            ledgers.Journals(self._journals, self._arrivals, self._dead, self._operations),
+            ledgers.Journals(self._journals, self._arrivals, self._dead, self._operations, self._late),
             stage.database,
             stage.refusals,
+            stage.windows,
             blocks_key=plan.failed_blocks_key,
             dead_letters=plan.dead_letters,
         )

@@ -6,13 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.faults.brokers.base import Broker
-from tests.faults.children import Child, Nursery
+from tests.faults.children import Child, Nursery, wait_until
 from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
-from tests.faults.refusals import Refusals
-from tests.faults.servers import DatabaseServer
+from tests.faults.refusals import SECONDS, Refusals
+from tests.faults.servers import TABLE, DatabaseServer
+from tests.faults.windows import Window
+
+CATCHING_UP = 120.0
+"""Seconds in which relays deliver everything that is old, when everything is healed."""
 
 
 @dataclass(kw_only=True)
@@ -40,6 +45,9 @@ class Scene:
         """Wait, unless the run is to end."""
         self.over.wait(seconds)
 
+    def catch_up(self) -> None:
+        """Wait until nothing is left to do of what was delayed by earlier faults."""
+
     def some_relay(self, rand: random.Random) -> Place:
         """Return a relay by chance."""
         return rand.choice(self.relays.all)
@@ -51,13 +59,36 @@ class Stage(Scene):
 
     Attributes:
         start_consumer: starts another consumer.
+        journals: those of the writers; a fault that writes adds its own.
         refusals: when queues were full, and what had an attempt counted at another time.
+        windows: when messages were withheld without a fault of anything.
     """
 
     plan: Plan
     consumer: Child
     start_consumer: Callable[[], Child]
+    journals: list[Path]
     refusals: Refusals = field(default_factory=Refusals)
+    windows: list[Window] = field(default_factory=list)
 
     consumer_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by the fault that kills the consumer."""
+
+    def catch_up(self) -> None:
+        """Wait until no message has been due for two seconds, except behind a failed one that may block its key.
+
+        Raises:
+            SuiteError: that took too long, although nothing was broken.
+        """
+        key = "`key`" if self.database.vendor in ("mariadb", "mysql") else '"key"'
+        due = SECONDS[self.database.vendor].format("available_at")
+        sql = (
+            f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL AND {due} < {{}} AND "
+            f"({key} = '' OR {key} NOT IN (SELECT {key} FROM {TABLE} WHERE failed_at IS NOT NULL))"
+        )
+        wait_until(
+            lambda: self.over.is_set() or not self.database.rows(sql.format(time.time() - 2))[0][0],
+            CATCHING_UP,
+            "a backlog without old messages",
+            pause=0.3,
+        )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.plan import MAX_MESSAGE, Kind, is_locked
+from tests.faults.plan import MAX_MESSAGE, Kind, is_locked, type_of
 
 PATIENCE = 180
 """Seconds for which a transaction is repeated, before the writer gives up."""
@@ -150,15 +150,13 @@ class Writer:
         if key:
             n = numbers[key] = numbers[key] + 1
         kind = Kind.ROLLED_BACK if rolled_back else self._kind()
-        # The key decides on the queue: there is no order between two queues.
-        queue = "classic" if int(key.partition("-")[2] or rand.randrange(2)) % 2 else "quorum"
         headers = {"CC": "text"} if kind is Kind.REFUSED else {}
         topic = "nowhere" if kind is Kind.UNROUTABLE else ""
         payload = {"key": key, "n": n, "filling": self._filling(kind)}
         delay = rand.uniform(0.1, 3) if rand.random() < 0.005 else 0.0
         id = uuid.UUID(int=self._prefix | self._count)
         locked = is_locked(key, self._locked)
-        return Planned(id, key, n, kind, f"{queue}.written", topic, headers, payload, delay, locked)
+        return Planned(id, key, n, kind, type_of(id.hex, key), topic, headers, payload, delay, locked)
 
     def _kind(self) -> Kind:
         if self._poison and self._rand.random() < 0.001:
@@ -248,6 +246,12 @@ def enqueue_all(work: Transaction, moments: list[float]) -> None:
         time.sleep(work.hold * len(work.messages))
 
 
+def written_line(each: Planned, interval: Interval) -> str:
+    """Return the line of the journal for a message."""
+    low, high = interval
+    return f"{each.id.hex} {each.key or '-'} {each.n} {each.kind.value} {low:.7f} {high:.7f}\n"
+
+
 def allowances() -> Generator[int, bool, None]:
     """Yield the number of messages that may be written by now; `send(True)` blocks until it grows."""
     lines: deque[int] = deque([0])
@@ -288,10 +292,7 @@ def main() -> None:
             intervals = write(work)
             if not work.rolled_back:
                 committed += len(work.messages)
-            lines.writelines(
-                f"{each.id.hex} {each.key or '-'} {each.n} {each.kind.value} {low:.7f} {high:.7f}\n"
-                for each, (low, high) in zip(work.messages, intervals, strict=True)
-            )
+            lines.writelines(written_line(*pair) for pair in zip(work.messages, intervals, strict=True))
             lines.flush()
             if not restless:
                 time.sleep(writer.pause())

@@ -1,0 +1,71 @@
+"""The relays' publishers, which note each call that begins when the claim of its messages has been lost.
+
+A relay stops itself right after a claim, before it publishes, if a fault has made the file that FAULTS_STOP names.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from django_outbox.messages import Message, Outcome
+from django_outbox.publishers.base import Publisher
+from django_outbox.publishers.nats import JetStreamPublisher
+from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.publishers.redis import RedisStreamsPublisher
+from django_outbox.signals import phase_finished
+from tests.faults.refusals import hexadecimal
+
+CLAIM_TIMEOUT: Any = settings.OUTBOX.get("CLAIM_TIMEOUT", math.inf)
+
+
+class Worker(threading.local):
+    """When the claim of the current thread began, by the monotonic clock, which goes on while a process is stopped."""
+
+    claimed = math.inf
+
+
+worker = Worker()
+
+
+def note_claim(*, phase: str, seconds: float, **_: Any) -> None:
+    """Note the beginning of a claim, when it has succeeded, and stop here if a fault asks for it."""
+    if phase == "claim":
+        worker.claimed = time.monotonic() - seconds
+        with suppress(FileNotFoundError):
+            Path(os.environ["FAULTS_STOP"]).unlink()
+            # A signal to the process may reach another thread, and this one would go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+
+phase_finished.connect(note_claim)
+
+
+class Watched(Publisher):
+    """A publisher with a journal of late calls, one line a message: `<message id> <seconds since the claim began>`."""
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        since = time.monotonic() - worker.claimed
+        if since > CLAIM_TIMEOUT:
+            with Path(os.environ["FAULTS_LATE"]).open("a") as journal:
+                journal.writelines(f"{hexadecimal(message.message_id)} {since:.3f}\n" for message in messages)
+        return super().publish(messages)  # type: ignore[safe-super]
+
+
+class WatchedRabbitMQPublisher(Watched, RabbitMQPublisher):
+    """RabbitMQ's."""
+
+
+class WatchedRedisStreamsPublisher(Watched, RedisStreamsPublisher):
+    """Redis's."""
+
+
+class WatchedJetStreamPublisher(Watched, JetStreamPublisher):
+    """NATS's."""
