@@ -26,6 +26,7 @@ from django_outbox.deployment import find_unapplied_migrations, find_unknown_pub
 from django_outbox.error_text import one_line
 from django_outbox.events.checks import find_mistakes as find_event_mistakes
 from django_outbox.handlers.checks import find_mistakes as find_handler_mistakes
+from django_outbox.handlers.checks import find_unreachable as find_unreachable_handlers
 from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
 from django_outbox.publishers.base import TransactionalPublisher
@@ -192,7 +193,10 @@ def check_handlers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     if settings is None:
         return problems
     backends = {alias: _import_backend(config.backend) for alias, config in settings.publishers.items()}
-    if [*registry] and not any(issubclass(backend, HandlersPublisher) for backend in backends.values()):
+    calling = [alias for alias, backend in backends.items() if issubclass(backend, HandlersPublisher)]
+    if calling:
+        problems += find_unreachable_handlers(registry, settings, calling)
+    elif [*registry]:
         problems.append(
             Warning(
                 f"{counted(len([*registry]), 'local handler')} registered, but OUTBOX['PUBLISHERS'] has no "

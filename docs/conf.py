@@ -48,5 +48,5 @@ nitpick_ignore_regex = [
         r"django_outbox\.(stores|backoff|relay\.limits|relay\.outages|enqueueing\.events|events\.decorators)\..*",
     ),
     # Type variables.
-    ("py:class", r"django_outbox\.handlers\.registry\.[PR]"),
+    ("py:class", r"django_outbox\.(handlers\.registry|enqueueing\.asynchronous)\.[PR]"),
 ]

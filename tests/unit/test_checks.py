@@ -84,6 +84,21 @@ def test_e005_invalid_publisher_entry(entry: Any):
     assert "'orders'" in only(found(outbox), "E005").msg
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("CLAIM_TIME_OUT", "CLAIM_TIMEOUT"), ("batch_size", "BATCH_SIZE"), ("colour", "")]
+)
+def test_e005_the_hint_suggests_a_similar_key_of_an_entry(name: str, meant: str):
+    problem = only(found(publishers(BACKEND=SCRIPTED, **{name: 3})), "E005")
+    assert f"OUTBOX['PUBLISHERS']['default'] has an unknown key {name!r}" in problem.msg
+    assert str(problem.hint).startswith(f"Did you mean {meant}? Known keys: " if meant else "Known keys: ")
+
+
+@pytest.mark.parametrize("value", [0, 0.5, -1, "120", True])
+def test_e005_invalid_claim_timeout_of_a_publisher(value: Any):
+    problem = only(found(publishers(BACKEND=SCRIPTED, CLAIM_TIMEOUT=value)), "E005")
+    assert f"OUTBOX['PUBLISHERS']['default']['CLAIM_TIMEOUT'] is {value!r}" in problem.msg
+
+
 @pytest.mark.parametrize("backend", ["nowhere.Publisher", "tests.support.publishers.Missing", "Publisher"])
 def test_e006_backend_cannot_be_imported(backend: str):
     assert backend in only(found(publishers(BACKEND=backend)), "E006").msg

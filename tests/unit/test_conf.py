@@ -41,6 +41,15 @@ def test_the_first_use_of_an_invalid_setting_raises_an_error_that_names_it():
     assert "OUTBOX['BATCH_SIZE'] is 0. It must be a whole number of at least 1." in str(info.value)
 
 
+def test_a_publisher_may_have_its_own_claim_timeout():
+    entries = {**MEMORY, "reports": {**MEMORY["default"], "CLAIM_TIMEOUT": datetime.timedelta(hours=1)}}
+    settings, problems = parse({"PUBLISHERS": entries, "CLAIM_TIMEOUT": 30})
+    assert problems == []
+    assert settings is not None
+    assert (settings.claim_timeout_of("reports"), settings.claim_timeout_of("default")) == (3600.0, 30.0)
+    assert settings.claim_timeout_of("an alias of another project") == 30.0
+
+
 def test_every_mistake_is_reported_not_only_the_first():
     _, problems = parse({"PUBLISHERS": MEMORY, "BATCH_SIZE": -1, "BATCHSIZE": 5, "RETENTION": 7})
     assert sorted(problem.check_id for problem in problems) == ["E002", "E003", "E003"]
