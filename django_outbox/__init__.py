@@ -17,17 +17,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from django_outbox.enqueueing.asynchronous import aenqueue, aenqueue_many, atomic_async
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
     from django_outbox.exceptions import InvalidMessage, OutboxError, TransactionRequired
     from django_outbox.models import OutboxMessage
 
-__all__ = ["InvalidMessage", "OutboxError", "OutboxMessage", "TransactionRequired", "enqueue", "enqueue_many"]
+__all__ = [
+    "InvalidMessage",
+    "OutboxError",
+    "OutboxMessage",
+    "TransactionRequired",
+    "aenqueue",
+    "aenqueue_many",
+    "atomic_async",
+    "enqueue",
+    "enqueue_many",
+]
 
 _MODULE_OF = {
     "InvalidMessage": "exceptions",
     "OutboxError": "exceptions",
     "OutboxMessage": "models",
     "TransactionRequired": "exceptions",
+    "aenqueue": "enqueueing.asynchronous",
+    "aenqueue_many": "enqueueing.asynchronous",
+    "atomic_async": "enqueueing.asynchronous",
     "enqueue": "enqueueing.enqueue",
     "enqueue_many": "enqueueing.enqueue",
 }

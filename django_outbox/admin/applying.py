@@ -15,6 +15,8 @@ from django_outbox.admin.operations import Operation, with_count
 from django_outbox.admin.states import LIMIT
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.stores import get_store
+from django_outbox.stores.leases import find_leased
+from django_outbox.stores.locks import lease_number
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
@@ -187,14 +189,23 @@ def _lock(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
     messages: Any = _in_its_state(operation, ids)
     if operation.state is Status.FAILED:
         return _read(messages.select_for_update())
-    features = connections[alias].features
+    if connections[alias].features.has_select_for_update_skip_locked:
+        # A relay has locked the rows that it is delivering. Nothing is read without locking it: under SERIALIZABLE,
+        # MySQL and MariaDB would share-lock the row, and a relay that has claimed it could not settle it.
+        return _without_leases(_read(messages.select_for_update(skip_locked=True)), alias)
     keyed: dict[str, set[int]] = {}
     for target in _read(messages.filter(partition__gt=0)):
         keyed.setdefault(target.publisher, set()).add(target.partition)
     store = get_store(connections[alias])
     free = {(name, partition) for name, parts in keyed.items() for partition in store.lock_partitions(name, parts)}
-    if not features.has_select_for_update_skip_locked:
-        locked = _read(without_leased(messages))
-    else:
-        locked = _read(messages.select_for_update(skip_locked=True))
-    return [target for target in locked if not target.partition or (target.publisher, target.partition) in free]
+    locked = _read(without_leased(messages))
+    return _without_leases(
+        [target for target in locked if not target.partition or (target.publisher, target.partition) in free], alias
+    )
+
+
+def _without_leases(targets: list[Target], alias: str) -> list[Target]:
+    """Leave out messages that relays handle outside of a transaction, and the others of their keys."""
+    numbers = {target.id: lease_number(target.publisher, target.id, target.partition) for target in targets}
+    leased = find_leased(alias, numbers.values())
+    return [target for target in targets if numbers[target.id] not in leased]

@@ -53,7 +53,7 @@ def count_states(messages: OutboxMessageQuerySet) -> dict[str, Bounded | None]:
 
 def _count_pending(messages: OutboxMessageQuerySet, failed: Bounded, limit: int) -> Bounded | None:
     if connections[messages.db].features.supports_partial_indexes:
-        return count_up_to(messages.pending().order_by("publisher", "partition", "available_at"), limit)
+        return count_up_to(messages.pending().order_by("publisher", "blocks_key", "available_at"), limit)
     # No index has only the pending messages. One begins with the time of processing, so it leads to all that have none:
     # the failed and the pending messages.
     if failed.more:

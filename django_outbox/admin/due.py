@@ -8,6 +8,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.stores.publishers import publishers_in_use
 
 KEYED_LIMIT = 50_000
@@ -63,7 +64,7 @@ def due_first(messages: OutboxMessageQuerySet, *, limit: int, keyed_limit: int |
     if not connection.features.supports_partial_indexes:
         blocking = blocking.filter(processed_at=None)
     keyed = blocking.order_by("partition", "id")[: keyed_limit + 1]
-    unkeyed = messages.pending().filter(partition=0).order_by("available_at", "id")[: limit + 1]
+    unkeyed = messages.pending().filter(WITHOUT_KEY).order_by("available_at", "id")[: limit + 1]
     parts, params = [], []
     for part in (keyed, unkeyed):
         sql, values = part.values("available_at", "id").query.get_compiler(connection=connection).as_sql()

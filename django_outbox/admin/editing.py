@@ -87,7 +87,7 @@ class EditForm(forms.Form):
 
     def _check(self, message: OutboxMessage, using: str) -> bool:
         values = {name: self.cleaned_data[name] for name in EDITED}
-        edited = OutboxMessage(type=message.type, key=message.key, headers=message.headers, **values)
+        edited = OutboxMessage(type=message.type, key=message.key, **values)
         try:
             check_message(edited, get_store(connections[using]))
         except InvalidMessage as error:

@@ -7,6 +7,7 @@ from django_outbox.admin.counts import Bounded, count_up_to
 from django_outbox.admin.search import of_partition
 from django_outbox.admin.states import TIME_OF
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 
 QUEUE_LIMIT = 1000
 """Maximum number of messages of a key that are counted."""
@@ -58,13 +59,13 @@ def _in_list(
 ) -> tuple[OutboxMessage | None, OutboxMessage | None]:
     """Return the messages of the same state before and after this one by the time of that state, and then by id.
 
-    Of a pending message, they are those of its partition, because no index has all of them in the order of time.
+    A pending message's neighbours have the same publisher, and like it either have a key or have none.
     """
     name = TIME_OF[message.status]
     time = getattr(message, name)
     group: Any = messages.with_status(message.status).only(*FIELDS)
     if message.status is Status.PENDING:
-        group = group.filter(publisher=message.publisher, partition=message.partition)
+        group = group.filter(WITH_KEY if message.partition else WITHOUT_KEY, publisher=message.publisher)
     # A range of the index, of which only those with an equal time are stepped over.
     later = group.filter(**{f"{name}__gte": time}).exclude(**{name: time, "id__lte": message.pk})
     earlier = group.filter(**{f"{name}__lte": time}).exclude(**{name: time, "id__gte": message.pk})

@@ -11,6 +11,7 @@ from django.db.models import Q
 
 from django_outbox.admin.leases import without_leased
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import WITHOUT_KEY
 
 WINDOW = 10_000
 """Number of entries of an index that are read at a time."""
@@ -123,7 +124,7 @@ class WaitingMembers(Members):
         return Window([id for _, id in keyed], keyed[-1] if keyed else after, len(keyed) < WINDOW)
 
     def _list_unkeyed(self, after: Place) -> Window:
-        messages = self._messages.filter(publisher=self._group.publisher, partition=0, available_at__lt=HELD_BY_PAUSE)
+        messages = self._messages.filter(WITHOUT_KEY, publisher=self._group.publisher, available_at__lt=HELD_BY_PAUSE)
         found = _list_by_time(messages, "available_at", after)
         is_full = len(found) == WINDOW
         return Window([id for _, id in found], _place(found, after) if is_full else self.WITH_KEY, at_end=False)

@@ -214,6 +214,7 @@ def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:
     else:
         state = _("not seen")
     return {
+        "name": relay.name,
         "host": relay.host,
         "pid": relay.pid,
         "version": relay.version,

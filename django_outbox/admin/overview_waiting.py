@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from django.db import connections
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
+from django_outbox.models.message import WITHOUT_KEY
 from django_outbox.monitoring.heads import list_retrying
 from django_outbox.monitoring.types import Status
 from django_outbox.stores import get_store
@@ -45,7 +46,7 @@ def read_waiting(status: Status) -> tuple[list[WaitingGroup], bool]:
 def _add(groups: dict[tuple[str, str, str], WaitingGroup], using: str, publisher: str, now: datetime.datetime) -> bool:
     messages = OutboxMessage.objects.using(using)
     unkeyed = messages.filter(
-        publisher=publisher, partition=0, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
+        WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
     ).order_by("available_at", "id")
     ids = list(unkeyed.values_list("id", flat=True)[:MAX_WAITING])
     heads = list_retrying(get_store(connections[using]), publisher, MAX_WAITING)

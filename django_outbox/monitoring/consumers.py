@@ -42,7 +42,7 @@ def _add_up(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], bool]]) -
     )
     counts = {
         name: sum(int(state.get(name, 0)) for _, state in alive)
-        for name in ("received", "stored", "invalid", "dropped", "rejected")
+        for name in ("received", "stored", "known", "invalid", "dropped", "rejected")
     }
     return ConsumerStatus(
         alias=alias,

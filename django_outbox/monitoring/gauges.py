@@ -14,7 +14,7 @@ from django_outbox.monitoring.types import CONSUMER_STATES, NOT_READ, PublisherS
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
 
-RESULTS = ("received", "stored", "invalid", "dropped", "rejected")
+RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
 """What becomes of messages that an inbox receives."""
 
 BREAKER_STATES = ("closed", "half-open", "open")

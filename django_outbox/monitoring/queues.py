@@ -8,6 +8,7 @@ from django.db.models import Count as CountRows
 from django.db.models import Q
 
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.heads import Heads
 from django_outbox.monitoring.types import Count
 
@@ -47,9 +48,9 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads)
         heads: the figures of the publisher's heads.
     """
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
-    messages = messages.order_by("publisher", "partition", "available_at", "id")
+    messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
     due = Q(available_at__lte=now)
-    unkeyed = messages.filter(partition=0)
+    unkeyed = messages.filter(WITHOUT_KEY)
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
     unkeyed_later = _count(unkeyed.filter(available_at__gt=now), MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
     keyed = _count_keyed(messages, due)
@@ -68,7 +69,7 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads)
 def _count_keyed(messages: OutboxMessageQuerySet, due: Q) -> dict[str, Count]:
     pending = Q(available_at__isnull=False)
     if connections[messages.db].features.supports_partial_indexes:
-        return _count(messages.filter(pending, partition__gt=0), MAX_COUNT, all=Q(), due=due)
+        return _count(messages.filter(WITH_KEY, pending), MAX_COUNT, all=Q(), due=due)
     # The index by due time has the processed messages as well there, so the one that ends at the undelivered is read.
     undelivered = messages.filter(blocks_key=True, processed_at=None).order_by("partition", "id")
     return _count(undelivered, MAX_COUNT, all=pending, due=due)

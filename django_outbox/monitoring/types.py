@@ -194,7 +194,7 @@ class RelayStatus:
     """A relay's latest report.
 
     Args:
-        name: `host:pid`.
+        name: host name, process id and a random part, such as `web-7f9c:7:3fa2c1`.
         alive: whether it was seen lately and has not ended. Drains are alive only if they end often enough.
         seconds_since_seen: the age of the report.
         mode: `run`, `drain` or `once`.
@@ -237,7 +237,7 @@ class ConsumerStatus:
         state: the worst state that the inboxes report: `unavailable` (the broker), `paused` (because of the backlog) or
             `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
-        received, stored, invalid, dropped, rejected: counts of messages in the last minute, by result.
+        received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
         outage: why the broker is unavailable; blank if it is available.
         outage_since: since when.
         seen_at: the time of the newest report.
@@ -252,6 +252,7 @@ class ConsumerStatus:
     stopped: bool = False
     received: int = 0
     stored: int = 0
+    known: int = 0
     invalid: int = 0
     dropped: int = 0
     rejected: int = 0

@@ -124,7 +124,7 @@ def test_every_figure_of_a_consumer_is_a_gauge():
     samples = scrape(OutboxCollector())
     assert samples["inboxes", "orders", "default"] == 2
     counts = {labels[3]: value for labels, value in samples.items() if labels[0] == "last_minute_inbox_messages"}
-    assert counts == {"received": 1300, "stored": 1200, "invalid": 70, "dropped": 20, "rejected": 10}
+    assert counts == {"received": 1300, "stored": 1200, "known": 5, "invalid": 70, "dropped": 20, "rejected": 10}
     states = {labels[3]: value for labels, value in samples.items() if labels[0] == "consumer_state"}
     assert states == {"unavailable": 1, "paused": 0, "reading": 0, "not_read": 0}
 

@@ -51,6 +51,7 @@ SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent
 MAX_WIDTH = 100
 INDENT = "    "
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def unparse(node: ast.AST) -> str:
@@ -92,11 +93,16 @@ def find(module: str, name: str) -> tuple[str, ast.stmt]:
     for node in statements(parse(module).body):
         if isinstance(node, ast.ImportFrom) and node.module and name in [alias.name for alias in node.names]:
             return find(node.module, name)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+        if isinstance(node, FUNCTION | ast.ClassDef) and node.name == name and not is_overload(node):
             return module, node
         if isinstance(node, ast.Assign | ast.AnnAssign) and name in assigned(node):
             return module, node
     raise AssertionError(f"{module} does not define {name}, which its __all__ contains.")
+
+
+def is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Return whether it is one of several signatures, and not the function itself."""
+    return any(unparse(each) == "overload" for each in node.decorator_list)
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -114,7 +120,7 @@ def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
 def lines_of_definition(name: str, node: ast.stmt) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
         yield from lines_of_class(node)
-    elif isinstance(node, ast.FunctionDef):
+    elif isinstance(node, FUNCTION):
         yield from lines_of_function(node)
     elif isinstance(node, ast.AnnAssign):
         yield lines_of_annotation(node)
@@ -127,21 +133,22 @@ def lines_of_class(node: ast.ClassDef) -> Iterator[str]:
     yield from (f"@{unparse(each)}" for each in node.decorator_list)
     yield f"class {node.name}({bases})" if bases else f"class {node.name}"
     for child in node.body:
-        if isinstance(child, ast.FunctionDef):
+        if isinstance(child, FUNCTION):
             if child.name == "__init__" or not child.name.startswith("_"):
                 yield from (f"{INDENT}{line}" for line in lines_of_function(child))
         elif isinstance(child, ast.Assign | ast.AnnAssign) and not assigned(child)[0].startswith("_"):
             yield from (f"{INDENT}{line}" for line in lines_of_definition(assigned(child)[0], child))
 
 
-def lines_of_function(node: ast.FunctionDef) -> Iterator[str]:
+def lines_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     yield from (f"@{unparse(each)}" for each in node.decorator_list)
     returns = f" -> {unparse(node.returns)}" if node.returns else ""
-    signature = f"def {node.name}({', '.join(parameters(node.args))}){returns}"
+    start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    signature = f"{start} {node.name}({', '.join(parameters(node.args))}){returns}"
     if len(signature) <= MAX_WIDTH:
         yield signature
         return
-    yield f"def {node.name}("
+    yield f"{start} {node.name}("
     yield from (f"{INDENT}{parameter}," for parameter in parameters(node.args))
     yield f"){returns}"
 

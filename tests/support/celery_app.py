@@ -3,26 +3,28 @@
 import datetime
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task, chain, group
 from django.conf import settings
 from django.db import transaction
 
-from django_outbox.celery import OutboxTask
+from django_outbox.celery import OutboxCelery, OutboxTask
 
 app: Celery | None = None
 """The app of the running test; publishers find it by the path `tests.support.celery_app:app`."""
 
 
-def make_app(broker: str, prefix: str, **conf: Any) -> Celery:
+def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) -> Celery:
     """Return an app with the tasks below.
 
     Args:
         broker: its URL.
         prefix: the name of its default queue, and the beginning of every key in Redis.
+        app_class: `Celery` with OutboxTask as the class of its tasks, or `OutboxCelery`.
         conf: further settings.
     """
-    made: Celery[Any] = Celery(
-        "outbox_tests", task_cls=OutboxTask, set_as_current=False, broker=broker, backend=settings.REDIS_URL
+    app_options: dict[str, Any] = {} if app_class is OutboxCelery else {"task_cls": OutboxTask}
+    made: Celery[Any] = app_class(
+        "outbox_tests", set_as_current=False, broker=broker, backend=settings.REDIS_URL, **app_options
     )
     made.conf.update(
         task_default_queue=prefix,
@@ -39,6 +41,11 @@ def make_app(broker: str, prefix: str, **conf: Any) -> Celery:
         made.task(name=f"tests.{function.__name__}", shared=False)(function)
     for function in (retry_in_transaction, replace_in_transaction, call_another, describe_request):
         made.task(name=f"tests.{function.__name__}", shared=False, bind=True)(function)
+    for group_name, base in (("tests", made.Task), ("plain", Task)):
+        options: dict[str, Any] = {"shared": False, "base": base}
+        made.task(name=f"{group_name}.step", **options)(step)
+        made.task(name=f"{group_name}.replace_by", bind=True, **options)(replace_by)
+        made.task(name=f"{group_name}.poll", bind=True, **options)(poll)
     return made
 
 
@@ -90,6 +97,37 @@ def retry_in_transaction(self: Any) -> int:
 def replace_in_transaction(self: Any, a: int, b: int) -> Any:
     with transaction.atomic():
         return self.replace(self.app.tasks["tests.add"].s(a, b))
+
+
+def step(trace: Any, name: str) -> list[str]:
+    """Return the names of the steps so far, with this one. After a group, the steps of its tasks are joined."""
+    if trace and isinstance(trace[0], list):
+        trace = [*trace[0], *(each for branch in trace[1:] for each in branch if each not in trace[0])]
+    return [*trace, name]
+
+
+def replace_by(self: Any, trace: list[str], what: str) -> Any:
+    """Replace the task by one that ends with the step `last`."""
+    made = self.app.tasks[self.name.replace("replace_by", "step")]
+    last = made.s("last")
+    steps = {
+        "a task": lambda trace: made.s(trace, "last"),
+        "a chain": lambda trace: chain(made.s(trace, "1"), made.s("2"), last),
+        "a chord": lambda trace: group(made.s(trace, "1"), made.s(trace, "2")) | last,
+        "a chord whose body is a chain": lambda trace: (
+            group(made.s(trace, "1"), made.s(trace, "2")) | chain(made.s("3"), made.s("4"), last)
+        ),
+        "a group": lambda trace: group(made.s(trace, "1"), made.s(trace, "2")),
+    }
+    return self.replace(steps[what]([*trace, "replaced"]))
+
+
+def poll(self: Any, times: int) -> str:
+    """Poll until it was called so many times, each time by a chain that ends with the same task."""
+    if times == 0:
+        return "done"
+    tasks, prefix = self.app.tasks, self.name.partition(".")[0]
+    return str(self.replace(chain(tasks[f"{prefix}.step"].si([], "wait"), self.si(times - 1))))
 
 
 def call_another(self: Any, commit: bool) -> str:

@@ -78,17 +78,8 @@ def worker(app: Celery, using: str, broker: str, log: Path, *, queues: str = "")
         queues: the names of the queues, with commas; by default, the app's default queue.
     """
     prefix = app.conf.task_default_queue
-    environment = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.support.celery_settings",
-        "OUTBOX_CELERY_DATABASE": json.dumps(_database(using)),
-        "OUTBOX_CELERY_BROKER": broker,
-        "OUTBOX_CELERY_PREFIX": prefix,
-    }
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=INFO"]
     arguments = [
-        "-A",
-        "tests.support.celery_worker",
         "worker",
         "-n",
         f"{prefix}@%h",
@@ -99,12 +90,43 @@ def worker(app: Celery, using: str, broker: str, log: Path, *, queues: str = "")
         *(["-Q", queues] if queues else []),
         *quiet,
     ]
+    with _celery(arguments, app, using, broker, log) as process:
+        eventually(lambda: " ready." in log.read_text() or process.poll() is not None, log.read_text(), seconds=60)
+        assert process.poll() is None, log.read_text()
+        yield process
+
+
+@contextmanager
+def beat(app: Celery, using: str, broker: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run beat, which calls the task `tests.note` every second.
+
+    Args:
+        app: the app; beat makes the same one.
+        using: the alias of the database, which is beat's default.
+        broker: its URL.
+        log: the file for the output of beat.
+    """
+    schedule = log.with_name("schedule")
+    arguments = ["beat", "--loglevel=INFO", "--pidfile=", f"--schedule={schedule}", "--max-interval=1"]
+    with _celery(arguments, app, using, broker, log) as process:
+        yield process
+
+
+@contextmanager
+def _celery(
+    arguments: list[str], app: Celery, using: str, broker: str, log: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.support.celery_settings",
+        "OUTBOX_CELERY_DATABASE": json.dumps(_database(using)),
+        "OUTBOX_CELERY_BROKER": broker,
+        "OUTBOX_CELERY_PREFIX": app.conf.task_default_queue,
+    }
     command = [sys.executable, "-m", "celery", "-A", "tests.support.celery_worker", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
-        eventually(lambda: " ready." in log.read_text() or process.poll() is not None, log.read_text(), seconds=60)
-        assert process.poll() is None, log.read_text()
         yield process
     finally:
         process.terminate()

@@ -16,6 +16,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
 
+from tests.support.waiting import eventually
+
 _numbers = itertools.count(1)
 
 TABLES = ("django_outbox_outboxmessage", "shop_receipt", "shop_order", "shop_receivedmessage")
@@ -85,6 +87,34 @@ def isolation(using: str, level: str) -> dict[str, Any]:
 
         return {"isolation_level": IsolationLevel[level.upper().replace(" ", "_")]}
     return {"isolation_level": level} if connections[using].vendor == "mysql" else {}
+
+
+def kill(using: str) -> None:
+    """End the session of this connection, as an administrator does."""
+    if using == "postgresql":
+        end_session(using, lambda cursor, id: cursor.execute("SELECT pg_terminate_backend(%s)", [id]))
+    else:
+        end_session(using, lambda cursor, id: cursor.execute(f"KILL {id}"))
+
+
+def end_session(using: str, end: Callable[[Any, int], object]) -> None:
+    """End the session of this connection, and wait until the server has rolled it back, with its locks."""
+    connection = connections[using]
+    if connection.vendor == "sqlite":
+        end(None, 0)
+        return
+    if connection.vendor == "postgresql":
+        id, sessions = connection.connection.info.backend_pid, "pg_stat_activity WHERE pid"
+    else:
+        id, sessions = connection.connection.thread_id(), "information_schema.processlist WHERE id"
+
+    def has_ended(cursor: Any) -> bool:
+        cursor.execute(f"SELECT count(*) FROM {sessions} = %s", [id])
+        return bool(cursor.fetchone()[0] == 0)
+
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        end(cursor, id)
+        eventually(lambda: has_ended(cursor), "the session has ended")
 
 
 class Database:

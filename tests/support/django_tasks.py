@@ -10,6 +10,7 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError
 from django.tasks import TaskContext, task
 
+from django_outbox.models import KeyLock
 from tests.support.effects import leave
 
 calls: list[Any] = []
@@ -112,3 +113,9 @@ def wait_for_effect(using: str, name: str) -> int:
     while not Group.objects.using(using).filter(name=name).exists():
         time.sleep(0.02)
     return int(time.monotonic() - began)
+
+
+@task
+def lose_lease(using: str) -> int:
+    KeyLock.objects.using(using).filter(number__lt=0).delete()
+    return 1

@@ -25,12 +25,13 @@ def configure() -> Iterator[Configure]:
             *,
             retry: dict[str, Any] | None = None,
             time_limit: float | None = None,
+            transaction: bool = True,
             **entry: Any,
         ) -> None:
             handlers = {
                 **HANDLERS,
                 "RETRY": {**HANDLERS["RETRY"], **(retry or {})},
-                "OPTIONS": {"time_limit": time_limit},
+                "OPTIONS": {"time_limit": time_limit, "transaction": transaction},
             }
             publishers = {"default": SCRIPTED, "handlers": handlers, "mail": HANDLERS}
             backend = {"BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend", "OPTIONS": options, **entry}

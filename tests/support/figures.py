@@ -77,6 +77,7 @@ def troubled_status(using: str = "default", **changes: Any) -> Status:
                 seen_at=NOW,
                 received=1300,
                 stored=1200,
+                known=5,
                 invalid=70,
                 dropped=20,
                 rejected=10,

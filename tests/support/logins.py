@@ -34,6 +34,7 @@ def version_of_mysql(url: str) -> str:
             port=parts.port or 3306,
             user=unquote(parts.username or ""),
             password=unquote(parts.password or ""),
+            database=unquote(parts.path.strip("/")),
             connect_timeout=5,
         )
     ) as connection:

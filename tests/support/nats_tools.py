@@ -36,6 +36,11 @@ def nats_url(*, scheme: str = "nats", port: int | None = None, login: str = "") 
     return f"{scheme}://{login}{'@' if login else ''}{address if port is None else f'127.0.0.1:{port}'}"
 
 
+def nats_port() -> int:
+    """Return the port of the tests' server, which a proxy leads to."""
+    return urlsplit(str(settings.NATS_URL)).port or 4222
+
+
 @dataclass(frozen=True)
 class Stored:
     """A message in a stream."""

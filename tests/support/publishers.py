@@ -1,8 +1,11 @@
 """Publishers whose outcomes a test decides."""
 
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+
+from django.db import connections
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
 from django_outbox.publishers.base import Publisher
@@ -43,6 +46,15 @@ class ScriptedPublisher(Publisher):
     def published(cls) -> list[Any]:
         """The ids of all published messages, in order."""
         return [message.id for batch in cls.batches for message in batch]
+
+
+class LockingPublisher(Publisher):
+    """Accepts messages, and keeps a database of SQLite locked as another program would that writes for a long time."""
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        self._session = sqlite3.connect(connections["default"].settings_dict["NAME"], isolation_level=None)
+        self._session.execute("BEGIN IMMEDIATE")
+        return [ACCEPTED] * len(messages)
 
 
 class RefusingPublisher(Publisher):

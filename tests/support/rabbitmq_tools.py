@@ -30,6 +30,12 @@ def broker_url(*, scheme: str = "amqp", port: int | None = None, password: str |
     return urlunsplit((scheme, f"{parts.username}:{password or parts.password}@{address}", parts.path, query, ""))
 
 
+def broker_address() -> str:
+    """Return host and port of the broker, as the project names it in texts."""
+    parts = urlsplit(str(settings.AMQP_URL))
+    return f"{parts.hostname}:{parts.port or 5672}"
+
+
 @dataclass(frozen=True)
 class Received:
     """A message as a consumer sees it."""

@@ -74,9 +74,12 @@ DO $$ BEGIN
 END $$
 """
 
+# Django's system checks connect to the database that the URL names.
 MARIADB_ROLE = r"""
+CREATE DATABASE IF NOT EXISTS test;
 CREATE USER IF NOT EXISTS 'outbox'@'localhost' IDENTIFIED BY 'outbox', 'outbox'@'127.0.0.1' IDENTIFIED BY 'outbox';
 GRANT ALL ON `test\_outbox%`.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1' WITH GRANT OPTION;
+GRANT ALL ON test.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1';
 GRANT CREATE USER ON *.* TO 'outbox'@'localhost', 'outbox'@'127.0.0.1';
 """
 
@@ -103,7 +106,7 @@ SERVERS = (
         local_urls=("mysql://root@127.0.0.1:3306/test", "mysql://outbox:outbox@127.0.0.1:3306/test"),
         log_in=logins.log_in_to_mariadb,
         image="mariadb:10.11",
-        image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1",),
+        image_settings=("MARIADB_ALLOW_EMPTY_ROOT_PASSWORD=1", "MARIADB_DATABASE=test"),
         image_url="mysql://root@{address}/test",
         port=3306,
         package="mariadb-server",

@@ -13,10 +13,20 @@ from django.db.models.query import QuerySet
 from pydantic import BaseModel
 from typing_extensions import TypedDict, assert_type
 
-from django_outbox import InvalidMessage, OutboxError, OutboxMessage, TransactionRequired, enqueue, enqueue_many
+from django_outbox import (
+    InvalidMessage,
+    OutboxError,
+    OutboxMessage,
+    TransactionRequired,
+    aenqueue,
+    aenqueue_many,
+    atomic_async,
+    enqueue,
+    enqueue_many,
+)
 from django_outbox.backoff import Kind
 from django_outbox.beat import beat_schedule
-from django_outbox.celery import OutboxTask
+from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
@@ -31,6 +41,7 @@ from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.retry import RetryFunction, RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
+from django_outbox.testing import Drained, Outbox, isolated_events, isolated_handlers
 
 
 def place_order(id: int, message_id: uuid.UUID) -> None:
@@ -202,7 +213,8 @@ def send_receipt(order_id: int) -> None: ...
 
 
 assert_type(send_receipt.delay(7).id, str)
-send_receipt.apply_async((7,), countdown=60, queue="mail", expires=3600)
+send_receipt.apply_async((7,), countdown=60, queue="mail", expires=3600, using="orders")
+assert_type(OutboxCelery("shop").send_task("billing.charge", (7,), countdown=60).id, str)
 
 PUBLISHERS: list[Publisher] = [
     CeleryPublisher("celery", app="shop.celery:app", timeout=5),
@@ -212,3 +224,34 @@ PUBLISHERS: list[Publisher] = [
     RabbitMQPublisher("default", url=["amqp://a", "amqp://b"], exchange="shop", timeout=5),
 ]
 assert_type(published, list[Message])
+
+
+@atomic_async
+def place_in_thread(number: str, *, total: int) -> OutboxMessage:
+    return enqueue("order.created", {"number": number, "total": total})
+
+
+@atomic_async(using="default")
+def count_orders() -> int:
+    return 7
+
+
+async def place_orders() -> int:
+    message: OutboxMessage = await place_in_thread("A-1", total=7)
+    message = await aenqueue("order.created", message.payload, require_transaction=False)
+    messages: list[OutboxMessage] = await aenqueue_many([message], require_transaction=False)
+    return len(messages) + await count_orders()
+
+
+def check_outbox(outbox: Outbox) -> None:
+    with isolated_handlers(), isolated_events():
+        message: OutboxMessage = outbox.assert_called(place_in_thread, "A-1", total=7)
+        drained: Drained = outbox.drain(delayed=True, run_tasks=True)
+        assert message.pk in {each.id for each in drained.processed}
+
+
+async def check_outbox_in_async_code(outbox: Outbox) -> None:
+    message: OutboxMessage = await outbox.aassert_enqueued("order.created", number="A-1")
+    await outbox.aassert_not_enqueued("order.paid", where={"key": message.key})
+    drained: Drained = await outbox.adrain()
+    assert drained.failures == ()
