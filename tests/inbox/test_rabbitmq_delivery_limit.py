@@ -62,18 +62,22 @@ def count_returns(source: RabbitMQSource) -> int:
 @pytest.mark.parametrize("runs", [OFTEN, pytest.param(100, marks=pytest.mark.slow)])
 def test_runs_that_read_once_lose_nothing(source, make_inbox, runs):
     fill(source, 3000)
+    received = 0
     for _ in range(runs):
-        make_inbox(batch_size=10).read_once()
+        received += make_inbox(batch_size=10).read_once().received
         keep_alive(source)
-    assert payloads("default") == [*range(runs * 10)]
-    eventually(lambda: source.unsettled() == 3000 - runs * 10)
+    assert received > OFTEN
+    assert payloads("default") == [*range(received)]
+    eventually(lambda: source.unsettled() == 3000 - received)
     assert count_returns(source) == 0
 
 
 def test_a_run_that_reads_once_stores_a_whole_batch(source, make_inbox):
     fill(source, 500)
-    assert make_inbox(batch_size=300).read_once().received == 300
-    assert make_inbox(batch_size=300).read_once().received == 200
+    for expected in (300, 200):
+        inbox = make_inbox(batch_size=300)
+        inbox._shared.limits = replace(QUICK, receive_time=5)
+        assert inbox.read_once().received == expected
 
 
 @pytest.mark.parametrize("runs", [OFTEN, pytest.param(100, marks=pytest.mark.slow)])
