@@ -12,6 +12,7 @@ from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
 from tests.support import celery_app
 from tests.support.celery_tools import BROKERS, beat, cleaned_up, close, new_prefix
+from tests.support.databases import end_other_sessions
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(databases=ALIASES, transaction=True)]
@@ -30,23 +31,6 @@ def app() -> Iterator[Celery]:
 
 def count(using: str) -> int:
     return OutboxMessage.objects.using(using).filter(type="tests.note").count()
-
-
-def end_other_sessions(using: str) -> int:
-    """End the sessions of other processes on this database, and return how many there were."""
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        if connection.vendor == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
-            )
-            return len(cursor.fetchall())
-        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = database() AND id <> connection_id()")
-        ids = [id for (id,) in cursor.fetchall()]
-        for id in ids:
-            cursor.execute(f"KILL {id}")
-        return len(ids)
 
 
 def assert_no_run_was_lost(using: str, log: Path) -> None:

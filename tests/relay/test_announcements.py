@@ -15,6 +15,7 @@ from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Limits, Relay
 from django_outbox.relay.outages import Outages
 from tests.conftest import ALIASES
+from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
@@ -122,21 +123,14 @@ def test_two_workers_report_an_outage_of_the_database_together(log: Any):
         eventually(lambda: relay.tally.processed == 1)
         with connections["postgresql"].cursor() as cursor:
             cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only TO on')
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
-                [name],
-            )
+        end_other_sessions("postgresql")
         try:
             eventually(lambda: [outage.subject for outage in relay.outages] == ["Database 'postgresql'"])
             eventually(lambda: "read-only" in relay.outages[0].reason)
         finally:
             with connections["postgresql"].cursor() as cursor:
                 cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
-                cursor.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                    " WHERE datname = %s AND pid <> pg_backend_pid()",
-                    [name],
-                )
+            end_other_sessions("postgresql")
         eventually(lambda: relay.outages == [])
     assert lines(log, "Database 'postgresql' is unavailable: ")
     assert not lines(log, "Publisher 'default' is unavailable")

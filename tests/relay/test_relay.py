@@ -3,13 +3,12 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
@@ -20,7 +19,7 @@ from django_outbox.relay import Relay
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
-from tests.support.databases import statements_of_new_connections
+from tests.support.databases import end_other_sessions, statements_of_new_connections
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -243,20 +242,7 @@ def test_a_running_relay_survives_the_loss_of_its_database_connection(running: C
     relay = running(using=alias)
     put(3, alias)
     eventually(lambda: relay.tally.processed == 3)
-    with connections[alias].cursor() as cursor:
-        if alias == "postgresql":
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        else:
-            cursor.execute(
-                "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-            )
-            for (id,) in cursor.fetchall():
-                # One that has ended meanwhile cannot be killed.
-                with suppress(OperationalError):
-                    cursor.execute(f"KILL {id}")
+    end_other_sessions(alias)
     put(3, alias)
     eventually(lambda: relay.tally.processed == 6)
 

@@ -4,14 +4,14 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 from urllib.parse import quote
 
 import MySQLdb
 import psycopg
 from django.conf import settings
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.test.utils import CaptureQueriesContext
@@ -115,6 +115,26 @@ def end_session(using: str, end: Callable[[Any, int], object]) -> None:
     with closing(connection.copy()) as other, other.cursor() as cursor:
         end(cursor, id)
         eventually(lambda: has_ended(cursor), "the session has ended")
+
+
+def end_other_sessions(using: str) -> int:
+    """End all sessions on this database but this one, and return how many there were."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # Only a superuser may end one of the server's own, such as an autovacuum worker's.
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            return len(cursor.fetchall())
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()")
+        ids = [id for (id,) in cursor.fetchall()]
+        for id in ids:
+            # One that has ended meanwhile cannot be killed.
+            with suppress(OperationalError):
+                cursor.execute(f"KILL {id}")
+        return len(ids)
 
 
 class Database:
