@@ -11,6 +11,7 @@ from select import select
 from types import FrameType
 from typing import Any, Protocol
 
+from django_outbox.after_fork import after_fork
 from django_outbox.logs import logger
 from django_outbox.wording import counted
 
@@ -57,6 +58,8 @@ class StopSignals:
         self._until_exit = until_exit
         self._relay: Stoppable | None = None
         self._handlers: dict[signal.Signals, Any] = {}
+        # A forked child would write its signals to the parent's socket.
+        after_fork(self, StopSignals.forget)
 
     def __enter__(self) -> "StopSignals":
         # Only the main thread may set handlers.
@@ -66,7 +69,6 @@ class StopSignals:
             self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             self._handlers = {number: signal.signal(number, _do_nothing) for number in SIGNALS}
             threading.Thread(target=self._watch, name="outbox-signals", daemon=True).start()
-            _watching.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,10 +84,11 @@ class StopSignals:
 
     def forget(self) -> None:
         """Restore the previous signal handlers."""
-        _watching.remove(self)
-        signal.set_wakeup_fd(self._previous_fd)
+        if self._handlers:
+            signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._handlers = {}
 
     def _watch(self) -> None:
         deadline: float | None = None
@@ -140,16 +143,3 @@ def _print(text: str) -> None:
             text = f"{WIPED}{text}"
         if text and select([], [number], [], 0)[1]:
             os.write(number, text.encode())
-
-
-_watching: list[StopSignals] = []
-
-
-def _forget_in_child() -> None:
-    # A forked child would write its signals to the parent's socket.
-    for each in [*_watching]:
-        each.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,13 +1,12 @@
 """A publisher for webhooks: an HTTP request for each message."""
 
-import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.after_fork import after_fork
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.cloudevents import PLAIN, validate_format
@@ -111,7 +110,7 @@ class HTTPPublisher(Publisher):
         )
         self._lanes: dict[Origin, Lane] = {}
         self._start_over()
-        _publishers.add(self)
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         # Neither paths nor queries, which may contain secrets.
@@ -165,16 +164,3 @@ class HTTPPublisher(Publisher):
     def _start_over(self) -> None:
         self._lock = threading.Lock()
         self._lanes = {}
-
-
-_publishers: "weakref.WeakSet[HTTPPublisher]" = weakref.WeakSet()
-
-
-def _start_over_after_fork() -> None:
-    # In the child process, the connections, their threads and their locks belong to the parent.
-    for publisher in _publishers:
-        publisher._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_after_fork)

@@ -1,11 +1,10 @@
 """A publisher for Kafka: idempotent producers, whose delivery reports are the outcomes."""
 
-import os
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from django_outbox.after_fork import after_fork
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.cloudevents import validate_format
@@ -71,7 +70,8 @@ class KafkaPublisher(Publisher):
         self._config = read_config(config, timeout)
         self._encode = make_encoder(self._topic, format, source)
         self._pool = Pool(self._make_client)
-        _publishers.add(self)
+        # The threads of producers do not exist in the child process.
+        after_fork(self._pool, Pool.abandon)
 
     def describe(self) -> str:
         return f"Kafka at {servers(self._config)}, topic {self._topic.text!r}"
@@ -94,16 +94,3 @@ class KafkaPublisher(Publisher):
 
     def _make_client(self) -> Client:
         return Client(self._config)
-
-
-_publishers: "weakref.WeakSet[KafkaPublisher]" = weakref.WeakSet()
-
-
-def _abandon_after_fork() -> None:
-    # In the child process, the producers' threads do not exist.
-    for publisher in _publishers:
-        publisher._pool.abandon()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_after_fork)

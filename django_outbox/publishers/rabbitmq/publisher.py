@@ -1,13 +1,12 @@
 """A publisher for RabbitMQ: publisher confirms, many messages in flight, one connection for all threads."""
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 from urllib.parse import quote
 
+from django_outbox.after_fork import after_fork
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
@@ -123,7 +122,7 @@ class RabbitMQPublisher(Publisher):
         self._events = None if format == PLAIN else Events(format, source)
         self._encode = encoder.encode
         self._start_over()
-        _publishers.add(self)
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         nodes = ", ".join(
@@ -160,7 +159,7 @@ class RabbitMQPublisher(Publisher):
             batch.wait()
             if batch.is_clean:
                 self._silent_since = None
-                return [outcome for outcome in batch.outcomes if outcome is not None]
+                return batch.complete()
             sorting.take(range(len(messages)), batch)
         outcomes = sorting.result()
         if sorting.has_outcome:
@@ -244,16 +243,3 @@ class RabbitMQPublisher(Publisher):
         self._destinations = Destinations(self.alias)
         self._connection, self._trials, self._retired = None, None, []
         self._silent_since = None
-
-
-_publishers: "weakref.WeakSet[RabbitMQPublisher]" = weakref.WeakSet()
-
-
-def _start_over_after_fork() -> None:
-    # In the child process, the connections, their threads and their locks belong to the parent.
-    for publisher in _publishers:
-        publisher._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_after_fork)
