@@ -38,7 +38,7 @@ def test_a_message_that_would_leave_the_path_is_rejected(receiver: Receiver, mak
     messages = [make_message(key=key) for key in ("..", ".", "", "...", "a..b")]
     outcomes = publisher.publish(messages)
     assert [outcome.verdict.value for outcome in outcomes] == ["rejected"] * 3 + ["accepted"] * 2
-    assert {outcome.error_class for outcome in outcomes[:3]} == {"http.unsendable"}
+    assert {outcome.error_class for outcome in outcomes[:3]} == {"http.unencodable"}
     assert sorted(call.path for call in receiver.calls) == ["/hooks/.../x", "/hooks/a..b/x"]
 
 
@@ -46,7 +46,7 @@ def test_the_first_pattern_that_matches_a_type_decides_the_url(receiver: Receive
     publisher = make_webhooks({"order.*": receiver.url("/orders"), "order.paid": receiver.url("/never")})
     outcomes = publisher.publish([make_message(type="order.paid"), make_message(type="invoice.sent")])
     assert outcomes[0] is ACCEPTED
-    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "http.unsendable")
+    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "http.unencodable")
     assert "no pattern in the option url matches its type" in outcomes[1].error
     assert [call.path for call in receiver.calls] == ["/orders"]
 
@@ -314,4 +314,4 @@ def test_a_lone_surrogate_is_rejected(receiver: Receiver, make_webhooks: MakePub
     publisher: HTTPPublisher = make_webhooks(receiver.url("/{key}"))
     for message in (make_message(key="\ud800"), make_message(key="k", headers={"n": "\ud800"})):
         (outcome,) = publisher.publish([message])
-        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "http.unsendable")
+        assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "http.unencodable")

@@ -1,7 +1,7 @@
 """Divide messages into requests within the limits of the API."""
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from django_outbox.publishers.aws.encoding import Entry
 
@@ -16,29 +16,37 @@ class Request(NamedTuple):
 
     Args:
         destination: the queue or topic, as the template names it.
+        indexes: the indexes of its messages in the call of `publish`, by the `Id` of their entries.
         entries: its messages.
     """
 
     destination: str
-    entries: tuple[Entry, ...]
+    indexes: dict[str, int]
+    entries: list[dict[str, Any]]
 
 
-def make_requests(destination: str, entries: Iterable[Entry], max_bytes: int) -> Iterator[Request]:
-    """Divide the messages for a destination into requests, in their order.
+def make_requests(entries: Mapping[int, Entry], max_bytes: int) -> list[Request]:
+    """Divide messages into requests for their destinations, in their order.
 
     Args:
-        destination: the queue or topic.
-        entries: the messages, none of them larger than `max_bytes`.
+        entries: the messages, by their index in the call of `publish`; none of them larger than `max_bytes`.
         max_bytes: maximum number of bytes of a request.
     """
-    part: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if len(part) == MAX_ENTRIES or (part and size + entry.size > max_bytes):
-            yield Request(destination, tuple(part))
-            part, size = [], 0
-        entry.fields["Id"] = str(len(part))
-        part.append(entry)
+    by_destination: dict[str, list[tuple[int, Entry]]] = {}
+    for index, entry in entries.items():
+        by_destination.setdefault(entry.destination, []).append((index, entry))
+    return [request for each in by_destination.items() for request in _divide(*each, max_bytes)]
+
+
+def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[Request]:
+    request, size = Request(destination, {}, []), 0
+    for index, entry in entries:
+        if len(request.entries) == MAX_ENTRIES or (request.entries and size + entry.size > max_bytes):
+            yield request
+            request, size = Request(destination, {}, []), 0
+        entry.fields["Id"] = id = str(len(request.entries))
+        request.indexes[id] = index
+        request.entries.append(entry.fields)
         size += entry.size
-    if part:
-        yield Request(destination, tuple(part))
+    if request.entries:
+        yield request

@@ -16,8 +16,10 @@ from django_outbox.messages import (
     unanswered,
 )
 from django_outbox.publishers.aws.batches import Request
+from django_outbox.publishers.aws.encoding import Encoder, Entry
 from django_outbox.publishers.aws.errors import Kind, Problem, explain_code
 from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.call import Call
 
 THROTTLE_WAIT = 1.0
 """Minimum number of seconds for which messages of a throttled destination wait, unless AWS names a time."""
@@ -32,11 +34,13 @@ MAX_WAIT = 3600.0
 """Maximum number of seconds for which messages wait, if AWS names a time."""
 
 
-class Delivery:
+class Delivery(Call[Message, Entry]):
     """Collects the outcomes of messages; the threads of a call share it.
 
     Args:
         messages: the messages.
+        encoder: encodes them.
+        carrier: the name of the service, for errors.
         one_destination: whether all messages of the publisher have the same destination. If it accepts nothing, that
             is an outage; otherwise, only the messages for it wait.
 
@@ -46,30 +50,26 @@ class Delivery:
         closed: destinations to which nothing more is sent in this call, and the outcome of their messages.
     """
 
-    def __init__(self, messages: Sequence[Message], *, one_destination: bool) -> None:
+    def __init__(self, messages: Sequence[Message], encoder: Encoder, carrier: str, *, one_destination: bool) -> None:
+        super().__init__(messages, encoder.encode, carrier=carrier, error_class="aws")
         self.outage = ""
         self.has_response = False
         self.closed: dict[str, Outcome] = {}
         self._one_destination = one_destination
-        self._outcomes: list[Outcome | None] = [None] * len(messages)
         self._accepting: set[str] = set()
         self._failing: list[tuple[str, int, Problem]] = []
         self._refused: set[int] = set()
         self._refusal: Problem | None = None
         self._lock = threading.Lock()
 
-    def reject(self, index: int, error: str, error_class: str) -> None:
-        """Reject a message that is not sent."""
-        self._outcomes[index] = rejected(error, error_class=error_class)
-
     def take_response(self, request: Request, response: Mapping[str, Any]) -> list[Problem]:
         """Record what AWS responded for each entry, and return the problems."""
-        left = {entry.fields["Id"]: entry.place for entry in request.entries}
+        left = {**request.indexes}
         accepted = [left.pop(each["Id"]) for each in response.get("Successful") or () if each["Id"] in left]
         with self._lock:
             self.has_response = True
             for index in accepted:
-                self._outcomes[index] = ACCEPTED
+                self.outcomes[index] = ACCEPTED
             if accepted:
                 self._accepting.add(request.destination)
         found: list[Problem] = []
@@ -84,7 +84,7 @@ class Delivery:
 
     def take_refusal(self, request: Request, problem: Problem) -> None:
         """Record that AWS refused a request as a whole, or that it got no response."""
-        indexes = [entry.place for entry in request.entries]
+        indexes = request.indexes.values()
         # Internal errors of a whole request are an outage.
         if problem.kind is Kind.INTERNAL:
             self.end(problem.text)
@@ -99,8 +99,8 @@ class Delivery:
     def take_closed(self, request: Request) -> None:
         """Give messages that are not sent the outcome of their destination."""
         with self._lock:
-            for entry in request.entries:
-                self._outcomes[entry.place] = self.closed[request.destination]
+            for index in request.indexes.values():
+                self.outcomes[index] = self.closed[request.destination]
 
     def end(self, reason: str) -> None:
         """Record an outage: what has no outcome is unanswered."""
@@ -114,7 +114,7 @@ class Delivery:
             BatchRefused: AWS refused requests without naming the message to blame.
         """
         with self._lock:
-            outcomes = list(self._outcomes)
+            outcomes = list(self.outcomes)
             for destination, index, problem in self._failing:
                 outcomes[index] = self._judge_failing(destination, problem)
             missing = self._missing_outcome()
@@ -144,7 +144,7 @@ class Delivery:
             if outcome.verdict is Verdict.DEFERRED or problem.kind is Kind.MISSING:
                 outcome = self.closed.setdefault(destination, outcome)
             for index in indexes:
-                self._outcomes[index] = outcome
+                self.outcomes[index] = outcome
 
     def _judge_failing(self, destination: str, problem: Problem) -> Outcome:
         """Blame the message for an error of AWS only if AWS accepted others for the same destination."""

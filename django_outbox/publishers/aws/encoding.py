@@ -7,10 +7,13 @@ import datetime
 import hashlib
 import json
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.cloudevents import EXTENSIONS, STRUCTURED, STRUCTURED_CONTENT_TYPE, structured
+from django_outbox.publishers.templates import Template
 from django_outbox.publishers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, to_text
 
 HEADERS = "outbox-headers"
@@ -29,23 +32,27 @@ _NONCHARACTERS = (b"\xef\xbf\xbe", b"\xef\xbf\xbf")
 _GROUP = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
 """https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatchRequestEntry.html"""
 
+_NAME = re.compile(r"(?:^|[/:])[A-Za-z0-9_-]{1,256}(?:\.fifo)?$")
+"""https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_CreateQueue.html
+https://docs.aws.amazon.com/sns/latest/api/API_CreateTopic.html"""
+
+_NAME_REMEDY = (
+    "queues and topics have letters, digits, - and _ in their names: give the message a topic that is such a name"
+)
+
 _STRING = "String"
-
-
-class Unencodable(ValueError):
-    """AWS cannot carry the message; the text names the part and the reason."""
 
 
 class Entry(NamedTuple):
     """A message as an entry of a batch request.
 
     Args:
-        place: the message's place in the call of `publish`.
+        destination: the queue or topic, as the template names it.
         size: bytes that count towards the limits.
         fields: the members of the entry.
     """
 
-    place: int
+    destination: str
     size: int
     fields: dict[str, Any]
 
@@ -54,29 +61,31 @@ class Encoder:
     """Encodes messages for one service.
 
     Args:
+        destination: the queue or topic.
+        max_bytes: maximum size of a message in bytes, with its attributes.
         body_name: the member of an entry that has the body.
         format: "plain" or "cloudevents-structured".
         source: the `source` of CloudEvents.
     """
 
-    def __init__(self, *, body_name: str, format: str, source: str) -> None:
+    def __init__(self, destination: Template, max_bytes: int, *, body_name: str, format: str, source: str) -> None:
+        self.destination = destination
+        self._max_bytes = max_bytes
         self._body_name = body_name
+        # There are usually few destinations.
+        self._check_name = lru_cache(maxsize=1000)(_check_name)
         self._source = source if format == STRUCTURED else None
         content_type = "application/json" if self._source is None else STRUCTURED_CONTENT_TYPE
         self._content_type = _attribute(content_type)
         self._content_type_size = _size(CONTENT_TYPE, content_type)
 
-    def encode(self, place: int, message: Message, *, fifo: bool) -> Entry:
+    def encode(self, message: Message) -> Entry:
         """Encode a message.
 
-        Args:
-            place: its place in the call of `publish`.
-            message: the message.
-            fifo: whether the destination is a FIFO queue or topic.
-
         Raises:
-            Unencodable: AWS cannot carry it.
+            Unencodable: AWS cannot carry it, it is too large, or its destination has an invalid name.
         """
+        destination = self._check_name(self.destination.render(message))
         values = {
             MESSAGE_ID: message.message_id,
             TYPE: _require_encodable("type", message.type),
@@ -100,11 +109,14 @@ class Encoder:
             attributes[name] = _attribute(value)
             size += _size(name, value)
         fields: dict[str, Any] = {"Id": "", self._body_name: payload.decode(), "MessageAttributes": attributes}
-        if fifo:
+        if size > self._max_bytes:
+            reason = f"it has {size:,} bytes with its attributes; max_message_bytes is {self._max_bytes:,}"
+            raise Unencodable(reason, "too_large")
+        if destination.endswith(FIFO_SUFFIX):
             # Messages of a group arrive one after the other. Those without a key are not in order with any other one.
             fields["MessageGroupId"] = group_id(message.key) if message.key else message.message_id
             fields["MessageDeduplicationId"] = message.message_id
-        return Entry(place, size, fields)
+        return Entry(destination, size, fields)
 
 
 def group_id(key: str) -> str:
@@ -112,6 +124,12 @@ def group_id(key: str) -> str:
     if _GROUP.fullmatch(key):
         return key
     return f"sha256-{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _check_name(destination: str) -> str:
+    if not _NAME.search(destination):
+        raise Unencodable(f"{destination!r} does not end with a valid name; {_NAME_REMEDY}", "missing")
+    return destination
 
 
 def _attribute(value: str) -> dict[str, str]:

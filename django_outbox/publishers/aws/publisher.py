@@ -1,41 +1,30 @@
 """The common base of the publishers for Amazon SQS and Amazon SNS."""
 
 import abc
-import os
-import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from django_outbox.after_fork import after_fork
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.aws.batches import Request, make_requests
 from django_outbox.publishers.aws.calls import RequestRunner, call_within
 from django_outbox.publishers.aws.client import Client
 from django_outbox.publishers.aws.delivery import Delivery
-from django_outbox.publishers.aws.encoding import FIFO_SUFFIX, Encoder, Entry, Unencodable
+from django_outbox.publishers.aws.encoding import Encoder
 from django_outbox.publishers.aws.errors import Kind, Problem, explain_failure, explain_refusal
 from django_outbox.publishers.aws.options import ClientOptions
 from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.templates import Template
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about a destination whose messages are set aside."""
 
 MAX_REPORTED = 1000
 """Maximum number of destinations whose last log line is remembered: names that contain keys may be many."""
-
-_NAME = re.compile(r"(?:^|[/:])[A-Za-z0-9_-]{1,256}(?:\.fifo)?$")
-"""https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_CreateQueue.html
-https://docs.aws.amazon.com/sns/latest/api/API_CreateTopic.html"""
-
-_NAME_REMEDY = (
-    "queues and topics have letters, digits, - and _ in their names: give the message a topic that is such a name"
-)
 
 
 class AWSPublisher(Publisher):
@@ -45,7 +34,6 @@ class AWSPublisher(Publisher):
         alias: the publisher's name in the settings.
         service: the name of the service in boto3.
         options: how to construct the client, and how to use it.
-        destination: the destination of a message.
         encoder: encodes messages.
     """
 
@@ -54,18 +42,16 @@ class AWSPublisher(Publisher):
     # AWS has accepted it; a request that arrives after its timeout changes no order, because AWS drops duplicates.
     keeps_order = False
 
-    def __init__(
-        self, alias: str, *, service: str, options: ClientOptions, destination: Template, encoder: Encoder
-    ) -> None:
+    def __init__(self, alias: str, *, service: str, options: ClientOptions, encoder: Encoder) -> None:
         super().__init__(alias)
         self._service = service
         self._options = options
         self.max_payload_bytes = options.max_message_bytes
-        self._destination = destination
+        self._destination = encoder.destination
         self._encoder = encoder
         self._is_ready = False
         self._start_over()
-        _publishers.add(self)
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         where = self._options.endpoint_url or self._options.region
@@ -101,8 +87,8 @@ class AWSPublisher(Publisher):
         return []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        delivery = Delivery(messages, one_destination=self._destination.is_fixed)
-        requests = self._make_requests(messages, delivery)
+        delivery = Delivery(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
+        requests = make_requests(delivery.encoded, self._options.max_message_bytes)
         if requests:
             runner = RequestRunner(
                 requests, lambda request: self._send(request, delivery), self._slots, self._options.timeout
@@ -136,32 +122,6 @@ class AWSPublisher(Publisher):
 
     # What they share
 
-    def _make_requests(self, messages: Sequence[Message], delivery: Delivery) -> list[Request]:
-        entries: dict[str, list[Entry]] = {}
-        invalid: set[str] = set()
-        limit = self._options.max_message_bytes
-        for index, message in enumerate(messages):
-            destination = self._destination.render(message)
-            if destination not in entries and destination not in invalid:
-                if _NAME.search(destination):
-                    entries[destination] = []
-                else:
-                    invalid.add(destination)
-            if destination in invalid:
-                delivery.reject(index, f"{destination!r} does not end with a valid name; {_NAME_REMEDY}", "aws.missing")
-                continue
-            try:
-                entry = self._encoder.encode(index, message, fifo=destination.endswith(FIFO_SUFFIX))
-            except Unencodable as error:
-                delivery.reject(index, f"{self.broker_name} cannot carry the message: {error}.", "aws.unencodable")
-                continue
-            if entry.size > limit:
-                error_text = f"the message has {entry.size:,} bytes with its attributes; max_message_bytes is {limit:,}"
-                delivery.reject(index, error_text, "aws.too_large")
-                continue
-            entries[destination].append(entry)
-        return [request for name, found in entries.items() for request in make_requests(name, found, limit)]
-
     def _send(self, request: Request, delivery: Delivery) -> None:
         if delivery.outage:
             return
@@ -172,7 +132,7 @@ class AWSPublisher(Publisher):
 
         def send(client: Any) -> None:
             nonlocal response
-            response = self._send_batch(client, request.destination, [entry.fields for entry in request.entries])
+            response = self._send_batch(client, request.destination, request.entries)
 
         problem = self._try(send)
         problems = [problem] if problem is not None else delivery.take_response(request, response)
@@ -219,16 +179,3 @@ class AWSPublisher(Publisher):
         self._client = Client(self._service, self._options)
         self._is_ready = False
         self._reported: dict[str, float] = {}
-
-
-_publishers: "weakref.WeakSet[AWSPublisher]" = weakref.WeakSet()
-
-
-def _start_over_after_fork() -> None:
-    # In the child process, the connections and locks belong to the parent.
-    for publisher in _publishers:
-        publisher._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_after_fork)

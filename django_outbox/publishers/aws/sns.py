@@ -84,8 +84,9 @@ class SNSPublisher(AWSPublisher):
                 concurrency=concurrency,
                 max_message_bytes=max_message_bytes,
             ),
-            destination=Template("topic_arn", topic_arn),
-            encoder=Encoder(body_name="Message", format=format, source=source),
+            encoder=Encoder(
+                Template("topic_arn", topic_arn), max_message_bytes, body_name="Message", format=format, source=source
+            ),
         )
 
     def _probe(self, client: Any) -> None:

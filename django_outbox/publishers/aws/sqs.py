@@ -91,8 +91,7 @@ class SQSPublisher(AWSPublisher):
                 concurrency=concurrency,
                 max_message_bytes=max_message_bytes,
             ),
-            destination=template,
-            encoder=Encoder(body_name="MessageBody", format=format, source=source),
+            encoder=Encoder(template, max_message_bytes, body_name="MessageBody", format=format, source=source),
         )
 
     def _probe(self, client: Any) -> None:

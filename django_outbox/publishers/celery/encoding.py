@@ -6,8 +6,9 @@ from pika import BasicProperties
 from pika.spec import Basic
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.celery.envelope import TaskMessage
-from django_outbox.publishers.rabbitmq.encoding import Encoded, Unencodable, encode_headers, short_string
+from django_outbox.publishers.rabbitmq.encoding import Encoded, encode_headers, short_string
 
 MAX_PRIORITY = 255
 

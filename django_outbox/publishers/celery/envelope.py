@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 
 CONTENT_TYPE = "application/json"
 CONTENT_ENCODING = "utf-8"
@@ -23,8 +24,11 @@ PROPERTIES = ("delivery_mode", "priority", *TEXT_PROPERTIES)
 """All properties that are stored."""
 
 
-class NotATask(ValueError):
-    """A message is not a task message; the text names the reason."""
+class NotATask(Unencodable):
+    """A message is not a task message; the text names the reason and the remedy."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"it is no task message: {reason}; call an OutboxTask instead of enqueue()", "not_a_task")
 
 
 def pack(

@@ -7,10 +7,11 @@ from typing import ClassVar, Protocol
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.messages import Message, Outcome, rejected
+from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import BatchRefused, Publisher
+from django_outbox.publishers.call import Call
 from django_outbox.publishers.celery.apps import connect, find_app, is_amqp
-from django_outbox.publishers.celery.envelope import NotATask, TaskMessage, unpack
+from django_outbox.publishers.celery.envelope import TaskMessage, unpack
 from django_outbox.publishers.celery.kombu_tasks import KombuTasks
 from django_outbox.publishers.options import require_seconds
 
@@ -71,22 +72,16 @@ class CeleryPublisher(Publisher):
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         now = datetime.now(timezone.utc)
-        tasks: list[TaskMessage] = []
-        refused: dict[int, Outcome] = {}
-        for index, message in enumerate(messages):
-            try:
-                tasks.append(unpack(message, now))
-            except NotATask as error:
-                refused[index] = _not_a_task(error)
-        if not refused:
-            return self._broker.publish(tasks)
+        call = Call(messages, lambda message: unpack(message, now), carrier="Celery", error_class="celery")
+        if not call.encoded:
+            return call.complete()
         try:
-            outcomes = iter(self._broker.publish(tasks) if tasks else ())
+            call.take(call.encoded, self._broker.publish([*call.encoded.values()]))
         except BatchRefused as error:
-            found = iter(error.outcomes)
-            error.outcomes = [refused.get(index) or next(found) for index in range(len(messages))]
+            call.take(call.encoded, error.outcomes)
+            error.outcomes = call.outcomes
             raise
-        return [refused.get(index) or next(outcomes) for index in range(len(messages))]
+        return call.complete()
 
     def close(self) -> None:
         self._broker.close()
@@ -101,8 +96,3 @@ def _use_rabbitmq(alias: str, app: Celery, timeout: float) -> _Broker:
             'pip install "django-transactional-outbox[celery,rabbitmq]"'
         ) from error
     return RabbitMQTasks(alias, app, timeout)
-
-
-def _not_a_task(error: NotATask) -> Outcome:
-    text = f"not a task message: {error}; call an OutboxTask instead of enqueue() with this publisher"
-    return rejected(text, error_class="celery.not_a_task")

@@ -9,8 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.messages import Message
 from django_outbox.publishers import cloudevents
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.http.signing import Signer
-from django_outbox.publishers.http.urls import Origin, Unsendable, Urls
+from django_outbox.publishers.http.urls import Origin, Urls
 from django_outbox.publishers.text_headers import own_headers, text_headers
 
 Headers = list[tuple[bytes, bytes]]
@@ -72,7 +73,7 @@ class Encoder:
         """Encode a message.
 
         Raises:
-            Unsendable: HTTP cannot carry it.
+            Unencodable: HTTP cannot carry it.
         """
         url = self._urls.find(message)
         target = url.target(message)
@@ -90,7 +91,7 @@ class Encoder:
                 else:
                     found += event_headers(cloudevents.attributes(message, self._source))
         except UnicodeEncodeError:
-            raise Unsendable("a lone surrogate in a field or header cannot be encoded in UTF-8") from None
+            raise Unencodable("a lone surrogate in a field or header cannot be encoded in UTF-8") from None
         headers = [
             (b"host", url.origin.authority.encode()),
             (b"user-agent", b"django-outbox"),
@@ -150,7 +151,7 @@ def _percent_encode(value: str, extra: str) -> bytes:
 @lru_cache(maxsize=1000)
 def _name(name: str) -> bytes:
     if not _TOKEN.fullmatch(name):
-        raise Unsendable(f"headers[{name!r}]: its name is not a valid name of an HTTP header")
+        raise Unencodable(f"headers[{name!r}]: its name is not a valid name of an HTTP header")
     return name.lower().encode()
 
 

@@ -218,7 +218,7 @@ class Lane:
 
 
 def _reject(error: Exception) -> Outcome:
-    return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unsendable")
+    return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")
 
 
 def _read_response(response: httpcore.Response) -> Response:

@@ -3,14 +3,15 @@
 import random
 from collections.abc import Mapping, Sequence
 
-from django_outbox.messages import Message, Outcome, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
 from django_outbox.publishers.availability import FIRST_WAIT, MIN_WAIT, Availability
+from django_outbox.publishers.call import Call
 from django_outbox.publishers.http.batch import Batch
 from django_outbox.publishers.http.encoding import Encoder, Request
 from django_outbox.publishers.http.errors import Failure
 from django_outbox.publishers.http.lane import Job, Lane
 from django_outbox.publishers.http.responses import Response, Statuses
-from django_outbox.publishers.http.urls import Origin, Unsendable
+from django_outbox.publishers.http.urls import Origin
 
 BEGIN_FACTOR = 1.25
 """Requests are begun for that many times the timeout: after one that gets no response, another one shows whether the
@@ -19,8 +20,8 @@ message or the server is to blame."""
 LATE = "it was not sent, because the messages before it took too long"
 
 
-class Sorting:
-    """The messages of one call of `publish`, by their index in the call.
+class Sorting(Call[Message, Request]):
+    """The messages of one call of `publish`, sorted by their servers.
 
     Messages for a server that is unavailable are set aside, so that those for other servers are delivered. If all
     servers of the publisher are unavailable, it is an outage, and they are unanswered.
@@ -41,21 +42,14 @@ class Sorting:
         statuses: Statuses,
         timeout: float,
     ) -> None:
+        super().__init__(messages, encoder.encode, carrier="HTTP", error_class="http")
         self._lanes = lanes
         self._statuses = statuses
         self._timeout = timeout
         self._batch = Batch(len(messages), BEGIN_FACTOR * timeout)
-        self._requests: dict[int, Request] = {}
         self._indexes: dict[Origin, list[int]] = {}
-        for index, message in enumerate(messages):
-            try:
-                request = encoder.encode(message)
-            except Unsendable as error:
-                text = f"HTTP cannot carry the message: {error}."
-                self._batch.results[index] = rejected(text, error_class="http.unsendable")
-            else:
-                self._requests[index] = request
-                self._indexes.setdefault(request.origin, []).append(index)
+        for index, request in self.encoded.items():
+            self._indexes.setdefault(request.origin, []).append(index)
 
     def publish(self) -> None:
         """Send all messages; to a server that is suspended only one, and the others if that has a response."""
@@ -95,8 +89,8 @@ class Sorting:
                         break
         all_suspended = all(lane.availability.is_suspended for lane in self._lanes.values())
         return [
-            result if isinstance(result, Outcome) else self._outcome(index, responding, all_suspended=all_suspended)
-            for index, result in enumerate(self._batch.results)
+            outcome or self._outcome(index, responding, all_suspended=all_suspended)
+            for index, outcome in enumerate(self.outcomes)
         ]
 
     def _send(self, ordinary: Mapping[Origin, Sequence[int]], trials: Mapping[Origin, Sequence[int]]) -> None:
@@ -104,7 +98,7 @@ class Sorting:
             self._batch.expect(indexes)
         for some, is_trial in ((ordinary, False), (trials, True)):
             for origin, indexes in some.items():
-                jobs = [Job(self._batch, index, self._requests[index], is_trial) for index in indexes]
+                jobs = [Job(self._batch, index, self.encoded[index], is_trial) for index in indexes]
                 self._lanes[origin].submit(jobs)
         # One second for threads that are late.
         self._batch.wait((BEGIN_FACTOR + 1) * self._timeout + 1)
@@ -112,7 +106,9 @@ class Sorting:
     def _outcome(self, index: int, responding: set[Origin], *, all_suspended: bool) -> Outcome:
         """Return the outcome of a message that was sent, or not sent because of its server."""
         result = self._batch.results[index]
-        origin = self._requests[index].origin
+        if isinstance(result, Outcome):
+            return result
+        origin = self.encoded[index].origin
         availability = self._lanes[origin].availability
         if isinstance(result, Response):
             return self._response_outcome(result, availability)

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.templates import Template
 
 EXAMPLE = '"https://shop.example.com/hooks/{type}"'
@@ -17,10 +18,6 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 _REST = re.compile(r"[!-~]*")
 """Printable ASCII without the space: everything else in a URL is percent-encoded."""
-
-
-class Unsendable(ValueError):
-    """HTTP cannot carry the message; the text names the part and the reason."""
 
 
 class Origin(NamedTuple):
@@ -70,19 +67,19 @@ class Url:
         """Return the path and the query for a message.
 
         Raises:
-            Unsendable: the message would leave the path, or has no key although the URL needs one.
+            Unencodable: the message would leave the path, or has no key although the URL needs one.
         """
         if self._is_fixed:
             return self._fixed
         if self._needs_key and not message.key:
-            raise Unsendable("the url contains {key}, but the message has no key")
+            raise Unencodable("the url contains {key}, but the message has no key")
         try:
             target = self._template.render(message)
         except UnicodeEncodeError:
-            raise Unsendable("a lone surrogate in topic, type or key cannot be encoded in UTF-8") from None
+            raise Unencodable("a lone surrogate in topic, type or key cannot be encoded in UTF-8") from None
         # Dots cannot be percent-encoded: servers read %2E%2E as "..".
         if {".", ".."} & set(target.partition("?")[0].split("/")):
-            raise Unsendable('the path of the url would contain "." or ".."')
+            raise Unencodable('the path of the url would contain "." or ".."')
         return target.encode()
 
 
@@ -106,11 +103,11 @@ class Urls:
         """Return the URL for a message.
 
         Raises:
-            Unsendable: no pattern matches its type.
+            Unencodable: no pattern matches its type.
         """
         for url in self._matching(message.type):
             return url
-        raise Unsendable("no pattern in the option url matches its type")
+        raise Unencodable("no pattern in the option url matches its type")
 
     def _matching(self, type: str) -> Iterator[Url]:
         return (url for pattern, url in self._urls.items() if pattern == "*" or fnmatchcase(type, pattern))

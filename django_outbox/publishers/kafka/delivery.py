@@ -11,6 +11,7 @@ from confluent_kafka import Message as Delivered
 from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
 from django_outbox.publishers.base import BatchRefused
+from django_outbox.publishers.call import Call
 from django_outbox.publishers.kafka.client import Client
 from django_outbox.publishers.kafka.encoding import Record
 from django_outbox.publishers.kafka.errors import Blame, meaning_of
@@ -23,33 +24,26 @@ STALLED = "Kafka responds, but did not confirm the message: its partition has no
 STALLED_CLASS = "kafka.stalled"
 
 
-class Delivery:
-    """Sends messages and collects their outcomes. Messages are identified by their index in the call.
+class Delivery(Call[T, Record]):
+    """Sends messages and collects their outcomes.
 
     Args:
         messages: the messages, of any type.
-        encode: returns the record of a message, or raises an exception.
+        encode: returns the record of a message.
         pool: lends producers.
         timeout: seconds for all of it.
     """
 
     def __init__(self, messages: Sequence[T], encode: Callable[[T], Record], pool: Pool, timeout: float) -> None:
+        super().__init__(messages, encode, carrier="Kafka", error_class="kafka")
         self._pool = pool
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._outcomes: list[Outcome | None] = [None] * len(messages)
-        self._records: dict[int, Record] = {}
         self._errors: list[tuple[int, KafkaError, int]] = []
         self._missing = 0
         self._outage = ""
         self._is_stalled = False
         self._refusal: BatchRefused | None = None
-        records = self._records
-        for index, message in enumerate(messages):
-            try:
-                records[index] = encode(message)
-            except Exception as error:
-                self._reject(index, error)
 
     def run(self) -> list[Outcome]:
         """Send all messages and return their outcomes.
@@ -57,7 +51,7 @@ class Delivery:
         Raises:
             BatchRefused: Kafka refused several messages together because of one of them.
         """
-        waiting = list(self._records)
+        waiting = self.unsettled()
         while waiting and not self._has_ended():
             count = len(waiting)
             with self._pool.client() as client:
@@ -65,24 +59,22 @@ class Delivery:
                 self._read_errors(client)
                 reason = client.health.reason
             # Some are sent again because of others. Each round must settle one, or there would be no end.
-            waiting = [index for index in waiting if self._outcomes[index] is None]
+            waiting = self.unsettled(waiting)
             if len(waiting) == count and not self._has_ended():
                 self._outage = reason or NO_RESPONSE
         if self._refusal and not self._outage:
-            self._refusal.outcomes = self._outcomes
+            self._refusal.outcomes = self.outcomes
             raise self._refusal
         if self._is_stalled and not self._outage:
-            missing = set_aside(STALLED, self._timeout, error_class=STALLED_CLASS)
-        else:
-            missing = unanswered(self._outage)
-        return [outcome or missing for outcome in self._outcomes]
+            return self.complete(set_aside(STALLED, self._timeout, error_class=STALLED_CLASS))
+        return self.complete(unanswered(self._outage))
 
     def _has_ended(self) -> bool:
         return bool(self._outage or self._is_stalled or self._refusal)
 
     def _send(self, client: Client, indexes: Sequence[int]) -> None:
         """Send messages and wait for their reports."""
-        records, report, deadline = self._records, self._report, self._deadline
+        records, report, deadline = self.encoded, self._report, self._deadline
         missing = self._find_missing_topics(client, indexes)
         self._missing = 0
         if self._outage:
@@ -118,7 +110,7 @@ class Delivery:
     def _find_missing_topics(self, client: Client, indexes: Sequence[int]) -> Mapping[str, KafkaError]:
         missing: dict[str, KafkaError] = {}
         if not client.connect(self._deadline):
-            topics = {self._records[index][0] for index in indexes}
+            topics = {self.encoded[index][0] for index in indexes}
             missing = client.find_missing(sorted(topics), self._deadline, self._timeout / 4)
         if not client.health.is_connected:
             self._outage = client.health.reason or NO_RESPONSE
@@ -154,7 +146,7 @@ class Delivery:
             # Without an offset librdkafka only concludes that it was written, because the broker has confirmed a later
             # sequence number. A broker that knows nothing of a producer accepts any number, so it is sent again.
             if delivered.offset() is not None:
-                self._outcomes[index] = ACCEPTED
+                self.outcomes[index] = ACCEPTED
         else:
             self._errors.append((index, error, delivered.partition() or 0))
 
@@ -162,19 +154,19 @@ class Delivery:
         """Turn errors into outcomes."""
         batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
         for index, error, partition in self._errors:
-            meaning, topic = meaning_of(error), self._records[index][0]
+            meaning, topic = meaning_of(error), self.encoded[index][0]
             if meaning.blame is Blame.BATCH:
                 batches.setdefault((topic, partition, error.code()), (error, []))[1].append(index)
             elif meaning.blame is Blame.BROKER:
                 self._outage = self._outage or client.health.explain(error)
             elif meaning.blame is not Blame.NONE:
                 client.forget_topic(topic)
-                self._outcomes[index] = meaning.outcome(error.str())
+                self.outcomes[index] = meaning.outcome(error.str())
         for error, indexes in batches.values():
             meaning = meaning_of(error)
             outcome = meaning.outcome(error.str())
             if len(indexes) == 1:
-                self._outcomes[indexes[0]] = outcome
+                self.outcomes[indexes[0]] = outcome
             else:
                 self._refusal = BatchRefused(
                     outcome.error, (), permanent=meaning.permanent, error_class=outcome.error_class
@@ -183,4 +175,4 @@ class Delivery:
 
     def _reject(self, index: int, error: Exception) -> None:
         text = f"Kafka cannot carry the message: {describe(error)}"
-        self._outcomes[index] = rejected(text, error_class="kafka.unencodable")
+        self.outcomes[index] = rejected(text, error_class="kafka.unencodable")

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from django_outbox.messages import Message
 from django_outbox.publishers import cloudevents
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.nats.subjects import explain_invalid_subject
 from django_outbox.publishers.templates import Template
 from django_outbox.publishers.text_headers import CONTENT_TYPE, own_headers, text_headers
@@ -23,19 +24,6 @@ MAX_HEADER_BYTES = 65_535
 
 _NAME = re.compile(r"[!-9;-~]+")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
-
-
-class Unencodable(ValueError):
-    """NATS cannot carry the message; the text names the part and the reason.
-
-    Args:
-        reason: the reason.
-        error_class: the last part of the outcome's `error_class`.
-    """
-
-    def __init__(self, reason: str, error_class: str = "unencodable") -> None:
-        super().__init__(reason)
-        self.error_class = error_class
 
 
 class Encoded(NamedTuple):

@@ -1,14 +1,13 @@
 """A publisher for NATS JetStream: many messages in flight over one connection for all threads."""
 
 import datetime
-import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.after_fork import after_fork
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.cloudevents import validate_format
@@ -106,7 +105,7 @@ class JetStreamPublisher(Publisher):
         self._encode = Encoder(subject=self._subject, stream=stream, format=format, source=source).encode
         self._connection: NatsConnection | None = None
         self._lock = threading.Lock()
-        _publishers.add(self)
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         servers = ", ".join(server.url for server in self._options.servers)
@@ -126,7 +125,7 @@ class JetStreamPublisher(Publisher):
         batch = Batch(messages, self._encode)
         while batch.missing and not self._usable_connection().submit(batch):
             pass
-        return batch.wait()
+        return batch.result()
 
     def name_destination(self, message: Message) -> str:
         return self._subject.render(message)
@@ -145,6 +144,7 @@ class JetStreamPublisher(Publisher):
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
+        _of_parents.append(self._connection)
         self._connection = None
 
 
@@ -156,18 +156,5 @@ def _read_subject(subject: str) -> Template:
     return template
 
 
-_publishers: "weakref.WeakSet[JetStreamPublisher]" = weakref.WeakSet()
-
-_of_parent: list[NatsConnection | None] = []
+_of_parents: list[NatsConnection | None] = []
 """Connections of the parent process. They are kept, because their end would close what the parent still uses."""
-
-
-def _start_over_after_fork() -> None:
-    # In the child process, the connections, their threads and their locks belong to the parent.
-    for publisher in _publishers:
-        _of_parent.append(publisher._connection)
-        publisher._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_after_fork)

@@ -144,8 +144,8 @@ class Session:
         frames: list[bytes] = []
         size = 0
         max_payload = self._client.max_payload
-        for index, encoded in enumerate(batch.encoded):
-            if encoded is None or batch.outcomes[index] is not None:
+        for index, encoded in batch.encoded.items():
+            if batch.outcomes[index] is not None:
                 continue
             if encoded.size > max_payload:
                 error = f"headers and payload are {encoded.size:,} bytes; the server's max_payload is {max_payload:,}"
@@ -342,5 +342,4 @@ class Session:
 
 def _subject(sent: Sent) -> bytes:
     batch, index = sent
-    encoded = batch.encoded[index]
-    return b"" if encoded is None else encoded.subject
+    return batch.encoded[index].subject

@@ -4,16 +4,15 @@ from collections.abc import Callable, Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.pending import PendingOutcomes
-from django_outbox.publishers.rabbitmq.encoding import Encoded, Unencodable
+from django_outbox.publishers.call import PendingCall
+from django_outbox.publishers.rabbitmq.encoding import Encoded
 
 
-class Batch(PendingOutcomes):
-    """Messages that were submitted together; the submitting thread waits for their outcomes.
+class Batch(PendingCall[Message, Encoded]):
+    """Messages that were submitted together.
 
-    Args:
-        messages: the messages to send.
-        encode: encodes a message. If it raises `Unencodable`, that message is rejected and the others are sent.
+    After `wait`, a message without an outcome is one that the broker did not confirm, because it refused one of them
+    without identifying it (`refusal`), or although it responds (`stalled`).
 
     Attributes:
         sent: the number of messages, from the first on, that were passed to a channel.
@@ -23,22 +22,13 @@ class Batch(PendingOutcomes):
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
-        super().__init__(len(messages))
-        self.messages = messages
+        super().__init__(messages, encode, carrier="AMQP", error_class="rabbitmq")
         self.sent = 0
         self.stalled = False
         self.refusal: BatchRefused | None = None
         self.nacked = False
-        self._encoded: list[Encoded | None] = []
         self._returned: dict[int, Outcome] = {}
         self._unreturned: dict[str, list[int]] = {}
-        for index, message in enumerate(messages):
-            try:
-                self._encoded.append(encode(message))
-            except Unencodable as error:
-                self._encoded.append(None)
-                text = f"AMQP cannot carry the message: {error}."
-                self.set_outcome(index, rejected(text, error_class="rabbitmq.unencodable"))
 
     @property
     def is_clean(self) -> bool:
@@ -50,14 +40,6 @@ class Batch(PendingOutcomes):
         """Whether the broker confirmed the first message."""
         return self.outcomes[0] is ACCEPTED
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until no further outcomes are to come, for at most `seconds`. Return False if the time ran out.
-
-        Afterwards `outcomes` has an outcome for each message, or None for messages that the broker did not confirm
-        because it refused one of them without identifying it (`refusal`), or although it responds (`stalled`).
-        """
-        return not self.missing or self._done.wait(seconds)
-
     def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
         """Set the outcome of confirmed or nacked messages; one that the broker returned before is not accepted."""
         if self._returned and outcome is ACCEPTED:
@@ -68,9 +50,9 @@ class Batch(PendingOutcomes):
             for index in indexes:
                 self.set_outcome(index, outcome)
 
-    def encoded(self, index: int) -> Encoded | None:
+    def to_send(self, index: int) -> Encoded | None:
         """Return a message to send; None if it already has an outcome."""
-        return self._encoded[index] if self.outcomes[index] is None else None
+        return self.encoded[index] if self.outcomes[index] is None else None
 
     def reject_larger(self, limit: int) -> bool:
         """Reject messages without an outcome whose payload exceeds the broker's limit in bytes. False if none does."""
@@ -86,7 +68,7 @@ class Batch(PendingOutcomes):
         self._settle_returned()
         if self.missing:
             self.stalled = True
-            self._done.set()
+            self.end()
 
     def refuse(self, error: str, cause: Exception, *, permanent: bool) -> None:
         """Record that the broker refused one of the messages without an outcome, and read no further ones."""
@@ -97,7 +79,7 @@ class Batch(PendingOutcomes):
         elif self.missing:
             self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class="rabbitmq.refused")
             self.refusal.__cause__ = cause
-            self._done.set()
+            self.end()
 
     def note_return(self, message_id: str, outcome: Outcome) -> None:
         """Keep the outcome of a returned message, because the confirm that follows would accept it.

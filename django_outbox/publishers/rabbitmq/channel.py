@@ -121,7 +121,7 @@ class BatchChannel:
         sent: list[int] = []
         frames: list[bytes] = []
         for index in range(batch.sent, stop):
-            encoded = batch.encoded(index)
+            encoded = batch.to_send(index)
             if encoded is None:
                 continue
             if encoded.header_size > self._frame_max:

@@ -16,6 +16,7 @@ from pika import BasicProperties
 from pika.spec import Basic
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.rabbitmq.frames import HEADER_FRAME_OVERHEAD
 
 MAX_SHORT_STRING = 255
@@ -26,10 +27,6 @@ ROUTING_HEADERS = ("CC", "BCC")
 
 MAX_DEPTH = 500
 """Maximum nesting of a header; the outbox stores no deeper JSON."""
-
-
-class Unencodable(ValueError):
-    """AMQP cannot carry the message; the text names the part and the reason."""
 
 
 class Encoded(NamedTuple):

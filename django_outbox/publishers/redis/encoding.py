@@ -8,12 +8,9 @@ import json
 from functools import lru_cache
 
 from django_outbox.messages import Message
+from django_outbox.publishers.call import Unencodable
 from django_outbox.publishers.redis import fields
 from django_outbox.publishers.templates import Template
-
-
-class Unencodable(ValueError):
-    """Redis cannot carry the message; the text names the part and the reason."""
 
 
 class Encoder:
@@ -41,23 +38,21 @@ class Encoder:
         """Return the command that appends a message to its stream. The bytes of the payload are unchanged.
 
         Raises:
-            Unencodable: Redis cannot carry it.
+            Unencodable: the name of its stream is blank.
+            UnicodeEncodeError: it has text that UTF-8 cannot represent.
         """
         _, message_id, type, topic, key, payload, headers, occurred_at, *_ = message
         if occurred_at.tzinfo is not datetime.timezone.utc:
             occurred_at = occurred_at.astimezone(datetime.timezone.utc)
         time = occurred_at.isoformat().encode()
         optional = b""
-        try:
-            if key:
-                encoded = key.encode()
-                optional = b"$3\r\nkey\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
-            if headers:
-                encoded = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")).encode()
-                optional += b"$7\r\nheaders\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
-            beginning = self._beginning(self._stream.render(message), type, topic, bool(key) + bool(headers))
-        except UnicodeEncodeError as error:
-            raise Unencodable(f"it has text that UTF-8 cannot represent ({error.reason})") from None
+        if key:
+            encoded = key.encode()
+            optional = b"$3\r\nkey\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
+        if headers:
+            encoded = json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":")).encode()
+            optional += b"$7\r\nheaders\r\n$%d\r\n%b\r\n" % (len(encoded), encoded)
+        beginning = self._beginning(self._stream.render(message), type, topic, bool(key) + bool(headers))
         return b"%b$%d\r\n%b\r\n$11\r\noccurred_at\r\n$%d\r\n%b\r\n%b$7\r\npayload\r\n$%d\r\n%b\r\n" % (
             beginning,
             len(message_id),

@@ -1,7 +1,7 @@
 """The messages for one server on their way through a connection."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import redis
@@ -83,11 +83,11 @@ class Pipeline:
             return 0
         return self._link.max_argument
 
-    def send(self, commands: Sequence[bytes], guarantees: Guarantees, deadline: float) -> None:
+    def send(self, commands: Mapping[int, bytes], guarantees: Guarantees, deadline: float) -> None:
         """Send messages, if there is a connection.
 
         Args:
-            commands: the command of each message of the batch.
+            commands: the commands of the messages, by their index.
             guarantees: when a message is accepted.
             deadline: when to give up, in `time.monotonic()`.
         """

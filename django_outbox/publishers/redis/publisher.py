@@ -1,13 +1,12 @@
 """A publisher for Redis streams."""
 
-import os
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import redis
 
+from django_outbox.after_fork import after_fork
 from django_outbox.messages import Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.options import require_number, require_seconds
@@ -98,7 +97,7 @@ class RedisStreamsPublisher(Publisher):
         stall_timeout = timeout / STALL_SHARE if cluster else timeout
         self._guarantees = Guarantees(replicas, replica_timeout, timeout, stall_timeout)
         self._start_over()
-        _publishers.add(self)
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         return f"Redis at {self._options.describe()}, stream {self._template.text!r}"
@@ -181,16 +180,3 @@ def find_wrong_role(link: Link) -> str:
     except (redis.RedisError, OSError) as error:
         raise Lost(explain(error)) from error
     return "" if role == b"master" else "the server is a replica: name the master in url, or use sentinels"
-
-
-_publishers: "weakref.WeakSet[RedisStreamsPublisher]" = weakref.WeakSet()
-
-
-def _start_over_after_fork() -> None:
-    # In the child process, the connections belong to the parent.
-    for publisher in _publishers:
-        publisher._start_over()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_after_fork)

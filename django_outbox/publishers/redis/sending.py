@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
 from django_outbox.publishers.availability import Availability
-from django_outbox.publishers.redis.encoding import Encoder, Unencodable, encode_command
+from django_outbox.publishers.call import Call
+from django_outbox.publishers.redis.encoding import Encoder, encode_command
 from django_outbox.publishers.redis.errors import REDIRECTS, code_of, outcome_of
 from django_outbox.publishers.redis.link import Lost
 from django_outbox.publishers.redis.links import Links
@@ -20,39 +21,30 @@ MAX_ROUNDS = 5
 NODE_UNAVAILABLE = "redis.node_unavailable"
 
 
-class Sending:
-    """The messages of one call of `publish`, by their index in the call.
+class Sending(Call[Message, bytes]):
+    """Sends the messages of a call to their servers, in a pipeline for each.
 
     Args:
         messages: the messages.
-        encoder: encodes them. A message that cannot be encoded is rejected, and the others are sent.
+        encoder: encodes them.
         servers: the servers.
         guarantees: when a message is accepted.
     """
 
     def __init__(self, messages: Sequence[Message], encoder: Encoder, servers: Servers, guarantees: Guarantees) -> None:
-        self._messages = messages
+        super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
         self._encoder = encoder
         self._servers = servers
         self._guarantees = guarantees
         self._deadline = time.monotonic() + guarantees.timeout
-        self._outcomes: list[Outcome | None] = [None] * len(messages)
-        self._commands: list[bytes] = []
         self._redirects: dict[int, str] = {}
         self._asked: set[Address] = set()
         self._failed: dict[Address, Pipeline] = {}
         self._trials: list[Availability] = []
-        for index, message in enumerate(messages):
-            try:
-                self._commands.append(encoder.encode(message))
-            except Unencodable as error:
-                self._commands.append(b"")
-                text = f"Redis cannot carry the message: {error}."
-                self._outcomes[index] = rejected(text, error_class="redis.unencodable")
 
     def run(self) -> list[Outcome]:
         """Send the messages, and return their outcomes."""
-        pipelines = self._split([index for index, outcome in enumerate(self._outcomes) if outcome is None])
+        pipelines = self._split(self.unsettled())
         try:
             for _ in range(MAX_ROUNDS):
                 self._exchange(pipelines)
@@ -66,7 +58,7 @@ class Sending:
 
     def _split(self, indexes: Sequence[int]) -> list[Pipeline]:
         def stream_of(index: int) -> str:
-            return self._encoder.stream_of(self._messages[index])
+            return self._encoder.stream_of(self.messages[index])
 
         return [Pipeline(*each) for each in self._servers.split(indexes, stream_of)] if indexes else []
 
@@ -84,7 +76,7 @@ class Sending:
                 is_trial = links.availability.is_suspended
                 limit = pipeline.connect(links, self._guarantees, self._deadline, is_trial=is_trial)
                 self._reject_larger(pipeline, limit)
-                pipeline.send(self._commands, self._guarantees, self._deadline)
+                pipeline.send(self.encoded, self._guarantees, self._deadline)
         for pipeline, links in sent:
             pipeline.receive(links, self._guarantees, self._deadline)
             if pipeline.leave:
@@ -104,31 +96,31 @@ class Sending:
             return False
         outcome = set_aside(availability.reason, availability.seconds_left, error_class=NODE_UNAVAILABLE)
         for index in pipeline.indexes:
-            self._outcomes[index] = outcome
+            self.outcomes[index] = outcome
         return True
 
     def _reject_larger(self, pipeline: Pipeline, limit: int) -> None:
         """Reject payloads of more bytes than the server accepts: it would close the connection."""
-        if pipeline.reason or max(len(self._messages[index].payload) for index in pipeline.indexes) <= limit:
+        if pipeline.reason or max(len(self.messages[index].payload) for index in pipeline.indexes) <= limit:
             return
         error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
         for index in pipeline.indexes:
-            if len(self._messages[index].payload) > limit:
-                self._outcomes[index] = rejected(error, error_class="redis.too_large")
-        pipeline.indexes = [index for index in pipeline.indexes if self._outcomes[index] is None]
+            if len(self.messages[index].payload) > limit:
+                self.outcomes[index] = rejected(error, error_class="redis.too_large")
+        pipeline.indexes = self.unsettled(pipeline.indexes)
 
     def _take_outcomes(self, pipeline: Pipeline) -> None:
         for index in pipeline.accepted:
-            self._outcomes[index] = ACCEPTED
+            self.outcomes[index] = ACCEPTED
         if len(pipeline.accepted) == len(pipeline.indexes):
             return
         for index, error in pipeline.refused.items():
-            self._outcomes[index] = outcome_of(error)
+            self.outcomes[index] = outcome_of(error)
             if self._servers.options.cluster and code_of(error) in REDIRECTS:
                 self._redirects[index] = error
         lost = unanswered(pipeline.reason)
-        for index in pipeline.indexes:
-            self._outcomes[index] = self._outcomes[index] or lost
+        for index in self.unsettled(pipeline.indexes):
+            self.outcomes[index] = lost
 
     def _redirect(self) -> list[Pipeline]:
         """Return the pipelines for messages that nodes of the cluster redirect to others."""
@@ -146,8 +138,7 @@ class Sending:
 
     def _result(self) -> list[Outcome]:
         """Return the outcomes; if some nodes of a cluster accept messages, those for the other nodes are set aside."""
-        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
-        assert len(outcomes) == len(self._messages)
+        outcomes = self.complete()
         missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
         if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
             return outcomes

@@ -1,0 +1,109 @@
+"""The messages of one call of `publish`, and their outcomes: what all publishers do the same."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from django_outbox.messages import Outcome, rejected
+
+NOT_UTF8 = "it has text that UTF-8 cannot represent ({})"
+
+M = TypeVar("M")
+E = TypeVar("E")
+
+
+class Unencodable(ValueError):
+    """A broker cannot carry a message; the text names the part and the reason.
+
+    Args:
+        reason: the reason.
+        error_class: the last part of the outcome's `error_class`.
+    """
+
+    def __init__(self, reason: str, error_class: str = "unencodable") -> None:
+        super().__init__(reason)
+        self.error_class = error_class
+
+
+class Call(Generic[M, E]):
+    """The messages of one call of `publish`, by their index, with the outcomes so far.
+
+    All are encoded before anything is sent. A message that cannot be encoded is rejected, and the others are sent.
+
+    Args:
+        messages: the messages.
+        encode: returns what is sent for a message, or raises `Unencodable`.
+        carrier: what cannot carry such a message, for the error, such as "AMQP".
+        error_class: the first part of the outcome's `error_class`, such as "rabbitmq".
+
+    Attributes:
+        messages: the messages.
+        encoded: what is sent for the messages, without those that cannot be encoded.
+        outcomes: the outcome of each message; None while it has none.
+    """
+
+    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
+        self.messages = messages
+        self.encoded: dict[int, E] = {}
+        self.outcomes: list[Outcome | None] = [None] * len(messages)
+        encoded = self.encoded
+        for index, message in enumerate(messages):
+            try:
+                encoded[index] = encode(message)
+            except (Unencodable, UnicodeEncodeError) as error:
+                reason = error if isinstance(error, Unencodable) else Unencodable(NOT_UTF8.format(error.reason))
+                text = f"{carrier} cannot carry the message: {reason}."
+                self.outcomes[index] = rejected(text, error_class=f"{error_class}.{reason.error_class}")
+
+    def unsettled(self, indexes: Iterable[int] | None = None) -> list[int]:
+        """Return the indexes of the messages without an outcome, of all messages or of some."""
+        outcomes = self.outcomes
+        return [index for index in (range(len(outcomes)) if indexes is None else indexes) if outcomes[index] is None]
+
+    def take(self, indexes: Iterable[int], outcomes: Iterable[Outcome | None]) -> None:
+        """Take over the outcomes of some messages."""
+        for index, outcome in zip(indexes, outcomes, strict=True):
+            self.outcomes[index] = outcome
+
+    def complete(self, missing: Outcome | None = None) -> list[Outcome]:
+        """Return all outcomes, with this one for each message that has none."""
+        given = self.outcomes if missing is None else [outcome or missing for outcome in self.outcomes]
+        outcomes = [outcome for outcome in given if outcome is not None]
+        assert len(outcomes) == len(given)
+        return outcomes
+
+
+class PendingCall(Call[M, E]):
+    """A call whose messages a connection's thread sends, while another thread waits for their outcomes.
+
+    Once the messages are submitted, only the connection's thread changes the outcomes.
+
+    Attributes:
+        missing: the number of messages without an outcome.
+    """
+
+    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
+        super().__init__(messages, encode, carrier=carrier, error_class=error_class)
+        self.missing = self.outcomes.count(None)
+        self._done = threading.Event()
+
+    def set_outcome(self, index: int, outcome: Outcome) -> None:
+        """Set the outcome of a message, unless it already has one."""
+        if self.outcomes[index] is None:
+            self.outcomes[index] = outcome
+            self.missing -= 1
+            if not self.missing:
+                self._done.set()
+
+    def set_missing(self, outcome: Outcome) -> None:
+        """Set the outcome of every message that has none."""
+        for index in self.unsettled():
+            self.set_outcome(index, outcome)
+
+    def end(self) -> None:
+        """Let the waiting thread go on, although messages have no outcome."""
+        self._done.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until no further outcomes are to come, for at most `seconds`. Return False if the time ran out."""
+        return not self.missing or self._done.wait(seconds)
