@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.publishers.broker_urls import UrlOption
 from django_outbox.publishers.nats.subjects import explain_invalid_subject
 from django_outbox.publishers.options import require_number, require_seconds
 from django_outbox.publishers.tls import read_ssl
 
-EXAMPLE = '"nats://user:password@host:4222"'
+SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls"))
 
 DEFAULT_PORT = 4222
 
@@ -105,7 +106,7 @@ def read_options(
     """
     require_seconds("timeout", timeout)
     require_seconds("connect_timeout", connect_timeout)
-    found = tuple(_read_url(url) for url in _read_urls(servers))
+    found = tuple(_read_server(parts) for _, parts in SERVERS.read(servers))
     path: object = credentials
     if not isinstance(path, str):
         raise ImproperlyConfigured("credentials must be the path of a .creds file, or of a file with a seed.")
@@ -179,35 +180,13 @@ def read_credentials(path: str) -> Credentials:
     )
 
 
-def _read_urls(servers: object) -> Sequence[str]:
-    urls = [servers] if isinstance(servers, str) else servers
-    if not isinstance(urls, list | tuple) or not all(isinstance(each, str) for each in urls):
-        raise ImproperlyConfigured(f"servers must be a URL like {EXAMPLE}, or a list of such URLs.")
-    if not urls or "" in urls:
-        raise ImproperlyConfigured(f"servers is missing; set it to a URL like {EXAMPLE}, or to a list of such URLs.")
-    return urls
-
-
-def _read_url(url: str) -> Server:
-    scheme, separator, _rest = url.partition("://")
-    if scheme not in ("nats", "tls") or not separator:
-        raise ImproperlyConfigured(f"servers: a URL must begin with nats:// or tls://, as in {EXAMPLE}.")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-        readable = bool(parts.hostname) and port != 0 and not (parts.path.strip("/") or parts.query or parts.fragment)
-    except ValueError:
-        readable = False
-    if not readable:
-        raise ImproperlyConfigured(
-            "servers: a URL cannot be read (it is not shown because it may hold a password); write it as "
-            f'{EXAMPLE}, with every special character of user and password percent-encoded: "@" as %40, "/" as %2F, '
-            '"#" as %23.'
-        )
+def _read_server(parts: SplitResult) -> Server:
+    if not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+        raise SERVERS.unreadable
     return Server(
-        host=parts.hostname or "",
-        port=port or DEFAULT_PORT,
-        requires_tls=scheme == "tls",
+        host=parts.hostname,
+        port=parts.port or DEFAULT_PORT,
+        requires_tls=parts.scheme == "tls",
         user=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),
     )

@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs
 
 import pika
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.publishers.broker_urls import UrlOption
 from django_outbox.publishers.options import require_flag, require_seconds
 from django_outbox.publishers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
 from django_outbox.publishers.tls import read_ssl
 
-EXAMPLE = '"amqp://user:password@host:5672/vhost"'
+URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
 
 EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
 
@@ -108,12 +109,12 @@ def read_options(
         raise ImproperlyConfigured(
             f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_HEARTBEAT}, 0 for none, or None."
         )
-    urls = _read_urls(url)
-    hosts = tuple(_read_url(each) for each in urls)
+    urls = list(URL.read(url))
+    hosts = tuple(_read_url(*each) for each in urls)
     if ssl is not None:
         _set_tls(hosts, ssl)
-    for host, each in zip(hosts, urls, strict=True):
-        if "heartbeat" not in parse_qs(urlsplit(each).query):
+    for host, (_, parts) in zip(hosts, urls, strict=True):
+        if "heartbeat" not in parse_qs(parts.query):
             host.heartbeat = heartbeat
         host.socket_timeout = host.stack_timeout = min(connect_timeout, timeout / len(hosts))
         host.blocked_connection_timeout = blocked_timeout
@@ -131,29 +132,11 @@ def read_options(
     )
 
 
-def _read_urls(url: object) -> Sequence[str]:
-    urls = [url] if isinstance(url, str) else url
-    if not isinstance(urls, list | tuple) or not all(isinstance(each, str) for each in urls):
-        raise ImproperlyConfigured(f"url must be a string like {EXAMPLE}, or a list of such strings.")
-    if not urls or "" in urls:
-        raise ImproperlyConfigured(f"url is missing; set it to a string like {EXAMPLE}, or to a list of such strings.")
-    return urls
-
-
-def _read_url(url: str) -> pika.URLParameters:
-    scheme, separator, _rest = url.partition("://")
-    if scheme not in ("amqp", "amqps") or not separator:
-        raise ImproperlyConfigured(f"url must begin with amqp:// or amqps://, as in {EXAMPLE}.")
-    try:
-        parts = urlsplit(url)
-        readable = bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
-    except ValueError:
-        readable = False
-    if not readable or (parts.username is not None and parts.password is None):
-        raise ImproperlyConfigured(
-            f"url cannot be read (it is not shown because it may hold a password); write it as {EXAMPLE}, with every "
-            'special character of user, password and vhost percent-encoded: "@" as %40, "/" as %2F, "#" as %23.'
-        )
+def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
+    if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
+        raise URL.unreadable
+    if parts.username is not None and parts.password is None:
+        raise URL.unreadable
     for parameter in parse_qs(parts.query):
         if parameter in OPTION_INSTEAD:
             raise ImproperlyConfigured(f"url must not set {parameter}; use {OPTION_INSTEAD[parameter]}.")

@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.publishers.broker_urls import UrlOption
 from django_outbox.publishers.options import require_flag, require_seconds
 from django_outbox.publishers.tls import read_ssl
 
-EXAMPLE = '"redis://user:password@host:6379/0"'
-SCHEMES = ("redis", "rediss", "unix")
+URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss", "unix"))
+SENTINELS = URL._replace(name="sentinels")
 QUERY = ("db", "client_name")
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
@@ -83,7 +84,7 @@ def read_options(
     require_seconds("connect_timeout", connect_timeout)
     require_flag("cluster", cluster)
     seconds = min(connect_timeout, timeout)
-    read = [_read_url("url", each) for each in _read_urls("url", url)]
+    read = [_read_url(URL, parts) for _, parts in URL.read(url)]
     scheme, _, arguments = read[0]
     if any((each[0], each[2]) != (scheme, arguments) for each in read):
         raise ImproperlyConfigured("url has nodes with different logins; they must differ only in host and port.")
@@ -105,7 +106,7 @@ def read_options(
         raise ImproperlyConfigured(
             "url must name the master of the sentinels instead of a host, without a port: redis://user:password@mymaster/0."
         )
-    found = [_read_url("sentinels", each) for each in _read_urls("sentinels", sentinels)]
+    found = [_read_url(SENTINELS, parts) for _, parts in SENTINELS.read(sentinels)]
     kind, _, login = found[0]
     if kind == "unix" or any((each[0], each[2]) != (kind, login) for each in found):
         raise ImproperlyConfigured("sentinels must be redis:// or rediss:// urls that differ only in host and port.")
@@ -121,38 +122,20 @@ def read_options(
     )
 
 
-def _read_urls(option: str, urls: object) -> Sequence[str]:
-    found = [urls] if isinstance(urls, str) else urls
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(each, str) and each for each in found):
-        raise ImproperlyConfigured(
-            f"{option} is missing; set it to a string like {EXAMPLE}, or to a list of such strings."
-        )
-    return found
-
-
-def _read_url(option: str, url: str) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
+def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
     """Return the scheme, the address, and the arguments for the login and the database."""
-    scheme, separator, _ = url.partition("://")
-    if scheme not in SCHEMES or not separator:
-        raise ImproperlyConfigured(f"{option} must begin with redis://, rediss:// or unix://, as in {EXAMPLE}.")
-    try:
-        parts = urlsplit(url)
-        port, query = parts.port, parse_qs(parts.query, keep_blank_values=True)
-    except ValueError:
-        port, query = 0, {}
-    path = unquote(parts.path) if port != 0 else ""
-    host = path if scheme == "unix" else parts.hostname if port != 0 else ""
+    scheme, path, query = parts.scheme, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)
+    host = path if scheme == "unix" else parts.hostname
     if not host or "@" in path or parts.fragment:
-        raise ImproperlyConfigured(
-            f"{option} cannot be read (it is not shown because it may hold a password); write it as {EXAMPLE}, with "
-            'every special character of user and password percent-encoded: "@" as %40, "/" as %2F, "#" as %23.'
-        )
+        raise option.unreadable
     for name in query:
         if name not in QUERY:
-            raise ImproperlyConfigured(f"{option} must not set {name}; the query may set {' and '.join(QUERY)}.")
+            raise ImproperlyConfigured(f"{option.name} must not set {name}; the query may set {' and '.join(QUERY)}.")
     database = query.get("db", [""])[0] or ("" if scheme == "unix" else path.strip("/"))
     if database and not (database.isascii() and database.isdigit()):
-        raise ImproperlyConfigured(f"{option} has a database that is not a number; write it as {EXAMPLE}.")
+        raise ImproperlyConfigured(
+            f'{option.name} has a database that is not a number; write it as "{option.example}".'
+        )
     arguments: dict[str, Any] = {"db": int(database or 0)}
     if parts.username:
         arguments["username"] = unquote(parts.username)
@@ -160,7 +143,7 @@ def _read_url(option: str, url: str) -> tuple[str, tuple[str, int | None], dict[
         arguments["password"] = unquote(parts.password)
     if "client_name" in query:
         arguments["client_name"] = query["client_name"][0]
-    return scheme, (host, port), arguments
+    return scheme, (host, parts.port), arguments
 
 
 def _read_ssl(files: object, scheme: str) -> dict[str, Any]:
