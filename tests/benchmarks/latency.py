@@ -1,4 +1,8 @@
-"""From the commit to the confirm of a quorum queue in milliseconds, polled and woken, and the cost of an idle relay."""
+"""From the commit to the confirm of a quorum queue in milliseconds, polled and woken, and the cost of an idle relay.
+
+With `--waiting`, that many keys wait, as many messages are behind a key's message that waits, and each commit has a key
+of its own: nothing of that should cost anything. A relay begins to measure when it has swept over them once.
+"""
 
 import argparse
 import random
@@ -11,14 +15,17 @@ from django.db import connection, transaction
 from django_outbox import enqueue
 from django_outbox.stores import get_store
 from tests.benchmarks.brokers.rabbitmq import QuorumQueues
-from tests.benchmarks.measuring import BenchmarkError, seconds_of
+from tests.benchmarks.measuring import BenchmarkError, seconds_of, seconds_of_database
 from tests.benchmarks.options import add_numbers
 from tests.benchmarks.relay_process import relay_process, wait_for
 from tests.benchmarks.report import Report, measure_all
-from tests.benchmarks.tables import empty
+from tests.benchmarks.tables import empty, insert_rows, refresh
 from tests.benchmarks.workspace import outbox_settings
 
 PERCENTILES = (50, 95, 99, 100)
+
+SWEEPING_TIME = 20.0
+"""Seconds for the first sweep of a relay over a million messages."""
 
 SETTLING_TIME = 2.0
 """Seconds after which an idle relay waits as long as it ever does."""
@@ -33,22 +40,35 @@ class Case(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(parser, seconds=20, rates=[1, 100, 500], workers=2)
+    parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
 
 
 def run(options: argparse.Namespace) -> Report:
+    if options.waiting:
+        empty()
+        insert_rows(options.waiting, available="86400 + number % 600", keys=options.waiting)
+        # All of them are of a key that has one already.
+        insert_rows(options.waiting, available="-60", keys=1)
+        refresh()
     with QuorumQueues(1) as queues:
 
         def measure(case: Case) -> list[float]:
-            """Return the sorted latencies, or the share of a core that an idle relay takes."""
-            empty()
+            """Return the sorted latencies, or the share of a core that an idle relay and its database take."""
+            if not options.waiting:
+                empty()
             with (
                 outbox_settings(NOTIFY=case.notify),
                 relay_process(queues.publisher(), workers=options.workers, notify=case.notify) as relay,
             ):
                 relay.begin()
+                if options.waiting:
+                    time.sleep(SWEEPING_TIME)
                 if not case.commits:
-                    return [_idle_share(relay.pid, options.seconds)]
-                committed = _commit(case.commits, options.seconds, random.Random(options.seed), queues.topics[0])
+                    return _idle_shares(relay.pid, options.seconds)
+                source = random.Random(options.seed)
+                committed = _commit(
+                    case.commits, options.seconds, source, queues.topics[0], keyed=bool(options.waiting)
+                )
                 wait_for([relay], len(committed))
                 confirmed = relay.stop().confirmed
             if confirmed.keys() != committed.keys():
@@ -67,11 +87,11 @@ def run(options: argparse.Namespace) -> Report:
             shown = [times[percent * (len(times) - 1) // 100] for percent in PERCENTILES]
             report.rows.append([mode, case.commits, len(times), *shown])
         else:
-            report.notes.append(f"An idle relay, {mode}: {times[0]:.2%} of a core.")
+            report.notes.append(f"An idle relay, {mode}: {times[0]:.2%} of a core, and its database {times[1]:.2%}.")
     return report
 
 
-def _commit(rate: int, seconds: int, source: random.Random, topic: str) -> dict[str, float]:
+def _commit(rate: int, seconds: int, source: random.Random, topic: str, *, keyed: bool) -> dict[str, float]:
     """Commit messages one by one at random moments, and return the time of each commit."""
     committed: dict[str, float] = {}
     due = time.monotonic()
@@ -79,13 +99,14 @@ def _commit(rate: int, seconds: int, source: random.Random, topic: str) -> dict[
     while (due := due + source.expovariate(rate)) < end or not committed:
         time.sleep(max(due - time.monotonic(), 0))
         with transaction.atomic():
-            message = enqueue("order.created", {"id": len(committed)}, topic=topic)
+            key = f"key-{source.random()}" if keyed else ""
+            message = enqueue("order.created", {"id": len(committed)}, topic=topic, key=key)
         committed[str(message.message_id)] = time.time()
     return committed
 
 
-def _idle_share(pid: int, seconds: int) -> float:
+def _idle_shares(pid: int, seconds: int) -> list[float]:
     time.sleep(SETTLING_TIME)
-    before = seconds_of(pid)
+    before = seconds_of(pid), seconds_of_database()
     time.sleep(seconds)
-    return (seconds_of(pid) - before) / seconds
+    return [(seconds_of(pid) - before[0]) / seconds, (seconds_of_database() - before[1]) / seconds]

@@ -57,6 +57,11 @@ def seconds_of(pid: int | str) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
+def seconds_of_database() -> float:
+    """Return the processor time of the database's processes so far; 0 if it is on another machine, or no server."""
+    return _read_processors("")[DATABASE]
+
+
 def _read_processors(broker: str) -> dict[str, float]:
     """Return seconds so far by column. A server on another machine is absent."""
     found: dict[str, float] = defaultdict(float)
