@@ -1,12 +1,13 @@
 """The app class. Celery apps import it before Django's models are loaded, so it must not import them."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 from django_outbox.celery.calls import prepare, sends_directly
 from django_outbox.celery.producer import StoringProducer
-from django_outbox.celery.revoking import OutboxControl
+from django_outbox.celery.revoking import OutboxControl, OutboxResult
 from django_outbox.celery.task import AnyResult, OutboxTask
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class OutboxCelery(AnyCelery):
             using=using or source.outbox_using,
             is_database_chosen=using is not None,
         )
+        call.options["result_cls"] = partial(OutboxResult, app=self, outbox_using=using or source.outbox_using)
         result = super().send_task(name, args, kwargs, task_id=call.task_id, producer=call.producer, **call.options)
         result.ignored = ignore_result
         return result

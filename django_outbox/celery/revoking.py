@@ -26,6 +26,9 @@ class OutboxResult(AnyResult):
         super().__init__(*args, **kwargs)
         self.outbox_using = outbox_using
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (*super().__reduce__(), {"outbox_using": self.outbox_using})
+
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Revoke the call in the outbox, and tell the workers to ignore it after the commit, as Celery does."""
         from django_outbox.celery.expiring import expire_calls  # noqa: PLC0415 - needs the models

@@ -15,6 +15,9 @@ from django_outbox.messages import Message
 from django_outbox.publishers.celery.apps import find_app
 from django_outbox.publishers.celery.envelope import NotATask, TaskMessage, unpack
 
+MAX_RETRIES = 100
+"""Number of retries after which a task is taken for one that would be retried forever."""
+
 
 class Call(NamedTuple):
     """A stored call of a task."""
@@ -53,7 +56,7 @@ def read_call(message: Message) -> Call | None:
 def run(call: Call, app_path: str | None) -> Exception | None:
     """Run a task as a worker does, without a result backend; return the exception that it has raised, if any.
 
-    Retries follow at once. The next task of a chain, and callbacks, are stored in the outbox.
+    Retries follow at once, up to `MAX_RETRIES`. The next task of a chain, and callbacks, are stored in the outbox.
 
     Args:
         call: the call.
@@ -68,7 +71,7 @@ def run(call: Call, app_path: str | None) -> Exception | None:
     request = {**headers, **call.embedded, "is_eager": True, "delivery_info": {"is_eager": True}, "headers": headers}
     args, kwargs = call.args, call.kwargs
     tracer: Any = build_tracer(name, task, app=app, eager=True, propagate=False)
-    while True:
+    for _ in range(MAX_RETRIES + 1):
         outcome = tracer(headers["id"], args, kwargs, request)
         if outcome.info is None:
             return None
@@ -79,6 +82,10 @@ def run(call: Call, app_path: str | None) -> Exception | None:
         signature: Any = vars(reason).get("sig")
         if signature is not None:
             args, kwargs = signature.args, signature.kwargs
+    return RuntimeError(
+        f"the task {name!r} was retried {MAX_RETRIES} times, and still asks for another retry: give it max_retries, or "
+        "let the test make what it waits for come true"
+    )
 
 
 def _load(body: Any, content_type: str, encoding: str) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from celery import Celery, Task, chain, signature
 from celery.beat import Scheduler
-from django.db import transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.celery import OutboxCelery, OutboxTask
+from django_outbox.celery.revoking import OutboxResult
 from django_outbox.exceptions import TransactionRequired
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -150,3 +151,30 @@ def test_revoking_leaves_other_messages_alone(app: Celery, using: str, monkeypat
     row.save(using=using)
     app.tasks["tests.add"].AsyncResult(str(row.message_id)).revoke()
     assert rows_of(using)[0].headers == {}
+
+
+def test_a_call_by_name_on_a_chosen_database_is_revoked(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Its result knows the database, and keeps it when it is pickled."""
+    monkeypatch.setattr(OutboxTask, "outbox_using", "default")
+    monkeypatch.setattr(OutboxCelery, "outbox_using", "default")
+    sent_revokes(app, monkeypatch)
+    result = app.send_task("billing.charge", using="postgresql", countdown=86400)
+    result.revoke()
+    (row,) = rows_of("postgresql")
+    assert row.headers["expires"] == "1970-01-01T00:00:00+00:00"
+    assert isinstance(result, OutboxResult)
+    assert result.__reduce__()[2] == {"outbox_using": "postgresql"}
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_workers_are_told_although_the_database_is_unavailable(
+    app: Celery, using: str, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: Any) -> None:
+        raise OperationalError("connection refused")
+
+    sent = sent_revokes(app, monkeypatch)
+    result = app.send_task("billing.charge")
+    with connections[using].execute_wrapper(fail), pytest.raises(OperationalError):
+        result.revoke()
+    assert sent == [result.id]

@@ -132,6 +132,16 @@ def test_a_task_is_retried_at_once(outbox: Outbox, app: Celery, ran: list[Any]):
     assert ran == [(0, 1), (1, 2), (2, 3)]
 
 
+def test_a_task_that_would_be_retried_forever_is_reported(outbox: Outbox, app: Celery):  # noqa: F811
+    @app.task(shared=False, name="patient", bind=True, max_retries=None)
+    def patient(self: Any) -> None:
+        raise self.retry()
+
+    patient.delay()
+    with pytest.raises(AssertionError, match=r"'patient' was retried 100 times, .* give it max_retries"):
+        outbox.drain(run_tasks=True)
+
+
 def test_a_task_that_raises_is_reported_with_its_exception(outbox: Outbox, app: Celery):  # noqa: F811
     @app.task(shared=False, name="broken")
     def broken(value: int) -> None:
