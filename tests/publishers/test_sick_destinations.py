@@ -2,16 +2,22 @@
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 from django.conf import settings
 from django.db import transaction
 from django.test import override_settings
+from redis.cluster import RedisCluster
+from redis.crc import key_slot
 
 from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.publishers import availability
 from django_outbox.publishers.rabbitmq import destinations
+from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws_server import CREDENTIALS, REGION, address, client
 from tests.support.http_receiver import Receiver
@@ -20,6 +26,7 @@ from tests.support.kafka_tools import read_topic
 from tests.support.nats_tools import Nats
 from tests.support.ports import free_port
 from tests.support.rabbitmq_tools import Broker
+from tests.support.redis_server import make_cluster, start_node
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 
@@ -224,14 +231,105 @@ class SQSPlace(Place):
         return sorted(found)
 
 
+class SNSPlace(Place):
+    """Topics that do not exist: their messages fail."""
+
+    backend = "aws.SNSPublisher"
+    healthy_messages = 200
+    can_heal = False
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._queue = self._resources.enter_context(closing(SNSSubject()))
+        sns = client("sns")
+        for name in self.healthy:
+            arn = sns.create_topic(Name=name)["TopicArn"]
+            self._resources.callback(sns.delete_topic, TopicArn=arn)
+            self._queue.subscribe(arn)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        host, port = address()
+        return self._queue.options(
+            topic_arn=f"{self._queue.arn.rpartition(':')[0]}:{{type}}", endpoint_url=f"http://{host}:{port}"
+        )
+
+    def arrived(self) -> Sequence[Arrived]:
+        found: list[Arrived] = []
+        while messages := self._queue.received():
+            found += [Arrived(each.key, int(each.body)) for each in messages]
+        # A queue that is not FIFO has no order.
+        return sorted(found)
+
+
+class RedisPlace(Place):
+    """Streams on a node of a cluster that has ended."""
+
+    backend = "redis.RedisStreamsPublisher"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        folder = Path(self._resources.enter_context(TemporaryDirectory()))
+        self._nodes = [self._resources.enter_context(start_node(folder)) for _ in range(3)]
+        make_cluster(self._nodes)
+        self._node = self._nodes[0]
+        ranges = self._node.client.execute_command("CLUSTER SLOTS")
+        owned = [range(first, last + 1) for first, last, master in ranges if master[1] == self._node.port]
+
+        def is_sick(name: str) -> bool:
+            return any(key_slot(name.encode()) in slots for slots in owned)
+
+        names = [f"{unique_name()}-{number}" for number in range(20 * (count + HEALTHY_DESTINATIONS))]
+        self.sick = [name for name in names if is_sick(name)][:count]
+        self.healthy = [name for name in names if not is_sick(name)][:HEALTHY_DESTINATIONS]
+        self._positions: dict[str, str] = {}
+        self._readable = [*self.healthy]
+        self.fall_ill()
+
+    def fall_ill(self) -> None:
+        self._node.kill()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"url": [node.url for node in self._nodes], "cluster": True, "stream": "{type}", "timeout": 6.0}
+
+    def heal(self) -> None:
+        self._readable += self.sick
+        self._node.start()
+
+    def arrived(self) -> Sequence[Arrived]:
+        found: list[Arrived] = []
+        with RedisCluster("127.0.0.1", self._nodes[1].port) as cluster:
+            for name in self._readable:
+                entries: Any = cluster.xrange(name, min=f"({self._positions[name]}" if name in self._positions else "-")
+                for id, fields in entries:
+                    self._positions[name] = id.decode()
+                    found.append(Arrived(fields[b"key"].decode(), int(fields[b"payload"])))
+        return found
+
+
+class HangingRedisPlace(RedisPlace):
+    """Streams on a node of a cluster that accepts connections, but does not respond."""
+
+    def fall_ill(self) -> None:
+        self._node.freeze()
+        self._resources.callback(self._node.thaw)
+
+    def heal(self) -> None:
+        self._readable += self.sick
+        self._node.thaw()
+
+
 PLACES: dict[str, Callable[[int], Place]] = {
     "rabbitmq": RabbitMQPlace,
     "nats": NatsPlace,
     "kafka": KafkaPlace,
     "http": HTTPPlace,
     "sqs": SQSPlace,
+    "sns": SNSPlace,
+    "redis": RedisPlace,
+    "redis-hanging": HangingRedisPlace,
 }
-"""A broker whose destinations are on several servers, such as a cluster of Redis, belongs here too."""
 
 
 @pytest.fixture(params=[*PLACES])
@@ -243,7 +341,8 @@ def place(request: pytest.FixtureRequest, count: int) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def frequent_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that destinations of RabbitMQ are soon tried again after they were healed."""
+    """So that destinations are soon tried again after they were healed."""
+    monkeypatch.setattr(availability, "MAX_WAIT", 1.0)
     monkeypatch.setattr(destinations, "MAX_WAIT", 1.0)
     monkeypatch.setattr(destinations, "ROUND_INTERVAL", 1.0)
 

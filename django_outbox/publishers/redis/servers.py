@@ -161,6 +161,7 @@ class Cluster(Servers):
         self._ranges: list[Range] = []
         self._loaded_at = 0.0
         self._slots: dict[str, int] = {}
+        self._failed_at: dict[Address, float] = {}
 
     def split(
         self, indexes: Sequence[int], stream_of: Callable[[int], str]
@@ -205,7 +206,7 @@ class Cluster(Servers):
 
     def all(self) -> Sequence[Address]:
         found = dict.fromkeys(address for _, _, address in self._ranges or self._load())
-        return sorted(found, key=self._is_suspended)
+        return sorted(found, key=self._preference)
 
     def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
         ranges = self._ranges or self._load()
@@ -215,10 +216,20 @@ class Cluster(Servers):
                 yield server, streams.get(server, "")
 
     def connect(self, server: Address) -> Link:
-        return Link(self.options, server)
+        try:
+            link = Link(self.options, server)
+        except Lost:
+            self._failed_at[server] = time.monotonic()
+            raise
+        self._failed_at.pop(server, None)
+        return link
 
     def forget(self) -> None:
         self._ranges = []
+
+    def _preference(self, server: Address) -> tuple[bool, float]:
+        """Sort the nodes that failed a moment ago last: a node that hangs may take all of the time."""
+        return self._is_suspended(server), self._failed_at.get(server, 0.0)
 
     def _is_suspended(self, server: Address) -> bool:
         links = self._links.get(server)
@@ -230,11 +241,11 @@ class Cluster(Servers):
             known = [*self.options.addresses, *self._links]
         reasons: list[str] = []
         deadline = time.monotonic() + self.options.timeout
-        for address in sorted(dict.fromkeys(known), key=self._is_suspended):
+        for address in sorted(dict.fromkeys(known), key=self._preference):
             if time.monotonic() > deadline:
                 break
             try:
-                link = Link(self.options, address)
+                link = self.connect(address)
             except Lost as error:
                 reasons.append(f"{name_addresses([address])}: {error}")
                 continue

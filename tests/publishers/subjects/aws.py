@@ -101,9 +101,12 @@ class SNSSubject(AWSSubject):
         super().__init__()
         self._sns = client("sns")
         self.arn = self._sns.create_topic(Name=self.topic)["TopicArn"]
+        self.subscribe(self.arn)
+
+    def subscribe(self, arn: str) -> None:
         attributes = self._client.get_queue_attributes(QueueUrl=self._queue_url, AttributeNames=["QueueArn"])
         self._sns.subscribe(
-            TopicArn=self.arn,
+            TopicArn=arn,
             Protocol="sqs",
             Endpoint=attributes["Attributes"]["QueueArn"],
             Attributes={"RawMessageDelivery": "true"},
