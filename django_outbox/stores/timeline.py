@@ -166,8 +166,9 @@ class Timeline:
     def end_piece(self, piece: Piece) -> None:
         """Move behind a piece of a sweep, and keep in mind the partitions with a due head."""
         self._sweeps.spend(self.clock() - self._swept_at)
+        # What a read has found may be behind a head that waits.
+        self._found = self._found or any(partition not in self._busy for partition in piece.due)
         self._know(piece.due)
-        self._found = self._found or bool(self._ready)
         self._swept_rows += piece.rows
         self.swept_to = piece.until
         if piece.rows < SWEEP_ROWS:

@@ -124,8 +124,22 @@ class Worker:
 
     def work(self) -> None:
         """Claim until nothing is found, and no claim should follow at once."""
-        while self.claim() or self.cursor.lags:
-            pass
+        self._claim_while(lambda: self.cursor.lags)
+
+    def drain(self) -> None:
+        """Claim until nothing is left."""
+
+        def is_incomplete() -> bool:
+            self.cursor.sweep_next()
+            return not self.cursor.complete
+
+        self._claim_while(is_incomplete)
+
+    def _claim_while(self, lags: Callable[[], bool]) -> None:
+        for _ in range(1000):
+            if not self.claim() and not lags():
+                return
+        raise AssertionError("it claims forever")
 
 
 PARTITIONS = st.integers(1, 12)
@@ -160,8 +174,7 @@ class TestTimeline:
         for name, partition, seconds in steps:
             worker.take(name, partition, seconds)
         if drains:
-            while worker.claim() or not worker.cursor.complete:
-                worker.cursor.sweep_next()
+            worker.drain()
         else:
             # A relay that polls, whose sweeps take no time but are throttled all the same.
             for _ in range(100):
@@ -178,6 +191,18 @@ class TestTimeline:
         worker.work()
         assert table.last == 99
         assert 50 not in table.messages
+
+    def test_a_drain_ends_although_messages_behind_a_waiting_head_have_become_due(self):
+        clock = Clock()
+        table = Table(clock)
+        worker = Worker(table, clock)
+        table.write(1, 1e9)
+        worker.work()
+        table.write(1, clock.now)
+        for _ in range(5):
+            worker.cursor.sweep_next()
+            assert not worker.claim()
+        assert worker.cursor.complete
 
     def test_a_message_behind_a_blocked_head_is_looked_up_once(self):
         clock = Clock()
