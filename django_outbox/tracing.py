@@ -5,7 +5,6 @@ No tracing library is imported here. Without one, each call of `enqueue` and eac
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
+from django_outbox.rates import Allowance
 
 if TYPE_CHECKING:
     # A tracing library may be set up before models can be imported.
@@ -196,12 +196,9 @@ def _add_headers(messages: "Sequence[OutboxMessage]", headers: Mapping[str, str]
             message.headers = {**headers, **message.headers}
 
 
-_last_report = -LOG_INTERVAL
+_reports = Allowance(1, LOG_INTERVAL)
 
 
 def _report(error: BaseException) -> None:
-    global _last_report  # noqa: PLW0603 - one clock for the process
-    now = time.monotonic()
-    if now - _last_report >= LOG_INTERVAL:
-        _last_report = now
+    if _reports.take():
         logger.error("Tracing failed; messages are delivered without it: %s", describe(error), exc_info=error)

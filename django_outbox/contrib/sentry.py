@@ -17,8 +17,8 @@ from sentry_sdk.scope import add_global_event_processor
 from sentry_sdk.tracing import Span
 from sentry_sdk.tracing_utils import has_tracing_enabled
 
-from django_outbox.allowance import Allowance
 from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.rates import Allowance
 from django_outbox.signals import Failure, messages_failed
 from django_outbox.tracing import PublishedBatch, add_tracer
 

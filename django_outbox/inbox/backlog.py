@@ -7,9 +7,7 @@ from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import OutboxMessage
-
-MAX_SHARE = 0.05
-"""Maximum part of the time that is spent with counting the backlog."""
+from django_outbox.rates import Throttle
 
 MIN_INTERVAL = 1.0
 """Minimum seconds between two counts."""
@@ -29,8 +27,7 @@ class Backlog:
         self._using = using
         self._publisher_alias = publisher_alias
         self._limit = limit
-        self._min_interval = min_interval
-        self._next_count = 0.0
+        self._counts = Throttle(min_interval=min_interval)
         self.is_too_large = False
 
     def refresh(self) -> None:
@@ -39,13 +36,12 @@ class Backlog:
         Raises:
             DatabaseError: the database is unavailable.
         """
-        began = time.monotonic()
-        if began < self._next_count:
+        if not self._counts.is_open:
             return
+        began = time.monotonic()
         limit = self._limit // 2 if self.is_too_large else self._limit
         self.is_too_large = count_due(self._using, self._publisher_alias, limit + 1) > limit
-        now = time.monotonic()
-        self._next_count = now + max(self._min_interval, (now - began) / MAX_SHARE)
+        self._counts.spend(time.monotonic() - began)
 
 
 def count_due(using: str, publisher_alias: str, limit: int) -> int:

@@ -12,15 +12,13 @@ from django.db.models import Count, Min
 from django.utils import timezone
 
 from django_outbox.models import OutboxMessage
+from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.relay.outages import Outage
 from django_outbox.wording import counted, duration
 
 BACKLOG_LIMIT = 100_000
 """The backlog is counted up to this number: counting millions each second would cost more than publishing them."""
-
-MAX_SHARE = 0.05
-"""Maximum part of the time that is spent with counting the backlog."""
 
 DAY = datetime.timedelta(days=1)
 
@@ -172,7 +170,7 @@ class FiguresReader:
         self._began = self._then = time.monotonic()
         self._first = self._before = relay.tally
         self._rate = 0.0
-        self._next_count = -math.inf
+        self._counts = Throttle()
         self._backlog: int | None = None
         self._due_since: datetime.datetime | None = None
 
@@ -186,9 +184,9 @@ class FiguresReader:
         if now > self._then:
             self._rate = (tally.processed - self._before.processed) / (now - self._then)
         self._then, self._before = now, tally
-        if now >= self._next_count:
+        if self._counts.is_open:
             self._count()
-            self._next_count = now + (time.monotonic() - now) / MAX_SHARE
+            self._counts.spend(time.monotonic() - now)
         settled = tally.processed + tally.failed - self._first.processed - self._first.failed
         done = left = None
         if self._draining and self._backlog is not None and self._backlog <= self._backlog_limit:

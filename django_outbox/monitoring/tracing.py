@@ -11,10 +11,10 @@ from opentelemetry import context, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_outbox.allowance import Allowance
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, class_path
 from django_outbox.models import OutboxMessage
+from django_outbox.rates import Allowance
 from django_outbox.tracing import PublishedBatch
 
 SPANS_PER_SECOND = 200

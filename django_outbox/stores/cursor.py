@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_outbox.stores.throttle import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL, Throttle
-from django_outbox.stores.timeline import Timeline
+from django_outbox.rates import Throttle
+from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL, Timeline
 
 LAST_PARTITION = 2**31 - 1
 
@@ -60,7 +60,7 @@ class Position:
     _sweep_began: float | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._throttle = Throttle(CHEAP_SWEEP, self.max_interval, self.clock)
+        self._throttle = Throttle(CHEAP_SWEEP, self.max_interval, clock=self.clock)
 
     def start(self) -> Any:
         """Return where to read from: the position, or None for a sweep."""
@@ -132,7 +132,7 @@ class Cursor:
 
     def __post_init__(self) -> None:
         self.unkeyed = Position(clock=self.clock)
-        self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, self.clock)
+        self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=self.clock)
 
     # For the relay.
 

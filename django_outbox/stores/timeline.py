@@ -17,7 +17,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from django_outbox.stores.throttle import CHEAP_SWEEP, MAX_SWEEP_INTERVAL, Throttle
+from django_outbox.rates import Throttle
+
+CHEAP_SWEEP = 0.005
+CHEAP_ROW = 0.00001
+"""Seconds that a sweep may take without delaying the next one: in all, and in addition for each row that it finds."""
+
+MAX_SWEEP_INTERVAL = 10.0
+"""Seconds until the next sweep, however long the last one took: the longest that a late message waits for one."""
 
 MAX_ROWS = 2000
 """Maximum number of messages that one read takes."""
@@ -97,8 +104,8 @@ class Timeline:
     _found: bool = False
 
     def __post_init__(self) -> None:
-        self._overlaps = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, self.clock)
-        self._sweeps = Throttle(0.0, MAX_SWEEP_INTERVAL, self.clock, SWEEP_SPARING)
+        self._overlaps = Throttle(CHEAP_SWEEP, MAX_SWEEP_INTERVAL, clock=self.clock)
+        self._sweeps = Throttle(0.0, MAX_SWEEP_INTERVAL, clock=self.clock, sparing=SWEEP_SPARING)
 
     @property
     def lags(self) -> bool:

@@ -13,9 +13,9 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.allowance import Allowance
 from django_outbox.contrib.sentry import Groups, OutboxIntegration
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
+from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher

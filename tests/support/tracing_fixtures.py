@@ -6,6 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from django_outbox import tracing
+from django_outbox.rates import Allowance
 from tests.support.tracing import Switchable, recording
 
 
@@ -21,6 +22,6 @@ def spans() -> Iterator[InMemorySpanExporter]:
 def processor(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> Iterator[Switchable]:
     """A span processor that raises what the test sets; the first such error is logged."""
     _, switchable = recording()
-    monkeypatch.setattr(tracing, "_last_report", -tracing.LOG_INTERVAL)
+    monkeypatch.setattr(tracing, "_reports", Allowance(1, tracing.LOG_INTERVAL))
     yield switchable
     switchable.error = None
