@@ -55,7 +55,8 @@ def count_returns(source: RabbitMQSource) -> int:
     method, properties, _ = source.broker.channel.basic_get(source.name)
     assert method is not None
     assert properties is not None
-    source.broker.channel.basic_nack(method.delivery_tag or 0, requeue=True)
+    # Since RabbitMQ 4.3, a nack does not count towards the delivery limit; a reject does.
+    source.broker.channel.basic_reject(method.delivery_tag or 0, requeue=True)
     return int(str((properties.headers or {}).get("x-delivery-count", 0)))
 
 
