@@ -68,13 +68,14 @@ WHERE publisher = %s AND blocks_key = 1 AND available_at > %s AND available_at <
 ORDER BY available_at, id LIMIT %s)
 """
 
+# By `id` alone, MySQL would sort the whole queue of the partition.
 FIND_DUE = """
 SELECT number FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
 WHERE (
     SELECT available_at <= UTC_TIMESTAMP(6) FROM {table} FORCE INDEX (outbox_partitions)
     WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` = number
         AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
-    ORDER BY id LIMIT 1
+    ORDER BY `partition`, id LIMIT 1
 )
 """
 

@@ -26,6 +26,9 @@ PUBLISHERS = {"default": SCRIPTED, "other": MEMORY}
 
 SQLITE, POSTGRESQL, MARIADB, *_ = ALIASES
 
+# MySQL takes no number into JSON that is larger than a double.
+WITH_LARGE_NUMBERS = (SQLITE, POSTGRESQL, MARIADB)
+
 DIGITS = "7" * 5000
 DEEP = "[" * 5000 + "]" * 5000
 
@@ -79,7 +82,7 @@ UNREADABLE: dict[str, tuple[str, str, str, str]] = {
     },
     **{
         f"a header of 5,000 digits on {using}": (using, "headers", f"""'{{"n": {DIGITS}}}'""", "4300 digits")
-        for using in ALIASES
+        for using in WITH_LARGE_NUMBERS
     },
     # Later versions read them.
     **(
@@ -119,7 +122,7 @@ def test_only_the_row_that_cannot_be_read_fails_and_with_its_reason(
     assert {*ScriptedPublisher.published()} == {unkeyed[0], unkeyed[2], keyed[0], keyed[2]}
 
 
-@pytest.mark.parametrize("using", ALIASES)
+@pytest.mark.parametrize("using", WITH_LARGE_NUMBERS)
 def test_a_payload_of_any_number_of_digits_is_delivered(running: Callable[..., Relay], using: str):
     (id,) = put(1, using)
     overwrite(using, id, "payload", f"""'{{"n": {DIGITS}}}'""")
@@ -138,7 +141,7 @@ def test_a_payload_of_any_depth_is_delivered(running: Callable[..., Relay]):
     assert message.payload == DEEP.encode()
 
 
-MAXIMUM = {SQLITE: 2**63 - 1, POSTGRESQL: 2**31 - 1, MARIADB: 2**32 - 1}
+MAXIMUM = {SQLITE: 2**63 - 1, POSTGRESQL: 2**31 - 1, MARIADB: 2**32 - 1, "mysql": 2**32 - 1}
 
 
 @pytest.mark.parametrize("answer", [ACCEPTED, rejected("never"), retry_later("busy")], ids=["yes", "never", "busy"])

@@ -143,7 +143,7 @@ def mysql_plan(using: str, sql: str, *, analyze: bool = True) -> list[dict[str, 
         ((plan,),) = run(using, f"{'ANALYZE' if analyze else 'EXPLAIN'} FORMAT=JSON {query}")
         return list(nodes(json.loads(plan)))
     # MySQL does not analyse every UPDATE and DELETE. The first format has MariaDB's words, and estimates.
-    analyze = analyze and sql.lstrip().startswith(("SELECT", "WITH"))
+    analyze = analyze and sql.lstrip(" (\n").startswith(("SELECT", "WITH"))
     run(using, f"SET SESSION explain_json_format_version = {2 if analyze else 1}")
     ((plan,),) = run(using, f"EXPLAIN {'ANALYZE' if analyze else ''} FORMAT=JSON {query}")
     return [in_words_of_mariadb(node) for node in nodes(json.loads(plan))]
