@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nats.js.api import StreamConfig
 
+from tests.support.freezing import freeze, thaw
 from tests.support.nats_tools import Nats
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
@@ -68,11 +69,11 @@ class NatsServer:
     def pause(self) -> None:
         """Let it read and send nothing until `resume`, while its connections remain."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def resume(self) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
+        thaw(self._process)
 
     def stop(self) -> None:
         """End it at once, as a crash does."""

@@ -1,12 +1,12 @@
 """Redis servers that a test starts, each with its own folder and port, and ends by its process."""
 
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from tests.support.freezing import freeze, thaw
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -43,12 +43,10 @@ class RedisServer:
         eventually(self._answers, "the server answers")
 
     def freeze(self) -> None:
-        """Stop its process; the kernel still accepts connections and data."""
-        self._process.send_signal(signal.SIGSTOP)
+        freeze(self._process)
 
     def thaw(self) -> None:
-        """Let its process go on."""
-        self._process.send_signal(signal.SIGCONT)
+        thaw(self._process)
 
     def kill(self) -> None:
         """End it at once."""
