@@ -29,14 +29,17 @@ if HANDLERS and django.VERSION >= (6, 0):
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 DATABASES = {"default": env.db_url("FAULTS_DATABASE_URL")}
-if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    DATABASES["default"]["OPTIONS"] = {
-        "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
-        "timeout": 20,
-        "transaction_mode": "IMMEDIATE",
-    }
-else:
-    DATABASES["default"]["OPTIONS"] = {"connect_timeout": 5}
+if HANDLERS:
+    DATABASES["second"] = env.db_url("FAULTS_SECOND_DATABASE_URL")
+for database in DATABASES.values():
+    if database["ENGINE"].endswith("sqlite3"):
+        database["OPTIONS"] = {
+            "init_command": "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;",
+            "timeout": 20,
+            "transaction_mode": "IMMEDIATE",
+        }
+    else:
+        database["OPTIONS"] = {"connect_timeout": 5}
 
 # Only relays publish.
 NOWHERE = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
@@ -46,6 +49,17 @@ if HANDLERS:
     PUBLISHERS["default"] = {
         "BACKEND": "django_outbox.publishers.handlers.HandlersPublisher",
         "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.05, "MAX_ATTEMPTS": 1000, "EXCLUDE": [LookupError]},
+    }
+    PUBLISHERS["long"] = {
+        **PUBLISHERS["default"],
+        "OPTIONS": {"transaction": False},
+        "CLAIM_TIMEOUT": 3.0,
+    }
+    PUBLISHERS["celery"] = {
+        "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+        "OPTIONS": {"app": "tests.faults.effects.canvas:app"},
+        "CLAIM_TIMEOUT": 3.0,
+        "RETRY": PUBLISHERS["default"]["RETRY"],
     }
     OUTBOX["RETENTION"] = None
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,22 +20,25 @@ DATABASES = ("postgresql", "mariadb", "sqlite")
 def main(arguments: list[str]) -> int:
     """Run, print the figures, and return 0 if each effect exists exactly once."""
     options = parser().parse_args(arguments)
-    if options.url:
+    if options.is_child:
         return run(options)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="outbox-effects-"))
         if options.database == "sqlite":
-            url = f"sqlite:///{folder}/db.sqlite3"
+            urls = [f"sqlite:///{folder}/{name}.sqlite3" for name in ("default", "second")]
         else:
             os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
-            url = stack.enter_context(Database(options.database)).url
+            urls = [stack.enter_context(Database(options.database)).url for _ in range(2)]
         environment = {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
-            "FAULTS_DATABASE_URL": url,
+            "FAULTS_DATABASE_URL": urls[0],
+            "FAULTS_SECOND_DATABASE_URL": urls[1],
             "FAULTS_HANDLERS": "1",
+            "FAULTS_CELERY_BROKER": os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F"),
+            "FAULTS_CELERY_QUEUE": f"outbox-faults-{uuid.uuid4().hex[:8]}",
         }
-        command = [sys.executable, "-m", "tests.faults.effects", *arguments, "--url", url]
+        command = [sys.executable, "-m", "tests.faults.effects", *arguments, "--is-child"]
         log = Path(folder) / "log"
         with log.open("wb") as output:
             code = subprocess.run(command, env=environment, stderr=output, check=False).returncode
@@ -66,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--kills", type=int, default=100, help="relays that are killed (%(default)s)")
     found.add_argument("--relays", type=int, default=3, help="relay processes (%(default)s)")
     found.add_argument("--seed", type=int, default=7, help="seed of messages and kills (%(default)s)")
-    found.add_argument("--url", help=argparse.SUPPRESS)
+    found.add_argument("--is-child", action="store_true", help=argparse.SUPPRESS)
     found.add_argument("--point", choices=POINTS, help="kill at this point only, one relay after the other")
     return found
 

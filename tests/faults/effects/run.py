@@ -3,26 +3,37 @@
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import pika
 from django.core.management import call_command
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.relay import Relay
+from tests.faults.effects.canvas import STEPS, app, call
 from tests.faults.effects.deaths import arm, die_at
-from tests.faults.effects.handlers import HANDLERS
-from tests.faults.effects.models import Effect, Written
+from tests.faults.effects.handlers import AT_LEAST_ONCE, HANDLERS
+from tests.faults.effects.models import Effect, Work, Written
 from tests.faults.effects.points import POINTS
 from tests.support.relay_threads import QUICK
 
+DATABASES = ("default", "second")
+
 KEYS = 10
+LONG_SHARE = 0.01
+"""Share of the messages whose work takes long."""
+
+SHORT = [type for type in HANDLERS if type != "long"]
+
 ROLLBACKS = 0.2
 """Share of the writer's transactions that roll back."""
 
@@ -38,6 +49,9 @@ SESSIONS = {
 }
 """How to list the other sessions of the database, and to end one of them, by vendor."""
 
+WORKER_SECONDS = (2.0, 5.0)
+"""How long a Celery worker lives, which needs more than a second to start."""
+
 PATIENCE = 60.0
 """Seconds for the last drain."""
 
@@ -50,9 +64,12 @@ class Figures:
     effects: int
     kills: int
     points: Counter[str]
+    workers: int
     sessions: int
     missing: int
     twice: int
+    repeated: int
+    together: int
     phantoms: int
     disordered: int
     unsettled: int
@@ -62,17 +79,45 @@ class Figures:
     @property
     def good(self) -> bool:
         """Whether each effect exists exactly once, in order."""
-        return not (self.missing or self.twice or self.phantoms or self.disordered or self.unsettled or self.results)
+        return not (
+            self.missing
+            or self.twice
+            or self.together
+            or self.phantoms
+            or self.disordered
+            or self.unsettled
+            or self.results
+        )
 
     def __str__(self) -> str:
         points = ", ".join(f"{count} {point}" for point, count in sorted(self.points.items()))
         return (
             f"{self.messages:,} messages, {self.effects:,} effects expected, {self.kills:,} kills ({points}), "
-            f"{self.sessions:,} database sessions ended, "
+            f"{self.workers:,} kills of Celery workers, {self.sessions:,} database sessions ended, "
             f"{self.missing} effects missing, {self.twice} twice, {self.phantoms} of no message, "
             f"{self.disordered} out of order, {self.unsettled} messages not processed, "
-            f"{self.results} results of tasks wrong, {self.seconds:.1f} s"
+            f"{self.results} results of tasks wrong, {self.together} long tasks run by two relays at a time, "
+            f"{self.repeated} effects of long tasks and Celery tasks repeated, {self.seconds:.1f} s"
         )
+
+
+def _is_pending() -> bool:
+    return any(OutboxMessage.objects.using(using).filter(available_at__isnull=False).exists() for using in DATABASES)
+
+
+def _has_open_chain() -> bool:
+    """Whether a chain has begun and not ended: then its next step is with the broker or the worker."""
+    ended = Effect.objects.filter(handler=STEPS[-1]).values("number")
+    return Written.objects.filter(type="canvas").exclude(number__in=ended).exists()
+
+
+def _count_disordered_chains(effects: Sequence[tuple[int, str]]) -> int:
+    """Return how many chains did not begin their steps in their order."""
+    begun = defaultdict[int, list[str]](list)
+    for number, name in effects:
+        if name in STEPS and name not in begun[number]:
+            begun[number].append(name)
+    return sum(names != STEPS[: len(names)] for names in begun.values())
 
 
 @dataclass
@@ -93,8 +138,11 @@ class Run:
     seed: int
     point: str | None = None
     sessions: int = 0
+    workers: int = 0
     _running: dict[int, str] = field(default_factory=dict)
     _points: Counter[str] = field(default_factory=Counter)
+    _worker: "subprocess.Popen[bytes] | None" = None
+    _worker_until: float = 0.0
 
     def __post_init__(self) -> None:
         self._rand = random.Random(self.seed)
@@ -104,12 +152,14 @@ class Run:
         """Write, kill, drain and count."""
         began = time.monotonic()
         arm()
-        call_command("migrate", run_syncdb=True, verbosity=0)
+        for using in DATABASES:
+            call_command("migrate", database=using, run_syncdb=True, verbosity=0)
         connections.close_all()
         writer = self._fork(self._write)
         while sum(self._points.values()) < self.kills:
             while len(self._running) < self.relays:
                 self._start_relay()
+            self._keep_worker()
             time.sleep(self._rand.uniform(0, 0.03))
             self._reap()
             victims = [pid for pid, point in self._running.items() if not point]
@@ -120,22 +170,56 @@ class Run:
             if self._is_over():
                 break
         os.waitpid(writer, 0)
-        self.end()
+        self._end_relays()
         self._drain()
         return self._count(time.monotonic() - began)
 
     def end(self) -> None:
-        """End the relays."""
+        """End the relays and the worker, and delete the queue."""
+        self._end_relays()
+        self._kill_worker()
+        with pika.BlockingConnection(pika.URLParameters(app.conf.broker_url)) as connection:
+            connection.channel().queue_delete(app.conf.task_default_queue)
+
+    def _end_relays(self) -> None:
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self._running.clear()
 
+    def _keep_worker(self) -> None:
+        """Start a Celery worker if none runs; kill it now and then."""
+        if self._worker is None:
+            # RabbitMQ may not have noticed yet that the last worker of that name is gone.
+            name = f"{uuid.uuid4().hex[:8]}@%h"
+            command = [sys.executable, "-m", "celery", "--quiet", "-A", "tests.faults.effects.worker"]
+            options = [
+                "worker",
+                "-n",
+                name,
+                "-P",
+                "solo",
+                "--without-gossip",
+                "--without-mingle",
+                "--without-heartbeat",
+            ]
+            self._worker = subprocess.Popen([*command, *options])
+            self._worker_until = time.monotonic() + self._rand.uniform(*WORKER_SECONDS)
+        elif time.monotonic() > self._worker_until:
+            self._kill_worker()
+            self.workers += 1
+
+    def _kill_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait()
+            self._worker = None
+
     def _is_over(self) -> bool:
         """Whether nothing is left to do, so that no further relay would get to a point."""
         try:
-            rows = Written.objects.count()
-            return rows >= self.messages and not OutboxMessage.objects.filter(available_at__isnull=False).exists()
+            rows = sum(Written.objects.using(using).count() for using in DATABASES)
+            return rows >= self.messages and not _is_pending()
         finally:
             # A child must not inherit a connection.
             connections.close_all()
@@ -143,9 +227,13 @@ class Run:
     def _start_relay(self) -> None:
         point = self.point or ""
         after = self._rand.randint(1, 3 if self._first else 12)
+        using = "default"
         if not point and self._first:
             # Each point once, before the rest is left to chance.
             point = self._first.pop()
+        elif not point and self._rand.random() < 0.3:
+            # It may find too little to get to a point.
+            using = "second"
         elif not point and self._rand.random() < 0.6:
             point = self._rand.choice(POINTS)
 
@@ -153,7 +241,7 @@ class Run:
             random.seed(after)
             if point:
                 die_at(point, after)
-            Relay(workers=1 + after % 2, poll_interval=0.02, limits=QUICK).run()
+            Relay(using=using, workers=1 + after % 2, poll_interval=0.02, limits=QUICK).run()
 
         self._running[self._fork(work)] = point
 
@@ -165,10 +253,11 @@ class Run:
 
     def _end_session(self) -> None:
         """End a session of the database, as an administrator or a fail-over does; SQLite has none."""
-        statements = SESSIONS.get(connections["default"].vendor)
+        connection = connections[self._rand.choice(DATABASES)]
+        statements = SESSIONS.get(connection.vendor)
         if statements is None:
             return
-        with connections["default"].cursor() as cursor:
+        with connection.cursor() as cursor:
             cursor.execute(statements[0])
             if sessions := sorted(cursor.fetchall()):
                 # It may have ended meanwhile.
@@ -191,9 +280,9 @@ class Run:
         rand = random.Random(self.seed)
         pause = 0.0
         for number in range(self.messages):
-            type = rand.choice([*HANDLERS])
+            type = rand.choice(SHORT) if rand.random() > LONG_SHARE else "long"
             # Tasks have no order.
-            key = "" if type == "task" else rand.choice(["", *(f"k{n}" for n in range(KEYS))])
+            key = "" if type in {"task", "canvas"} else rand.choice(["", *(f"k{n}" for n in range(KEYS))])
             for rolls_back in [True] * (rand.random() < ROLLBACKS) + [False]:
                 while not self._write_one(-number if rolls_back else number, type, key, rolls_back=rolls_back):
                     connections.close_all()
@@ -203,32 +292,46 @@ class Run:
 
     def _write_one(self, number: int, type: str, key: str, *, rolls_back: bool) -> bool:
         """Write a message; return False if its session was ended, so that it is not known whether it is there."""
+        using = "second" if type == "second" else "default"
         try:
-            with transaction.atomic():
-                if Written.objects.filter(number=number).exists():
+            # Transactions on both are open if the message belongs to the second database.
+            with transaction.atomic(), transaction.atomic(using=using):
+                if Written.objects.using(using).filter(number=number).exists():
                     return True
-                Written.objects.create(number=number, type=type, key=key)
+                Written.objects.using(using).create(number=number, type=type, key=key)
                 if type == "task":
                     from tests.faults.effects.tasks import work  # noqa: PLC0415 - needs Django 6.0
 
                     work.enqueue(number)
+                elif type == "canvas":
+                    call(number)
                 else:
-                    enqueue(type, number, key=key)
+                    enqueue(type, number, key=key, publisher="long" if type == "long" else "default", using=using)
                 if rolls_back:
-                    transaction.set_rollback(True)
+                    transaction.set_rollback(True, using=using)
         except (DatabaseError, InterfaceError):
             return False
         return True
 
     def _drain(self) -> None:
+        """Deliver until nothing is pending and all chains have ended, or until patience ends."""
+
         def work() -> None:
             deadline = time.monotonic() + PATIENCE
-            with Relay(poll_interval=0.02, limits=QUICK) as relay:
-                while time.monotonic() < deadline and OutboxMessage.objects.pending().exists():
-                    relay.drain(max_seconds=PATIENCE)
+            with ExitStack() as stack:
+                relays = [
+                    stack.enter_context(Relay(using=using, workers=2, poll_interval=0.02, limits=QUICK))
+                    for using in DATABASES
+                ]
+                while time.monotonic() < deadline and (_is_pending() or _has_open_chain()):
+                    for relay in relays:
+                        relay.drain(max_seconds=PATIENCE)
                     time.sleep(0.05)
 
-        os.waitpid(self._fork(work), 0)
+        pid = self._fork(work)
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            self._keep_worker()
+            time.sleep(0.05)
 
     def _fork(self, work: Callable[[], object]) -> int:
         pid = os.fork()
@@ -245,33 +348,60 @@ class Run:
             os._exit(code)
 
     def _count(self, seconds: float) -> Figures:
-        written = [*Written.objects.order_by("id").values_list("number", "type", "key")]
+        written = [
+            row
+            for using in DATABASES
+            for row in Written.objects.using(using).order_by("id").values_list("number", "type", "key")
+        ]
         expected = {(number, name) for number, type, _ in written for name in HANDLERS[type]}
         key_of = {number: key for number, _, key in written}
-        effects = [*Effect.objects.order_by("id").values_list("number", "handler")]
+        effects = [
+            row
+            for using in DATABASES
+            for row in Effect.objects.using(using).order_by("id").values_list("number", "handler")
+        ]
         counts = Counter(effects)
         last: dict[tuple[str, str], int] = {}
-        disordered = 0
+        disordered = _count_disordered_chains(effects)
         for number, name in effects:
             key = key_of.get(number, "")
             if key:
                 disordered += number < last.get((key, name), -1)
                 last[key, name] = number
-        states = OutboxMessage.objects.filter(processed_at__isnull=True).count()
+        states = sum(
+            OutboxMessage.objects.using(using).filter(processed_at__isnull=True).count() for using in DATABASES
+        )
         return Figures(
             messages=len(written),
             effects=len(expected),
             kills=sum(self._points.values()),
             points=self._points,
+            workers=self.workers,
             sessions=self.sessions,
             missing=len(expected - counts.keys()),
-            twice=sum(1 for count in counts.values() if count > 1),
+            twice=sum(count > 1 for (_, name), count in counts.items() if name not in AT_LEAST_ONCE),
+            repeated=sum(count - 1 for (_, name), count in counts.items() if name in AT_LEAST_ONCE),
+            together=self._count_together(),
             phantoms=len(counts.keys() - expected),
             disordered=disordered,
             unsettled=states,
             results=self._count_wrong_results({number for number, type, _ in written if type == "task"}),
             seconds=seconds,
         )
+
+    def _count_together(self) -> int:
+        """Return how many times a process ended work that another one had begun meanwhile."""
+        last: dict[int, int] = {}
+        begun: set[tuple[int, int]] = set()
+        found = 0
+        for number, process in Work.objects.order_by("id").values_list("number", "process"):
+            if (number, process) in begun:
+                begun.remove((number, process))
+                found += last[number] != process
+            else:
+                begun.add((number, process))
+                last[number] = process
+        return found
 
     def _count_wrong_results(self, numbers: set[int]) -> int:
         if "task" not in HANDLERS:
