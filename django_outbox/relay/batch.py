@@ -106,7 +106,7 @@ class _Batch:
             outcomes, settlement, failed = publish(messages) if messages else Decided([], Settlement(), [])
             ended_at = time.time_ns()
             phases.finish("publish", len(messages))
-            copied = copy_failed(self.dead_letters, failed, publisher.alias)
+            copied = copy_failed(self.dead_letters, failed, publisher.alias, is_late=source.is_late)
             settlement.failed = [row._replace(dead_lettered=row.id in copied) for row in settlement.failed]
             settlement.failed += [_fail(row, settings) for row in unreadable]
             settlement.held = held

@@ -18,7 +18,11 @@ KiB."""
 
 
 def copy_failed(
-    dead_letters: Publisher | None, failed: Sequence[tuple[Message, Outcome]], publisher_alias: str
+    dead_letters: Publisher | None,
+    failed: Sequence[tuple[Message, Outcome]],
+    publisher_alias: str,
+    *,
+    is_late: bool = False,
 ) -> set[int]:
     """Publish a copy of each failed message, in the order given, and return the ids of those that were accepted.
 
@@ -31,8 +35,19 @@ def copy_failed(
             copied.
         failed: the messages, each with the outcome of its last attempt.
         publisher_alias: the publisher whose messages failed.
+        is_late: whether the claim may end before the copies are published. Then another relay may get other answers for
+            these messages, and nothing is copied.
     """
     if dead_letters is None or not failed or dead_letters.alias == publisher_alias:
+        return set()
+    if is_late:
+        logger.error(
+            "The dead-letter publisher %r gets no copy of %s (%s), because more than half of CLAIM_TIMEOUT has passed "
+            "since the claim began",
+            dead_letters.alias,
+            counted(len(failed), "failed message"),
+            some_ids(message.id for message, _ in failed),
+        )
         return set()
     # For people only, so the relay's clock is good enough.
     failed_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

@@ -12,7 +12,7 @@ from django_outbox import OutboxMessage
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.relay import Relay
 from django_outbox.relay.sources import polling
 from django_outbox.signals import phase_finished
@@ -122,3 +122,24 @@ def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
         assert "1 message was not published, because more than half of CLAIM_TIMEOUT" in caplog.text
         relay.deliver_once()
     assert called == [id]
+
+
+@pytest.mark.parametrize(("seconds", "is_copied"), [(59.0, True), (61.0, False)])
+@pytest.mark.usefixtures("scripted")
+def test_a_batch_whose_time_is_half_over_gets_no_dead_letter_copies(
+    using: str, clock: Clock, seconds: float, is_copied: bool, caplog: pytest.LogCaptureFixture
+):
+    def refuse(message: Message) -> Outcome:
+        clock.now += seconds
+        return rejected("no")
+
+    (id,) = put(1, using=using)
+    publishers = {"default": SCRIPTED, "dead": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+    settings = {"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead", "CLAIM_TIMEOUT": 120}
+    ScriptedPublisher.answer = staticmethod(refuse)
+    with override_settings(OUTBOX=settings), Relay(using=using, publishers=["default"]) as relay:
+        relay.deliver_once()
+    found = row(using, id)
+    assert found.failed_at
+    assert bool(found.dead_lettered_at) == is_copied
+    assert ("'dead' gets no copy of 1 failed message" in caplog.text) is not is_copied

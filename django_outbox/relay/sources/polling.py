@@ -65,6 +65,7 @@ class PollingSource(Source):
         return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
 
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        self._begin_claim()
         return self._watched(self._store.claim_leased(message, lease, max_seconds=self._claim_timeout))
 
     @property
