@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 
-from django_outbox.publishers.availability import Availability
 from django_outbox.publishers.redis.link import Link
 
 
@@ -12,14 +11,9 @@ class Links:
 
     Args:
         connect: opens a connection.
-        subject: what is set aside while the server is suspended, for the log.
-
-    Attributes:
-        availability: whether the server accepts messages. Only a node of a cluster is ever suspended.
     """
 
-    def __init__(self, connect: Callable[[], Link], subject: str = "") -> None:
-        self.availability = Availability(subject)
+    def __init__(self, connect: Callable[[], Link]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._idle: list[Link] = []

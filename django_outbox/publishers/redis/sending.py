@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
-from django_outbox.publishers.availability import Availability
 from django_outbox.publishers.call import Call
 from django_outbox.publishers.redis.encoding import Encoder, encode_command
 from django_outbox.publishers.redis.errors import REDIRECTS, code_of, outcome_of
@@ -13,12 +12,10 @@ from django_outbox.publishers.redis.links import Links
 from django_outbox.publishers.redis.options import Address
 from django_outbox.publishers.redis.pipeline import Guarantees, Pipeline, find_missing_replicas
 from django_outbox.publishers.redis.replies import Replies
-from django_outbox.publishers.redis.servers import NODE_WAIT, SINGLE, Servers
+from django_outbox.publishers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
 
 MAX_ROUNDS = 5
 """Maximum number of times that a message is sent, as long as the nodes of a cluster redirect it."""
-
-NODE_UNAVAILABLE = "redis.node_unavailable"
 
 
 class Sending(Call[Message, bytes]):
@@ -40,10 +37,12 @@ class Sending(Call[Message, bytes]):
         self._redirects: dict[int, str] = {}
         self._asked: set[Address] = set()
         self._failed: dict[Address, Pipeline] = {}
-        self._trials: list[Availability] = []
+        self._suspensions = servers.suspensions
+        self._trials: list[Address] = []
 
     def run(self) -> list[Outcome]:
         """Send the messages, and return their outcomes."""
+        self._suspensions.update()
         pipelines = self._split(self.unsettled())
         try:
             for _ in range(MAX_ROUNDS):
@@ -53,8 +52,8 @@ class Sending(Call[Message, bytes]):
                 pipelines = self._redirect()
             return self._result()
         finally:
-            for availability in self._trials:
-                availability.end_trial()
+            for server in self._trials:
+                self._suspensions.end_trial(server)
 
     def _split(self, indexes: Sequence[int]) -> list[Pipeline]:
         def stream_of(index: int) -> str:
@@ -68,12 +67,12 @@ class Sending(Call[Message, bytes]):
         sent: list[tuple[Pipeline, Links]] = []
         for pipeline in pipelines:
             links = self._servers.links(pipeline.server)
-            if self._set_aside(pipeline, links.availability):
+            if self._set_aside(pipeline):
                 continue
             sent.append((pipeline, links))
             if not pipeline.reason:
                 self._asked.add(pipeline.server)
-                is_trial = links.availability.is_suspended
+                is_trial = pipeline.server in self._suspensions
                 limit = pipeline.connect(links, self._guarantees, self._deadline, is_trial=is_trial)
                 self._reject_larger(pipeline, limit)
                 pipeline.send(self.encoded, self._guarantees, self._deadline)
@@ -83,18 +82,18 @@ class Sending(Call[Message, bytes]):
                 self._servers.forget()
             self._take_outcomes(pipeline)
             if not pipeline.reason:
-                links.availability.note_response()
+                self._suspensions.end(pipeline.server)
             elif not pipeline.accepted and pipeline.server != SINGLE:
                 self._failed[pipeline.server] = pipeline
 
-    def _set_aside(self, pipeline: Pipeline, availability: Availability) -> bool:
+    def _set_aside(self, pipeline: Pipeline) -> bool:
         """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
-        if not availability.is_suspended:
+        if self._suspensions.begin_trial(pipeline.server):
+            self._trials.append(pipeline.server)
             return False
-        if availability.begin_trial():
-            self._trials.append(availability)
+        outcome = self._suspensions.outcome(pipeline.server)
+        if outcome is None:
             return False
-        outcome = set_aside(availability.reason, availability.seconds_left, error_class=NODE_UNAVAILABLE)
         for index in pipeline.indexes:
             self.outcomes[index] = outcome
         return True

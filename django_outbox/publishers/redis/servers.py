@@ -16,6 +16,7 @@ from django_outbox.publishers.redis.errors import explain
 from django_outbox.publishers.redis.link import Link, Lost
 from django_outbox.publishers.redis.links import Links
 from django_outbox.publishers.redis.options import Address, ConnectionOptions, name_addresses
+from django_outbox.publishers.suspensions import Suspensions
 
 Range = tuple[int, int, Address]
 """The first and the last slot of a range, and the node that has them."""
@@ -25,6 +26,8 @@ SINGLE: Address = ("", 0)
 
 NODE_WAIT = 5.0
 """Minimum seconds for which messages for a node of a cluster are set aside."""
+
+NODE_UNAVAILABLE = "redis.node_unavailable"
 
 REFRESH_INTERVAL = 1.0
 """Minimum seconds between two questions for the slots of all nodes while one of them is suspended."""
@@ -36,11 +39,14 @@ class Servers(abc.ABC):
     Args:
         options: how to connect.
         owner: the publisher or the consumer, for the log.
+
+    Attributes:
+        suspensions: the nodes of a cluster that accept no messages.
     """
 
     def __init__(self, options: ConnectionOptions, owner: str) -> None:
         self.options = options
-        self._owner = owner
+        self.suspensions: Suspensions[Address] = Suspensions(owner, _name_node)
         self._links: dict[Address, Links] = {}
         self._lock = threading.Lock()
 
@@ -96,8 +102,7 @@ class Servers(abc.ABC):
         with self._lock:
             found = self._links.get(server)
             if found is None:
-                subject = f"{self._owner}: messages for the node {name_addresses([server])}"
-                found = self._links[server] = Links(lambda: self.connect(server), subject)
+                found = self._links[server] = Links(lambda: self.connect(server))
             return found
 
     def suspend(self, server: Address, reason: str, waited: float) -> None:
@@ -108,7 +113,7 @@ class Servers(abc.ABC):
             reason: the error.
             waited: seconds that were spent on it in vain; it is left alone for ten times as long.
         """
-        self.links(server).availability.suspend(reason, max(NODE_WAIT, waited * 10))
+        self.suspensions.begin(server, reason, NODE_UNAVAILABLE, least=max(NODE_WAIT, waited * 10))
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -166,8 +171,8 @@ class Cluster(Servers):
     def split(
         self, indexes: Sequence[int], stream_of: Callable[[int], str]
     ) -> Iterator[tuple[Address, list[int], str]]:
-        if any(map(self._is_suspended, list(self._links))) and time.monotonic() - self._loaded_at > REFRESH_INTERVAL:
-            # Another node may have taken over the slots of the one that is suspended.
+        if self.suspensions and time.monotonic() - self._loaded_at > REFRESH_INTERVAL:
+            # Another node may have taken over the slots of one that is suspended.
             self.forget()
         found: dict[tuple[Address, str], list[int]] = {}
         lost = ""
@@ -212,7 +217,7 @@ class Cluster(Servers):
         ranges = self._ranges or self._load()
         streams = {locate(ranges, slot): stream for stream, slot in list(self._slots.items())}
         for server in self.all():
-            if server not in servers and not self._is_suspended(server):
+            if server not in servers and server not in self.suspensions:
                 yield server, streams.get(server, "")
 
     def connect(self, server: Address) -> Link:
@@ -229,11 +234,7 @@ class Cluster(Servers):
 
     def _preference(self, server: Address) -> tuple[bool, float]:
         """Sort the nodes that failed a moment ago last: a node that hangs may take all of the time."""
-        return self._is_suspended(server), self._failed_at.get(server, 0.0)
-
-    def _is_suspended(self, server: Address) -> bool:
-        links = self._links.get(server)
-        return links is not None and links.availability.is_suspended
+        return server in self.suspensions, self._failed_at.get(server, 0.0)
 
     def _load(self) -> list[Range]:
         """Ask the nodes that are known for the slots of all nodes."""
@@ -270,8 +271,14 @@ class Cluster(Servers):
             dropped = [self._links.pop(address) for address in list(self._links) if address not in found]
         for links in dropped:
             links.close()
-            # What was set aside goes to another server now.
-            links.availability.note_response()
+        for server in self.suspensions:
+            if server not in found:
+                # Its messages go to another server now.
+                self.suspensions.end(server)
+
+
+def _name_node(server: Address) -> str:
+    return f"the node {name_addresses([server])}"
 
 
 def locate(ranges: Sequence[Range], slot: int) -> Address | None:

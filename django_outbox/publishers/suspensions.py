@@ -1,0 +1,182 @@
+"""Destinations that accept no messages: they are set aside, so that messages for other destinations are delivered."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from django_outbox.logs import logger
+from django_outbox.messages import Outcome, set_aside
+
+K = TypeVar("K", bound=Hashable)
+
+FIRST_WAIT = 1.0
+"""Seconds for which a destination is first set aside; doubles after each failed trial."""
+
+MAX_WAIT = 30.0
+"""Maximum number of seconds between two trials, unless the destination itself asks for more."""
+
+MIN_WAIT = 0.1
+"""Minimum number of seconds for which a message is set aside."""
+
+REPORT_INTERVAL = 60.0
+"""Seconds between two log lines about destinations that stay set aside."""
+
+MAX_REPORTED = 10
+"""Maximum number of destinations with their own log lines: routing keys that contain ids may be thousands."""
+
+
+@dataclass(slots=True)
+class Suspension:
+    """The reason why a destination is set aside, and until when."""
+
+    reason: str
+    error_class: str
+    since: float
+    is_reported: bool
+    wait: float = 0.0
+    until: float = 0.0
+    is_trying: bool = False
+
+
+class Suspensions(Generic[K]):
+    """The destinations that a publisher has set aside. Thread-safe.
+
+    After each wait, one trial is let through. If it fails, the destination is set aside for twice as long as before.
+    The log has the beginning, a line per minute, and the end.
+
+    Args:
+        owner: the publisher, for the log; if it is blank, nothing is logged.
+        name: returns the name of a destination for the log.
+        forget_after: seconds after which a destination is forgotten that is due, but that no message tries.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        name: Callable[[K], str] = str,
+        *,
+        forget_after: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._forget_after = forget_after
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: dict[K, Suspension] = {}
+        self._next_report_at = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._found
+
+    def __iter__(self) -> Iterator[K]:
+        with self._lock:
+            return iter(list(self._found))
+
+    def outcome(self, key: K) -> Outcome | None:
+        """Return the outcome of messages for this destination while it is set aside; None if it is not."""
+        with self._lock:
+            found = self._found.get(key)
+            return None if found is None else self._outcome(found)
+
+    def begin(
+        self, key: K, reason: str, error_class: str = "", *, least: float = 0.0, asked: float | None = None
+    ) -> Outcome:
+        """Set a destination aside, or again after a failed trial; return the outcome of its messages.
+
+        Failures of messages that were on their way already do not lengthen the wait.
+
+        Args:
+            key: the destination.
+            reason: the error.
+            error_class: a short name for this kind of error.
+            least: minimum number of seconds, up to `MAX_WAIT`.
+            asked: number of seconds that the destination itself asks for, instead of the growing wait.
+        """
+        with self._lock:
+            now = self._clock()
+            found = self._found.get(key)
+            is_new = found is None
+            if found is None:
+                found = self._found[key] = self._start(key, reason, error_class, now)
+            if is_new or found.is_trying:
+                found.wait = min(max(found.wait * 2 or FIRST_WAIT, least), MAX_WAIT)
+                found.until = now + (found.wait if asked is None else asked)
+            found.reason, found.error_class, found.is_trying = reason, error_class, False
+            return self._outcome(found)
+
+    def end(self, key: K) -> None:
+        """Send messages for this destination again, because it accepts them."""
+        if key not in self._found:
+            return
+        with self._lock:
+            found = self._found.pop(key, None)
+            if found is not None and found.is_reported:
+                seconds = self._clock() - found.since
+                text = "%s: messages for %s are delivered again, after %.0f s"
+                logger.warning(text, self._owner, self._name(key), seconds)
+
+    def begin_trial(self, key: K) -> bool:
+        """Return whether a message may try this destination now; if so, no other one may until the trial has ended.
+
+        `begin`, `end` or `end_trial` ends it. The outcome of other messages in the meantime is a wait of `FIRST_WAIT`.
+        """
+        with self._lock:
+            now = self._clock()
+            found = self._found.get(key)
+            if found is None or found.is_trying or now < found.until:
+                return False
+            found.is_trying, found.until = True, now + FIRST_WAIT
+            return True
+
+    def end_trial(self, key: K) -> None:
+        """Let another message try this destination if a trial has had no result."""
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None and found.is_trying:
+                found.is_trying, found.until = False, self._clock()
+
+    def update(self) -> None:
+        """Forget destinations without messages, and log those still set aside."""
+        if not self._found:
+            return
+        with self._lock:
+            now = self._clock()
+            for key, found in list(self._found.items()):
+                if now - found.until > self._forget_after:
+                    del self._found[key]
+            if self._found and self._owner and now >= self._next_report_at:
+                self._next_report_at = now + REPORT_INTERVAL
+                self._report(now)
+
+    def _outcome(self, found: Suspension) -> Outcome:
+        seconds = max(found.until - self._clock(), MIN_WAIT)
+        return set_aside(found.reason, seconds, error_class=found.error_class)
+
+    def _start(self, key: K, reason: str, error_class: str, now: float) -> Suspension:
+        is_reported = bool(self._owner) and len(self._found) < MAX_REPORTED
+        if not self._found:
+            self._next_report_at = now + REPORT_INTERVAL
+        if is_reported:
+            text = "%s: messages for %s are set aside, others are delivered: %s"
+            logger.warning(text, self._owner, self._name(key), reason)
+        return Suspension(reason, error_class, now, is_reported)
+
+    def _report(self, now: float) -> None:
+        key, oldest = min(self._found.items(), key=lambda item: item[1].since)
+        if now - oldest.since >= REPORT_INTERVAL:
+            logger.warning(
+                "%s: destinations set aside: %s; the oldest is %s, for %.0f s: %s",
+                self._owner,
+                f"{len(self._found):,}",
+                self._name(key),
+                now - oldest.since,
+                oldest.reason,
+            )
