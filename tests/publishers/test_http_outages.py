@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
-from django_outbox.publishers import availability
-from django_outbox.publishers.availability import Availability
+from django_outbox.publishers import suspensions
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
-from tests.support.messages import Clock, put, rows
+from tests.support.messages import put, rows
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -37,7 +36,7 @@ def test_a_server_that_is_down_does_not_hold_up_another_one(
     receiver: Receiver, make_webhooks: MakePublisher, monkeypatch: pytest.MonkeyPatch
 ):
     # So that no trial is due while the test runs.
-    monkeypatch.setattr(availability, "FIRST_WAIT", 60.0)
+    monkeypatch.setattr(suspensions, "FIRST_WAIT", 60.0)
     down = f"http://127.0.0.1:{free_port()}"
     publisher = make_webhooks({"down.*": f"{down}/", "*": receiver.url()})
     batch = [make_message(type=type) for type in ("down.a", "up", "down.b", "up")]
@@ -174,74 +173,17 @@ def test_a_relay_delivers_to_other_servers_while_one_is_down(receiver: Receiver,
     assert all(found[id]["processed_at"] for id in up)
 
 
-# The circuit breaker of a server
+def test_a_server_may_ask_to_wait_for_five_minutes_at_most(receiver: Receiver, make_webhooks: MakePublisher):
+    def reply(_call: Call) -> Reply:
+        return Reply(429, headers={"Retry-After": "86400"})
 
-
-def test_the_wait_doubles_after_each_failed_trial_up_to_half_a_minute():
-    clock = Clock()
-    server = Availability("", clock)
-    waits = []
-    for _ in range(7):
-        server.note_failure("refused", sent=False)
-        waits.append(server.seconds_left)
-        assert not server.begin_trial()
-        clock.now += server.seconds_left
-        assert server.begin_trial()
-        assert not server.begin_trial()
-    assert waits == [1, 2, 4, 8, 16, 30, 30]
-    server.note_response()
-    assert not server.is_suspended
-    server.note_failure("refused", sent=False)
-    assert server.seconds_left == 1
-
-
-def test_one_request_without_a_response_does_not_suspend_a_server_but_two_in_a_row_do():
-    server = Availability("", Clock())
-    server.note_failure("timeout", sent=True)
-    assert not server.is_suspended
-    server.note_response()
-    server.note_failure("timeout", sent=True)
-    assert not server.is_suspended
-    server.note_failure("timeout", sent=True)
-    assert server.is_suspended
-
-
-def test_failures_of_requests_that_were_under_way_do_not_lengthen_the_wait():
-    server = Availability("", Clock())
-    for _ in range(20):
-        server.note_failure("refused", sent=False)
-    assert server.seconds_left == 1
-
-
-def test_a_server_may_ask_to_wait_for_five_minutes_at_most():
-    server = Availability("", Clock())
-    server.note_busy("429", 86_400)
-    assert (server.is_asked_to_wait, server.seconds_left) == (True, 300)
-
-
-def test_a_suspension_is_logged_when_it_begins_each_minute_and_when_it_ends(caplog: pytest.LogCaptureFixture):
-    clock = Clock()
-    server = Availability("Messages for x", clock)
-    server.note_failure("refused", sent=False)
-    server.note_failure("refused", sent=False)
-    clock.now += 61
-    assert server.begin_trial()
-    server.note_failure("timeout", sent=False)
-    clock.now += 30
-    server.note_response()
-    server.note_response()
-    assert caplog.messages == [
-        "Messages for x are set aside, others are delivered: refused",
-        "Messages for x have been set aside for 61 s: timeout",
-        "Messages for x are delivered again, after 91 s",
-    ]
-
-
-def test_a_trial_without_a_result_lets_another_one_begin():
-    clock = Clock()
-    server = Availability("", clock)
-    server.note_failure("refused", sent=False)
-    clock.now += 1
-    assert server.begin_trial()
-    server.end_trial()
-    assert server.begin_trial()
+    with Receiver(reply) as busy:
+        publisher = make_webhooks({"busy": busy.url(), "*": receiver.url()})
+        batch = [make_message(type="busy"), make_message(type="other")]
+        first, _ = publisher.publish(batch)
+        second, other = publisher.publish(batch)
+        assert len(busy.calls) == 1
+    assert (first.error_class, first.retry_after) == ("http.429", 86_400)
+    assert (second.error_class, other) == ("http.unavailable", ACCEPTED)
+    assert "the receiver responded 429" in second.error
+    assert 290 < (second.retry_after or 0) <= 300

@@ -15,7 +15,7 @@ from redis.cluster import RedisCluster
 from redis.crc import key_slot
 
 from django_outbox import OutboxMessage, enqueue_many
-from django_outbox.publishers import availability, suspensions
+from django_outbox.publishers import suspensions
 from django_outbox.publishers.rabbitmq import destinations
 from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
@@ -342,7 +342,6 @@ def place(request: pytest.FixtureRequest, count: int) -> Iterator[Place]:
 @pytest.fixture(autouse=True)
 def frequent_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that destinations are soon tried again after they were healed."""
-    monkeypatch.setattr(availability, "MAX_WAIT", 1.0)
     monkeypatch.setattr(suspensions, "MAX_WAIT", 1.0)
     monkeypatch.setattr(destinations, "MAX_WAIT", 1.0)
     monkeypatch.setattr(destinations, "ROUND_INTERVAL", 1.0)

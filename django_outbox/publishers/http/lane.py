@@ -13,13 +13,13 @@ import httpcore
 
 from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
-from django_outbox.publishers.availability import Availability
 from django_outbox.publishers.http.batch import Batch, Result
 from django_outbox.publishers.http.encoding import Headers, Request
 from django_outbox.publishers.http.errors import BEFORE_SENDING, DISCONNECTED, Failure, explain
 from django_outbox.publishers.http.network import Deadline, Network
 from django_outbox.publishers.http.responses import Response, read_location, read_retry_after
 from django_outbox.publishers.http.urls import Origin
+from django_outbox.publishers.suspensions import Suspensions
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes that are read of a response's body; a connection with more to read is closed."""
@@ -29,6 +29,14 @@ CLOSE_SECONDS = 5.0
 
 KEEPALIVE_SECONDS = 60.0
 """Seconds for which an idle connection is kept. The server may close it earlier."""
+
+MAX_FAILURES = 2
+"""Number of requests in a row without a response after which nothing more is sent. One may be to blame itself."""
+
+MAX_ASKED_WAIT = 300.0
+"""Maximum number of seconds for which nothing is sent to a server because it asks for it."""
+
+UNAVAILABLE = "http.unavailable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +80,36 @@ class Lane:
     Args:
         origin: the server.
         options: how to connect.
-        is_only: whether the publisher has no other server.
+        suspensions: the servers of the publisher that are unavailable or busy.
 
     Attributes:
         origin: the server.
-        availability: its circuit breaker.
+        is_known: whether the server has responded since the last failure.
     """
 
-    def __init__(self, origin: Origin, options: LaneOptions, *, is_only: bool) -> None:
+    def __init__(self, origin: Origin, options: LaneOptions, suspensions: Suspensions[Origin]) -> None:
         self.origin = origin
-        subject = "" if is_only else f"Publisher {options.publisher_alias!r}: messages for {origin}"
-        self.availability = Availability(subject)
+        self.is_known = False
+        self._suspensions = suspensions
+        self._failures = 0
+        self._busy = ""
+        self._busy_until = 0.0
         self._options = options
         self._deadline = Deadline()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
         self._lock = threading.Lock()
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether nothing is sent, except on trial."""
+        return self.origin in self._suspensions
+
+    @property
+    def busy(self) -> str:
+        """The response of the server that asked for the current pause; blank if there is none."""
+        return self._busy if self.is_suspended and time.monotonic() < self._busy_until else ""
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Send requests as soon as possible, or not at all after `close`."""
@@ -138,17 +159,34 @@ class Lane:
         return True
 
     def _process(self, job: Job, pool: httpcore.ConnectionPool) -> Result:
-        if job.batch.is_late or (self.availability.is_suspended and not job.is_trial):
+        if job.batch.is_late or (self.is_suspended and not job.is_trial):
             return None
         result = self._send(job.request, pool)
         if isinstance(result, Failure):
-            self.availability.note_failure(result.error, sent=result.sent)
+            self._note_failure(result)
         elif isinstance(result, Response):
-            if job.request is not None and self._options.is_busy(result):
-                self.availability.note_busy(f"the receiver responded {result.text}", result.retry_after)
-            else:
-                self.availability.note_response()
+            self._note_response(result, is_busy=job.request is not None and self._options.is_busy(result))
         return result
+
+    def _note_failure(self, failure: Failure) -> None:
+        """Suspend the server, unless the request may be to blame."""
+        with self._lock:
+            self.is_known = False
+            self._failures += 1
+            is_suspended = not failure.sent or self._failures >= MAX_FAILURES
+        if is_suspended:
+            self._suspensions.begin(self.origin, failure.error, UNAVAILABLE)
+
+    def _note_response(self, response: Response, *, is_busy: bool) -> None:
+        self.is_known = True
+        if is_busy:
+            asked = None if response.retry_after is None else min(response.retry_after, MAX_ASKED_WAIT)
+            text = f"the receiver responded {response.text}"
+            outcome = self._suspensions.begin(self.origin, text, UNAVAILABLE, asked=asked)
+            self._busy, self._busy_until = text, time.monotonic() + (outcome.retry_after or 0.0)
+        else:
+            self._failures, self._busy_until = 0, 0.0
+            self._suspensions.end(self.origin)
 
     def _send(self, request: Request | None, pool: httpcore.ConnectionPool) -> Result:
         self._deadline.start(self._options.timeout)

@@ -19,6 +19,7 @@ from django_outbox.publishers.http.signing import Signer
 from django_outbox.publishers.http.sorting import Sorting
 from django_outbox.publishers.http.urls import Origin, Urls
 from django_outbox.publishers.options import require_flag, require_number, require_seconds
+from django_outbox.publishers.suspensions import Suspensions
 from django_outbox.publishers.tls import read_ssl
 
 MAX_CONCURRENCY = 200
@@ -109,6 +110,7 @@ class HTTPPublisher(Publisher):
             is_busy=self._statuses.is_busy,
         )
         self._lanes: dict[Origin, Lane] = {}
+        self._suspensions: Suspensions[Origin]
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -118,11 +120,12 @@ class HTTPPublisher(Publisher):
 
     def prepare(self) -> str:
         lanes = list(self._current_lanes().values())
-        if any(lane.availability.is_known and not lane.availability.is_suspended for lane in lanes):
+        if any(lane.is_known and not lane.is_suspended for lane in lanes):
             return ""
-        willing = [lane for lane in lanes if not lane.availability.is_asked_to_wait]
-        if not willing:
-            return f"{lanes[0].origin}: {lanes[0].availability.reason}"
+        busy = [f"{lane.origin}: {reason}" for lane in lanes if (reason := lane.busy)]
+        if len(busy) == len(lanes):
+            return busy[0]
+        willing = [lane for lane in lanes if not lane.busy]
         problems = self._probe(willing)
         return problems[0] if len(problems) == len(willing) else ""
 
@@ -130,7 +133,14 @@ class HTTPPublisher(Publisher):
         return self._probe(list(self._current_lanes().values()))
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        sorting = Sorting(messages, self._current_lanes(), self._encoder, self._statuses, self._options.timeout)
+        sorting = Sorting(
+            messages,
+            self._current_lanes(),
+            self._suspensions,
+            self._encoder,
+            self._statuses,
+            timeout=self._options.timeout,
+        )
         sorting.publish()
         return sorting.result()
 
@@ -157,8 +167,10 @@ class HTTPPublisher(Publisher):
     def _current_lanes(self) -> Mapping[Origin, Lane]:
         with self._lock:
             if not self._lanes:
-                is_only = len(self._origins) == 1
-                self._lanes = {origin: Lane(origin, self._options, is_only=is_only) for origin in self._origins}
+                # The relay itself logs the outage of an only server.
+                owner = f"Publisher {self.alias!r}" if len(self._origins) > 1 else ""
+                self._suspensions = Suspensions(owner)
+                self._lanes = {origin: Lane(origin, self._options, self._suspensions) for origin in self._origins}
             return self._lanes
 
     def _start_over(self) -> None:

@@ -1,17 +1,18 @@
-"""Publish a batch: hand its requests to the servers, and turn what came of them into outcomes."""
+"""Publish a batch: hand its requests to the servers, and turn their results into outcomes."""
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
-from django_outbox.publishers.availability import FIRST_WAIT, MIN_WAIT, Availability
 from django_outbox.publishers.call import Call
 from django_outbox.publishers.http.batch import Batch
 from django_outbox.publishers.http.encoding import Encoder, Request
 from django_outbox.publishers.http.errors import Failure
-from django_outbox.publishers.http.lane import Job, Lane
+from django_outbox.publishers.http.lane import UNAVAILABLE, Job, Lane
 from django_outbox.publishers.http.responses import Response, Statuses
 from django_outbox.publishers.http.urls import Origin
+from django_outbox.publishers.suspensions import FIRST_WAIT, MIN_WAIT, Suspensions
 
 BEGIN_FACTOR = 1.25
 """Requests are begun for that many times the timeout: after one that gets no response, another one shows whether the
@@ -29,6 +30,7 @@ class Sorting(Call[Message, Request]):
     Args:
         messages: the batch.
         lanes: the servers.
+        suspensions: the servers that are unavailable or busy.
         encoder: encodes the messages.
         statuses: the outcomes of responses.
         timeout: seconds that a request may take.
@@ -38,12 +40,15 @@ class Sorting(Call[Message, Request]):
         self,
         messages: Sequence[Message],
         lanes: Mapping[Origin, Lane],
+        suspensions: Suspensions[Origin],
         encoder: Encoder,
         statuses: Statuses,
+        *,
         timeout: float,
     ) -> None:
         super().__init__(messages, encoder.encode, carrier="HTTP", error_class="http")
         self._lanes = lanes
+        self._suspensions = suspensions
         self._statuses = statuses
         self._timeout = timeout
         self._batch = Batch(len(messages), BEGIN_FACTOR * timeout)
@@ -53,24 +58,26 @@ class Sorting(Call[Message, Request]):
 
     def publish(self) -> None:
         """Send all messages; to a server that is suspended only one, and the others if that has a response."""
+        self._suspensions.update()
         trials: dict[Origin, list[int]] = {}
         first: dict[Origin, list[int]] = {}
         for origin, indexes in self._indexes.items():
-            availability = self._lanes[origin].availability
-            if not availability.is_suspended:
+            if origin not in self._suspensions:
                 first[origin] = indexes
-            elif availability.begin_trial():
+            elif self._suspensions.begin_trial(origin):
                 trials[origin] = indexes
         # By chance, so that a message that the server never responds to does not keep it suspended.
         chosen = {origin: random.choice(indexes) for origin, indexes in trials.items()}  # noqa: S311
-        self._send(first, {origin: [index] for origin, index in chosen.items()})
-        for origin in trials:
-            self._lanes[origin].availability.end_trial()
+        try:
+            self._send(first, {origin: [index] for origin, index in chosen.items()})
+        finally:
+            for origin in trials:
+                self._suspensions.end_trial(origin)
         self._send(
             {
                 origin: [index for index in indexes if index != chosen[origin]]
                 for origin, indexes in trials.items()
-                if not self._lanes[origin].availability.is_suspended
+                if origin not in self._suspensions
             },
             {},
         )
@@ -85,9 +92,9 @@ class Sorting(Call[Message, Request]):
             else:
                 for result in results:
                     if isinstance(result, Failure):
-                        self._lanes[origin].availability.suspend(result.error)
+                        self._suspensions.begin(origin, result.error, UNAVAILABLE)
                         break
-        all_suspended = all(lane.availability.is_suspended for lane in self._lanes.values())
+        all_suspended = all(lane.is_suspended for lane in self._lanes.values())
         return [
             outcome or self._outcome(index, responding, all_suspended=all_suspended)
             for index, outcome in enumerate(self.outcomes)
@@ -109,24 +116,26 @@ class Sorting(Call[Message, Request]):
         if isinstance(result, Outcome):
             return result
         origin = self.encoded[index].origin
-        availability = self._lanes[origin].availability
         if isinstance(result, Response):
-            return self._response_outcome(result, availability)
+            return self._response_outcome(result, origin)
         if isinstance(result, Failure) and origin in responding:
             return _failure_outcome(origin, result)
-        if not availability.is_suspended:
+        suspended = self._suspensions.outcome(origin)
+        if suspended is None:
             return set_aside(LATE, MIN_WAIT, error_class="http.late")
-        reason = f"{origin}: {result.error if isinstance(result, Failure) else availability.reason}"
+        reason = f"{origin}: {result.error if isinstance(result, Failure) else suspended.error}"
         if all_suspended:
             return unanswered(reason)
-        return set_aside(reason, availability.seconds_left, error_class="http.unavailable")
+        return replace(suspended, error=reason)
 
-    def _response_outcome(self, response: Response, availability: Availability) -> Outcome:
+    def _response_outcome(self, response: Response, origin: Origin) -> Outcome:
         if not self._statuses.is_busy(response):
             return self._statuses.outcome(response)
-        seconds = availability.seconds_left if response.retry_after is None else response.retry_after
+        seconds = response.retry_after
+        if seconds is None and (suspended := self._suspensions.outcome(origin)) is not None:
+            seconds = suspended.retry_after
         text = f"the receiver responded {response.text}"
-        return set_aside(text, max(seconds, MIN_WAIT), error_class=f"http.{response.status}")
+        return set_aside(text, max(seconds or 0.0, MIN_WAIT), error_class=f"http.{response.status}")
 
 
 def _failure_outcome(origin: Origin, failure: Failure) -> Outcome:
