@@ -343,7 +343,6 @@ def place(request: pytest.FixtureRequest, count: int) -> Iterator[Place]:
 def frequent_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that destinations are soon tried again after they were healed."""
     monkeypatch.setattr(suspensions, "MAX_WAIT", 1.0)
-    monkeypatch.setattr(destinations, "MAX_WAIT", 1.0)
     monkeypatch.setattr(destinations, "ROUND_INTERVAL", 1.0)
 
 

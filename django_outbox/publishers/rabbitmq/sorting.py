@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
 from django_outbox.publishers.base import BatchRefused
 from django_outbox.publishers.rabbitmq.batch import Batch
-from django_outbox.publishers.rabbitmq.destinations import FIRST_WAIT, Destinations
+from django_outbox.publishers.rabbitmq.destinations import Destinations
+from django_outbox.publishers.suspensions import FIRST_WAIT
 
 TRIAL_TIMEOUT = 0.5
 """Seconds that the broker has to confirm the message that tries a destination."""
@@ -64,14 +65,17 @@ class Sorting:
         healthy = [index for index in range(len(self._messages)) if destinations.is_trusted(self._destination(index))]
         batch = self._submit([self._messages[index] for index in healthy]) if healthy else None
         is_round = destinations.begin_round()
-        self._run_trials(
-            [
-                index
-                for index in self._first_per_destination(self._missing())
-                if not destinations.is_trusted(name := self._destination(index))
-                and (name not in destinations or (is_round and destinations.begin_trial(name, 2 * TRIAL_TIMEOUT)))
-            ]
-        )
+        trials = [
+            index
+            for index in self._first_per_destination(self._missing())
+            if not destinations.is_trusted(name := self._destination(index))
+            and (name not in destinations or (is_round and destinations.begin_trial(name)))
+        ]
+        try:
+            self._run_trials(trials)
+        finally:
+            for index in trials:
+                destinations.end_trial(self._destination(index))
         if batch is not None:
             batch.wait()
             self.take(healthy, batch)
@@ -128,7 +132,7 @@ class Sorting:
                     # The connection could not be opened, or was lost: the destination's other messages share that.
                     self._set_aside_now[destination] = outcome
                 elif not batch.nacked:
-                    self._destinations.resume(destination)
+                    self._destinations.end(destination)
                     self._destinations.trust([destination])
 
     def _set_aside(self, index: int, reason: str, error_class: str, trial: Batch | None = None) -> None:
