@@ -50,7 +50,7 @@ def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:
                 known.add(pair)
                 missing.append(message)
     inserted = store.insert_missing(missing) if missing else 0
-    if inserted < len(messages) or not store.counts_inserted:
+    if inserted < len(messages):
         _report_others(messages, store)
     return inserted
 

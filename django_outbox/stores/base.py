@@ -314,11 +314,6 @@ class Store(BatchReader):
         """Whether to read known messages before an INSERT of messages that may be known."""
         return False
 
-    @property
-    def counts_inserted(self) -> bool:
-        """Whether the number of inserted messages is known, here or from reading known messages before."""
-        return True
-
     def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
         """Insert messages; leave out each one if its `message_id` and `publisher` are in the table already.
 

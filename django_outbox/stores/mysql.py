@@ -358,10 +358,6 @@ class MySQLStore(LockingStore):
         # locks the gap where it finds nothing, and transactions would wait for each other.
         return self.connection.isolation_level != "serializable"  # type: ignore[attr-defined, no-any-return]
 
-    @property
-    def counts_inserted(self) -> bool:
-        return self.looks_before_insert
-
     def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
         # INSERT IGNORE would turn every other error into a warning, and a lost message.
         manager = OutboxMessage.objects.using(self.connection.alias)
