@@ -102,11 +102,8 @@ class Suspensions(Generic[K]):
         """
         with self._lock:
             now = self._clock()
-            found = self._found.get(key)
-            is_new = found is None
-            if found is None:
-                found = self._found[key] = self._start(key, reason, error_class, now)
-            if is_new or found.is_trying:
+            found = self._found.get(key) or self._start(key, reason, error_class, now)
+            if not found.wait or found.is_trying:
                 found.wait = min(max(found.wait * 2 or FIRST_WAIT, least), MAX_WAIT)
                 found.until = now + (found.wait if asked is None else asked)
             found.reason, found.error_class, found.is_trying = reason, error_class, False
@@ -167,7 +164,8 @@ class Suspensions(Generic[K]):
         if is_reported:
             text = "%s: messages for %s are set aside, others are delivered: %s"
             logger.warning(text, self._owner, self._name(key), reason)
-        return Suspension(reason, error_class, now, is_reported)
+        found = self._found[key] = Suspension(reason, error_class, now, is_reported)
+        return found
 
     def _report(self, now: float) -> None:
         key, oldest = min(self._found.items(), key=lambda item: item[1].since)

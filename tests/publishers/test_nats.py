@@ -1,6 +1,7 @@
 """What the JetStream publisher sends, and the outcomes by what a stream responds."""
 
 import json
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
+from django_outbox.publishers.nats import session
 from django_outbox.publishers.nats.responses import read_response
 from tests.support.claimed import make_message
 from tests.support.nats_tools import MakeJetStream, Nats
@@ -218,6 +220,33 @@ def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
     assert (outcomes[0].retry_after or 0) > 5
     assert outcomes[3:] == [ACCEPTED] * 2
     assert nats.count(silent) == count
+
+
+def test_one_message_tries_a_subject_that_was_not_confirmed(
+    nats: Nats, make_jetstream: MakeJetStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(session, "STALLED_WAIT", 1.0)
+    silent = nats.stream(no_ack=True)
+    publisher = make_jetstream(timeout=3.0)
+
+    def publish() -> Sequence[Outcome]:
+        return publisher.publish([make_message(silent) for _ in range(3)])
+
+    publish()
+    count = nats.count(silent)
+    time.sleep(1.0)
+    assert [summary(outcome) for outcome in publish()] == [waiting("nats.stalled")] * 3
+    assert nats.count(silent) == count + 1
+    outcome = publish()[0]
+    assert 1.0 < (outcome.retry_after or 0) <= 2.0
+    nats.delete(silent)
+    stream = nats.stream(silent)
+    time.sleep(outcome.retry_after or 0)
+    assert publish()[0] == ACCEPTED
+    assert publish() == [ACCEPTED] * 3
+    assert nats.count(stream) == 4
+    assert f"messages for '{silent}' are set aside, others are delivered: the stream" in caplog.text
+    assert f"messages for '{silent}' are delivered again" in caplog.text
 
 
 def test_a_wrong_stream_is_rejected(nats: Nats, make_jetstream: MakeJetStream):

@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from nats.errors import StaleConnectionError
 
@@ -20,6 +20,7 @@ from django_outbox.publishers.nats.options import ConnectionOptions, Server
 from django_outbox.publishers.nats.responses import BUSY_WAIT, NO_RESPONDERS, read_response
 from django_outbox.publishers.nats.streams import Streams
 from django_outbox.publishers.nats.tasks import Tasks
+from django_outbox.publishers.suspensions import Suspensions
 
 WRITE_SIZE = 64 * 1024
 """Bytes that are written at once."""
@@ -28,11 +29,11 @@ MAX_SUBJECTS = 20
 """Maximum number of subjects that JetStream is asked about at once; messages with others are set aside meanwhile."""
 
 STALLED_WAIT = 15.0
-"""Seconds for which nothing is sent to a subject whose messages were not confirmed, because each trial holds up a batch
+"""Seconds for which a subject is first set aside if its messages are not confirmed, because each trial holds up a batch
 for as long as the publisher waits for a confirmation."""
 
-MAX_STALLED = 1000
-"""Maximum number of such subjects that are remembered."""
+FORGET_AFTER = 600.0
+"""Seconds without a message after which such a subject is forgotten."""
 
 Sent = tuple[Batch, int]
 """A batch, and the index of one of its messages."""
@@ -62,7 +63,9 @@ class Session:
         self._batches: set[Batch] = set()
         self._in_flight: dict[bytes, Sent] = {}
         self._unrouted: list[Sent] = []
-        self._stalled: dict[bytes, tuple[float, Outcome]] = {}
+        self._suspensions: Suspensions[bytes] = Suspensions(
+            f"Publisher {options.alias!r}", lambda subject: f"'{subject.decode()}'", forget_after=FORGET_AFTER
+        )
         self._address = "NATS"
         self._inbox = b""
         self._last_token = 0
@@ -151,9 +154,11 @@ class Session:
                 error = f"headers and payload are {encoded.size:,} bytes; the server's max_payload is {max_payload:,}"
                 self._set_outcome((batch, index), rejected(error, error_class="nats.too_large"))
                 continue
-            if self._stalled and (outcome := self._outcome_of_stalled(encoded.subject)) is not None:
-                self._set_outcome((batch, index), outcome)
-                continue
+            if self._suspensions and not self._suspensions.begin_trial(encoded.subject):
+                outcome = self._suspensions.outcome(encoded.subject)
+                if outcome is not None:
+                    self._set_outcome((batch, index), outcome)
+                    continue
             if len(self._in_flight) >= self._max_in_flight:
                 await self._write(frames, batch)
                 frames, size = [], 0
@@ -206,6 +211,8 @@ class Session:
             self._unrouted.append(sent)
         elif (outcome := read_response(data)) is not None:
             del self._in_flight[token]
+            if self._suspensions:
+                self._suspensions.end(_subject(sent))
             self._set_outcome(sent, outcome)
         self._has_room.set()
 
@@ -229,30 +236,15 @@ class Session:
             *(self._streams().judge(subject.decode(), stalled=stalled) for subject in subjects)
         )
         by_subject = dict(zip(subjects, outcomes, strict=True))
-        if stalled:
-            self._remember_stalled(by_subject)
+        for subject, outcome in by_subject.items():
+            if stalled and outcome.verdict is Verdict.DEFERRED:
+                self._suspensions.begin(subject, outcome.error, outcome.error_class, least=STALLED_WAIT)
+            elif outcome.verdict is Verdict.REJECTED:
+                self._suspensions.end(subject)
         not_asked = set_aside("no stream has confirmed the message", BUSY_WAIT, error_class="nats.stalled")
         for sent in messages:
+            self._suspensions.end_trial(_subject(sent))
             self._set_outcome(sent, by_subject.get(_subject(sent), not_asked))
-
-    def _remember_stalled(self, outcomes: Mapping[bytes, Outcome]) -> None:
-        if len(self._stalled) > MAX_STALLED:
-            self._stalled.clear()
-        until = time.monotonic() + STALLED_WAIT
-        for subject, outcome in outcomes.items():
-            if outcome.verdict is Verdict.DEFERRED:
-                self._stalled[subject] = (until, outcome)
-
-    def _outcome_of_stalled(self, subject: bytes) -> Outcome | None:
-        """Return the outcome of a message to a subject that was not confirmed a moment ago; None for other subjects."""
-        if subject not in self._stalled:
-            return None
-        until, outcome = self._stalled[subject]
-        left = until - time.monotonic()
-        if left > 0:
-            return set_aside(outcome.error, left, error_class=outcome.error_class)
-        del self._stalled[subject]
-        return None
 
     def _on_error(self, error: Exception) -> None:
         subject = denied_subject(error)
@@ -265,7 +257,9 @@ class Session:
         text = "the user may not publish to this subject; permit it in the server's configuration of the user"
         denied = [token for token, sent in self._in_flight.items() if _subject(sent).decode().lower() == subject]
         for token in denied:
-            self._set_outcome(self._in_flight.pop(token), retry_later(text, error_class="nats.not_permitted"))
+            sent = self._in_flight.pop(token)
+            self._suspensions.end(_subject(sent))
+            self._set_outcome(sent, retry_later(text, error_class="nats.not_permitted"))
 
     # Time
 
@@ -275,6 +269,7 @@ class Session:
         interval = stall_timeout / 5
         while True:
             await asyncio.sleep(interval)
+            self._suspensions.update()
             now = time.monotonic()
             stalled = set()
             for batch in [*self._batches]:
@@ -309,6 +304,8 @@ class Session:
         self._batches.discard(batch)
         for token in [token for token, sent in self._in_flight.items() if sent[0] is batch]:
             del self._in_flight[token]
+        for subject in {encoded.subject for encoded in batch.encoded.values()}:
+            self._suspensions.end_trial(subject)
         self._has_room.set()
         batch.set_missing(unanswered(f"NATS at {self._address} did not confirm the message in time"))
 
