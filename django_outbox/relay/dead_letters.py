@@ -1,4 +1,4 @@
-"""Announce failed messages: publish dead-letter copies and send signals."""
+"""Publish dead-letter copies of failed messages."""
 
 import datetime
 from collections.abc import Sequence
@@ -8,8 +8,6 @@ from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.outcomes import call_publisher
-from django_outbox.signals import Failure, messages_failed, messages_recovered, send
-from django_outbox.stores import Settlement
 from django_outbox.wording import counted, some_ids
 
 MAX_ERROR_LENGTH = 1000
@@ -86,27 +84,3 @@ def _log_missing(
         next(reasons) if error is None else describe(error),
         exc_info=error,
     )
-
-
-def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message], settlement: Settlement) -> None:
-    """Send the signals for failed and recovered messages of a batch; call it when the settlement is committed.
-
-    Args:
-        publisher_alias: the publisher.
-        using: the database alias.
-        messages: the batch; messages that `settlement` does not name are ignored.
-        settlement: the new states.
-    """
-    if settlement.failed:
-        batch = {message.id: message for message in messages}
-        failures = [
-            Failure(batch[row.id], row.error, row.error_class, row.blocks_key, row.dead_lettered)
-            for row in settlement.failed
-        ]
-        send(messages_failed, using=using, publisher=publisher_alias, failures=failures)
-    recovered = [message for message in messages if message.attempts or message.error_class]
-    if recovered:
-        processed = set(settlement.processed)
-        recovered = [message for message in recovered if message.id in processed]
-    if recovered:
-        send(messages_recovered, using=using, publisher=publisher_alias, messages=recovered)

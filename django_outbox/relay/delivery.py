@@ -1,7 +1,7 @@
 """One attempt to deliver a batch, and why it failed if it did."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -9,11 +9,13 @@ from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.publishers.base import Publisher, TransactionalPublisher
 from django_outbox.publishers.outcomes import prepare_publisher
-from django_outbox.relay.batch import deliver_batch
-from django_outbox.relay.conflicts import Conflicts
-from django_outbox.relay.shared import Shared
+from django_outbox.relay.conflicts import Conflicts, Turns
+from django_outbox.relay.leased import LeasedMessages
+from django_outbox.relay.publishing import PublishedBatches
 from django_outbox.relay.sources import PollingSource, Source
+from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
+from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores.schema import require_schema
 
 
@@ -52,14 +54,14 @@ class Delivery:
     Args:
         publisher: sends the messages.
         source: claims and settles them.
-        shared: what the workers of the relay share.
+        state: what the workers of the relay share.
     """
 
-    def __init__(self, publisher: Publisher, source: Source, shared: Shared) -> None:
+    def __init__(self, publisher: Publisher, source: Source, state: RelayState) -> None:
         self._publisher = publisher
         self._source = source
-        self._shared = shared
-        self._conflicts = Conflicts(shared.turns[publisher.alias])
+        self._state = state
+        self._conflicts = Conflicts(state.turns[publisher.alias])
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
@@ -67,7 +69,7 @@ class Delivery:
         Raises:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
-        connection = connections[self._shared.using]
+        connection = connections[self._state.using]
         try:
             return self._attempt(wanted)
         except (DatabaseError, InterfaceError) as error:
@@ -76,11 +78,11 @@ class Delivery:
             require_schema(connection, error)
             # The next query opens a new connection.
             connection.close()
-            return Attempt(database_outage=f"database {self._shared.using!r}: {describe(error).rstrip('.')}")
+            return Attempt(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed meanwhile; the next query opens a new one."""
-        connection = connections[self._shared.using]
+        connection = connections[self._state.using]
         if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
             connection.close()
 
@@ -88,7 +90,7 @@ class Delivery:
         if reason := prepare_publisher(self._publisher):
             # Counts as an outage, as if a message were unanswered, but none is claimed to find out.
             return Attempt(Tally(unanswered=1, outage=reason))
-        budget = self._shared.budget
+        budget = self._state.budget
         limit = budget.reserve(wanted)
         if not limit:
             return Attempt(made=False)
@@ -98,26 +100,47 @@ class Delivery:
                 self._publisher,
                 self._source,
                 limit=limit,
-                settings=self._shared.settings,
-                dead_letters=self._shared.dead_letters,
-                paused_types=self._shared.pauses.paused_types(self._publisher.alias),
+                settings=self._state.settings,
+                dead_letters=self._state.dead_letters,
+                paused_types=self._state.pauses.paused_types(self._publisher.alias),
                 conflicts=self._conflicts,
-                is_stopping=self._shared.is_stopping,
+                is_stopping=self._state.is_stopping,
             )
         finally:
-            budget.release(limit, tally)
-            self._shared.counters.add(self._publisher.alias, tally)
+            budget.release(self._publisher.alias, limit, tally)
         if not tally.claimed and type(self._publisher).prepare is not Publisher.prepare:
             # For an idle relay, this is the only way to learn that an outage is over.
             return Attempt(replace(tally, connected=True))
         return Attempt(tally)
 
 
-def make_source(publisher: Publisher, shared: Shared) -> PollingSource:
+def deliver_batch(
+    publisher: Publisher, source: Source, *, limit: int, conflicts: Conflicts | None = None, **options: Any
+) -> Tally:
+    """Deliver a batch of at most `limit` messages.
+
+    Args:
+        publisher: gets the messages.
+        source: claims and settles them.
+        limit: maximum number of messages to claim.
+        conflicts: the conflicts of this worker with other transactions, if the publisher writes in the claim's.
+        options: the other arguments of `Batches`.
+
+    Raises:
+        DatabaseError: the database was unavailable or refused. The batch went back, or will when the claim times out.
+    """
+    if not isinstance(publisher, TransactionalPublisher):
+        return PublishedBatches(publisher=publisher, source=source, **options).run(limit)
+    batches = TransactionalBatches if publisher.in_transaction else LeasedMessages
+    conflicts = conflicts or Conflicts(Turns())
+    return batches(publisher=publisher, source=source, conflicts=conflicts, **options).run(limit)
+
+
+def make_source(publisher: Publisher, state: RelayState) -> PollingSource:
     """Return a source of the messages of one publisher."""
     transactional = isinstance(publisher, TransactionalPublisher)
     return PollingSource(
-        shared.using, publisher.alias, shared.settings, transactional=transactional, calls=shared.database_calls
+        state.using, publisher.alias, state.settings, transactional=transactional, calls=state.database_calls
     )
 
 

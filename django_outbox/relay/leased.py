@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -40,18 +40,13 @@ OUTAGES = (OperationalError, InterfaceError)
 """Errors of a database that is unavailable."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LeasedMessages(TransactionalBatches):
     """Delivers messages of a publisher that works outside of a transaction, one at a time.
 
     A short transaction claims a message and takes its lease, and another one writes its new state if the lease still
     is this relay's. If the database is unavailable then, that is repeated for as long as the lease would last.
-
-    Args:
-        paused_types: messages of these types are held instead of handled.
     """
-
-    paused_types: Collection[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

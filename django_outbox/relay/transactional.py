@@ -9,7 +9,6 @@ from typing import Any
 from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox.conf import OutboxSettings
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.finishing import NotRun, finish
@@ -27,10 +26,10 @@ from django_outbox.messages import (
 )
 from django_outbox.publishers.base import TransactionalPublisher
 from django_outbox.publishers.outcomes import read_outcome
+from django_outbox.relay.batch import Batches
 from django_outbox.relay.conflicts import LOCK_WAIT, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
 from django_outbox.relay.settlement import Decided, decide, leave_late
-from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
 from django_outbox.stores import Claim, Settlement, Store, get_store
 
@@ -51,9 +50,6 @@ TIMED_OUT = "outbox.claim_timeout"
 
 CLOSE_TO = 0.9
 """The share of the claim timeout from which an idle transaction counts as timed out: clocks differ a little."""
-
-Deliver = Callable[[AbstractContextManager[Claim], Callable[[Sequence[Message]], Decided]], Tally]
-"""Claims, publishes and settles one batch, given the claim and the function that publishes."""
 
 
 class TransactionLost(Exception):
@@ -86,8 +82,8 @@ class Conflict(Exception):
         self.error = error
 
 
-@dataclass
-class TransactionalBatches:
+@dataclass(kw_only=True)
+class TransactionalBatches(Batches):
     """Delivers batches of a publisher that writes in the transaction of the claim.
 
     If that transaction is lost, nothing of the batch has happened. Where it is known which message was in hand, that
@@ -99,19 +95,11 @@ class TransactionalBatches:
 
     Args:
         publisher: delivers single messages.
-        source: claims and settles them.
-        settings: the retry policies, and whether a failed message blocks its key.
         conflicts: shrinks the batches of this worker after such a conflict.
-        is_stopping: returns True if no further message is to be begun.
-        deliver: claims, publishes and settles.
     """
 
     publisher: TransactionalPublisher
-    source: Source
-    settings: OutboxSettings
     conflicts: Conflicts
-    is_stopping: Callable[[], bool]
-    deliver: Deliver
 
     def __post_init__(self) -> None:
         self._connection = connections[self.source.using]

@@ -13,7 +13,7 @@ from django_outbox.messages import Message, Outcome, retry_later, unanswered
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Limits, Relay
-from django_outbox.relay.outages import Outages
+from django_outbox.service.outages import Outages
 from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put

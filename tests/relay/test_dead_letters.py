@@ -9,7 +9,8 @@ from django.dispatch import Signal
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.publishers.base import Publisher
-from django_outbox.relay.dead_letters import MAX_ERROR_LENGTH, copy_failed, signal_settled
+from django_outbox.relay.dead_letters import MAX_ERROR_LENGTH, copy_failed
+from django_outbox.relay.recorder import signal_settled
 from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
 from tests.docs.test_examples import example

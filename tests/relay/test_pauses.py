@@ -299,7 +299,7 @@ class TestAfterResume:
     def test_messages_are_delivered_by_the_next_claim(self, using: str):
         pause("default", "paid", using=using)
         with Relay(using=using, limits=replace(LIMITS, pause_interval=3600.0)) as relay:
-            relay._shared.pauses.refresh()
+            relay._state.pauses.refresh()
             resume("default", "paid", using=using)
             ids = put(2, using, keys=1, type="paid") + put(2, using, type="paid") + put(1, using, key="b", type="sent")
             relay.deliver_once()

@@ -8,7 +8,7 @@ import pytest
 
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, rejected
-from django_outbox.relay.batch import deliver_batch
+from django_outbox.relay.delivery import deliver_batch
 from django_outbox.relay.sources import Source
 from django_outbox.stores import Claim, Lease, Settlement
 from tests.support.publishers import ScriptedPublisher

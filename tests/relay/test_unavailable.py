@@ -66,7 +66,7 @@ def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, monk
         assert ScriptedPublisher.batches == []
         assert relay.tally.claimed == 0
         reasons.clear()
-        time.sleep(max(relay._shared.breakers.seconds_until_trial("default"), 0) + 0.1)
+        time.sleep(max(relay._state.breakers.seconds_until_trial("default"), 0) + 0.1)
         assert relay.drain().processed == 3
 
 

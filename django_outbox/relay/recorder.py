@@ -1,0 +1,136 @@
+"""What is told of a batch: signals, spans, log lines and counts. The delivery calls it after each phase."""
+
+import time
+from collections.abc import Sequence
+
+from django_outbox.logs import logger
+from django_outbox.messages import Message, Outcome, Verdict
+from django_outbox.publishers.base import Publisher
+from django_outbox.relay.tally import Tally
+from django_outbox.signals import Failure, messages_failed, messages_recovered, phase_finished, send
+from django_outbox.stores import Settlement
+from django_outbox.tracing import PublishedBatch, trace_published
+from django_outbox.wording import counted, some_ids
+
+
+class Recorder:
+    """Records one batch.
+
+    Args:
+        publisher: the publisher whose batch it is.
+        using: the database alias.
+    """
+
+    def __init__(self, publisher: Publisher, using: str) -> None:
+        self._publisher = publisher
+        self._using = using
+        self._phase_began = time.perf_counter()
+        self._published: Sequence[Message] = ()
+        self._outcomes: Sequence[Outcome] = ()
+        self._publishing_began_ns = self._publishing_ended_ns = 0
+
+    def claimed(self, count: int) -> None:
+        """Record that rows were claimed, and that publishing begins."""
+        self._finish_phase("claim", count)
+        self._publishing_began_ns = time.time_ns()
+
+    def published(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
+        """Record the outcome of each message."""
+        self._publishing_ended_ns = time.time_ns()
+        self._published, self._outcomes = messages, outcomes
+        self._finish_phase("publish", len(messages))
+
+    def settled(self, count: int, batch: Sequence[Message], settlement: Settlement, *, unreadable: int) -> Tally:
+        """Record the new states, which are committed, and return the counts.
+
+        Args:
+            count: number of claimed rows.
+            batch: their messages.
+            settlement: the new states; messages that it does not name went back as they were.
+            unreadable: number of rows that are not messages.
+        """
+        self._finish_phase("settle", count)
+        signal_settled(self._publisher.alias, self._using, batch, settlement)
+        trace_published(lambda: self._spans(settlement))
+        processed = len(settlement.processed)
+        size = sum(len(message.payload) for message in batch)
+        if processed == count:
+            return Tally(claimed=count, size=size, processed=processed)
+        self._log(settlement)
+        outages = [outcome.error for outcome in self._outcomes if outcome.verdict is Verdict.UNANSWERED]
+        failed, retried, unanswered = len(settlement.failed), len(settlement.retried), len(outages)
+        return Tally(
+            claimed=count,
+            size=size,
+            processed=processed,
+            failed=failed,
+            retried=retried,
+            unanswered=unanswered,
+            blocked=count - processed - failed - retried - unanswered,
+            unreadable=unreadable,
+            outage=outages[0] if outages else "",
+        )
+
+    def _finish_phase(self, phase: str, count: int) -> None:
+        now = time.perf_counter()
+        seconds, self._phase_began = now - self._phase_began, now
+        alias = self._publisher.alias
+        logger.debug("Publisher %r: %s of %s took %.4f s", alias, phase, counted(count, "message"), seconds)
+        send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
+
+    def _spans(self, settlement: Settlement) -> PublishedBatch:
+        return PublishedBatch(
+            self._publisher.alias,
+            self._publisher.messaging_system,
+            self._publisher.name_destination,
+            self._published,
+            self._outcomes,
+            frozenset(row.id for row in settlement.failed),
+            self._publishing_began_ns,
+            self._publishing_ended_ns,
+        )
+
+    def _log(self, settlement: Settlement) -> None:
+        """Log which messages failed or will be retried."""
+        if failed := settlement.failed:
+            logger.error(
+                "Publisher %r: %s failed (%s). First error: %s",
+                self._publisher.alias,
+                counted(len(failed), "message"),
+                some_ids(row.id for row in failed),
+                failed[0].error,
+            )
+        # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
+        if retried := [row for row in settlement.retried if row.counted]:
+            logger.warning(
+                "Publisher %r: %s will be retried, the first (id %d) in %.1f s. First error: %s",
+                self._publisher.alias,
+                counted(len(retried), "message"),
+                retried[0].id,
+                retried[0].delay,
+                retried[0].error,
+            )
+
+
+def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message], settlement: Settlement) -> None:
+    """Send the signals for failed and recovered messages of a batch; call it when the settlement is committed.
+
+    Args:
+        publisher_alias: the publisher.
+        using: the database alias.
+        messages: the batch; messages that `settlement` does not name are ignored.
+        settlement: the new states.
+    """
+    if settlement.failed:
+        batch = {message.id: message for message in messages}
+        failures = [
+            Failure(batch[row.id], row.error, row.error_class, row.blocks_key, row.dead_lettered)
+            for row in settlement.failed
+        ]
+        send(messages_failed, using=using, publisher=publisher_alias, failures=failures)
+    recovered = [message for message in messages if message.attempts or message.error_class]
+    if recovered:
+        processed = set(settlement.processed)
+        recovered = [message for message in recovered if message.id in processed]
+    if recovered:
+        send(messages_recovered, using=using, publisher=publisher_alias, messages=recovered)
