@@ -1,4 +1,4 @@
-"""The threads of a relay."""
+"""Threads that cannot keep the process from exiting, and their database connections."""
 
 import threading
 import time
@@ -55,6 +55,24 @@ class Threads:
             with suppress(Empty):
                 self._end.get(timeout=left)
         return True
+
+
+@contextmanager
+def in_background(work: Callable[[threading.Event], object], *, name: str, patience: float) -> Iterator[None]:
+    """Call a function in a thread until the end of the block.
+
+    Args:
+        work: the function; it gets an event that is set at the end of the block.
+        name: the name of the thread.
+        patience: seconds to wait for the thread at the end.
+    """
+    left, threads = threading.Event(), Threads()
+    threads.start(lambda: work(left), name=name)
+    try:
+        yield
+    finally:
+        left.set()
+        threads.wait(patience)
 
 
 @contextmanager

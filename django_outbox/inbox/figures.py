@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.shared import Tally
+from django_outbox.inbox.state import Tally
 from django_outbox.management.figures import LiveFigures
 
 

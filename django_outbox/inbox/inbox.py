@@ -1,8 +1,9 @@
 """The inbox: consumers and threads. The loops are in the readers."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 
 from django.db import connections, router
@@ -10,21 +11,21 @@ from django.db import connections, router
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.announcements import announcing
 from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.registry import make_consumers
 from django_outbox.inbox.reports import InboxReporter
 from django_outbox.inbox.retention import purge
-from django_outbox.inbox.shared import LIMITS, Limits, Shared, Tally
+from django_outbox.inbox.state import LIMITS, InboxState, Limits, Tally
 from django_outbox.inbox.storing import TypeFilter
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.relay.heartbeats import reporting
-from django_outbox.relay.outages import Outage
-from django_outbox.restarting import restart_on_crash
-from django_outbox.threads import Threads, own_connection
+from django_outbox.service.announcements import Life, announcing
+from django_outbox.service.heartbeats import reporting
+from django_outbox.service.outages import Outage
+from django_outbox.service.restarting import restart_on_crash
+from django_outbox.threads import Threads, in_background, own_connection
 
 
 class Inbox:
@@ -57,27 +58,27 @@ class Inbox:
         self.consumers: list[Consumer] = make_consumers(consumers)
         self._stop_timeout = stop_timeout
         aliases = [consumer.alias for consumer in self.consumers]
-        self._shared = Shared(self.using, aliases, limits, max_messages=max_messages, is_known_type=is_known_type)
+        self._state = InboxState(self.using, aliases, limits, max_messages=max_messages, is_known_type=is_known_type)
 
     @property
     def tally(self) -> Tally:
         """The counts of messages so far, by result."""
-        return self._shared.tally
+        return self._state.tally
 
     @property
     def open_batches(self) -> int:
         """The number of batches that are being stored."""
-        return self._shared.open_batches
+        return self._state.open_batches
 
     @property
     def outages(self) -> list[Outage]:
         """The outages of brokers and of the database that are in progress, the oldest first."""
-        return self._shared.outages.current
+        return self._state.outages.current
 
     @property
     def paused(self) -> list[str]:
         """The aliases of the consumers that pause because of their publisher's backlog."""
-        return self._shared.paused
+        return self._state.paused
 
     def run(self) -> Tally:
         """Read until `stop` is called or `max_messages` were received, and purge old records of `once` at intervals.
@@ -87,7 +88,7 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.run()")
-        with announcing(self._shared, self.consumers), self._reporting("run"), self._purging():
+        with announcing(self._life, self._state), self._reporting("run"), self._purging():
             return self._in_threads(self._keep_reading)
 
     def drain(self) -> Tally:
@@ -100,7 +101,7 @@ class Inbox:
         """
         refuse_transaction(connections[self.using], "Inbox.drain()")
         with self._reporting("drain"):
-            return self._in_threads(lambda consumer: Reader(consumer, self._shared).drain())
+            return self._in_threads(lambda consumer: Reader(consumer, self._state).drain())
 
     def read_once(self) -> Tally:
         """Read one batch of each consumer.
@@ -112,18 +113,25 @@ class Inbox:
         """
         refuse_transaction(connections[self.using], "Inbox.read_once()")
         with self._reporting("once"):
-            return self._in_threads(lambda consumer: Reader(consumer, self._shared).read_once())
+            return self._in_threads(lambda consumer: Reader(consumer, self._state).read_once())
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
-        self._shared.stopping = True
+        self._state.stopping = True
+
+    @property
+    def _life(self) -> Life:
+        consumers = (
+            f"consumer {each.alias!r} ({each.source}) for publisher {each.publisher!r}" for each in self.consumers
+        )
+        return Life("Inbox", ", ".join(consumers), lambda: asdict(self.tally), busy="reading", idle="nothing received")
 
     def _reporting(self, mode: str) -> AbstractContextManager[None]:
-        return reporting(InboxReporter(self._shared, self.consumers, mode), self._shared.limits.report_patience)
+        return reporting(InboxReporter(self._state, self.consumers, mode), self._state.limits.report_patience)
 
     def _keep_reading(self, consumer: Consumer) -> None:
-        shared, subject = self._shared, f"Consumer {consumer.alias!r}: its reader"
-        restart_on_crash(lambda: Reader(consumer, shared).read(), subject, shared, shared.limits.restart_wait)
+        state, subject = self._state, f"Consumer {consumer.alias!r}: its reader"
+        restart_on_crash(lambda: Reader(consumer, state).read(), subject, state, state.limits.restart_wait)
 
     def _in_threads(self, work: Callable[[Consumer], object]) -> Tally:
         threads = Threads()
@@ -145,19 +153,12 @@ class Inbox:
         with own_connection(self.using):
             work(consumer)
 
-    @contextmanager
-    def _purging(self) -> Iterator[None]:
-        left = threading.Event()
-        threads = Threads()
-        threads.start(lambda: self._purge_at_intervals(left), name="outbox-inbox-purge")
-        try:
-            yield
-        finally:
-            left.set()
-            threads.wait(0.5)
+    def _purging(self) -> AbstractContextManager[None]:
+        patience = self._state.limits.purge_patience
+        return in_background(self._purge_at_intervals, name="outbox-inbox-purge", patience=patience)
 
     def _purge_at_intervals(self, left: threading.Event) -> None:
-        interval = self._shared.limits.purge_interval
+        interval = self._state.limits.purge_interval
         while not left.wait(interval):
             try:
                 with own_connection(self.using):

@@ -9,7 +9,7 @@ from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.backlog import Backlog
 from django_outbox.inbox.base import Consumer, Incoming, Refused, Unavailable
-from django_outbox.inbox.shared import Shared, name_consumer
+from django_outbox.inbox.state import InboxState, name_consumer
 from django_outbox.inbox.storing import Stored, Storing
 from django_outbox.logs import logger
 from django_outbox.stores.schema import require_schema
@@ -24,17 +24,17 @@ class Reader:
 
     Args:
         consumer: reads the messages.
-        shared: what the readers share.
+        state: what the readers share.
     """
 
-    def __init__(self, consumer: Consumer, shared: Shared) -> None:
+    def __init__(self, consumer: Consumer, state: InboxState) -> None:
         self._consumer = consumer
-        self._shared = shared
-        self._limits = shared.limits
+        self._state = state
+        self._limits = state.limits
         self._name = name_consumer(consumer.alias)
-        self._database = f"Database {shared.using!r}"
-        self._storing = Storing(consumer, shared.using, shared.is_known_type)
-        self._backlog = Backlog(shared.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
+        self._database = state.database
+        self._storing = Storing(consumer, state.using, state.is_known_type)
+        self._backlog = Backlog(state.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
         self._is_open = False
         self._opened_at = 0.0
         self._is_idle = False
@@ -51,7 +51,7 @@ class Reader:
         Raises:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
-        self._work(is_done=self._shared.is_done)
+        self._work(is_done=self._state.is_done)
 
     def drain(self) -> None:
         """Read until the source is empty.
@@ -60,7 +60,7 @@ class Reader:
             RelayUnavailable: the broker or the database remained unavailable.
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
-        self._work(is_done=lambda: self._shared.is_done() or self._is_drained(), patience=self._limits.drain_patience)
+        self._work(is_done=lambda: self._state.is_done() or self._is_drained(), patience=self._limits.drain_patience)
 
     def read_once(self) -> None:
         """Read as many messages as a batch has, or as there are.
@@ -74,7 +74,7 @@ class Reader:
 
         def is_done() -> bool:
             has_ended = self._left == 0 or (self._is_idle and self._received > before)
-            return self._shared.is_done() or has_ended or self._is_drained()
+            return self._state.is_done() or has_ended or self._is_drained()
 
         self._work(is_done=is_done, patience=1)
 
@@ -90,17 +90,17 @@ class Reader:
 
     @property
     def _received(self) -> int:
-        return self._shared.tally_of(self._consumer.alias).received
+        return self._state.tally_of(self._consumer.alias).received
 
     @property
     def _left(self) -> int | None:
         """The number of messages that may still be received; None for no limit."""
-        limits = [self._shared.left, None if self._end_at is None else self._end_at - self._received]
+        limits = [self._state.left, None if self._end_at is None else self._end_at - self._received]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _read_batch(self, patience: int | None) -> None:
         self._use_database(self._backlog.refresh, patience)
-        if self._left == 0 or self._shared.stopping:
+        if self._left == 0 or self._state.stopping:
             return
         self._open()
         self._pause_or_resume()
@@ -114,7 +114,7 @@ class Reader:
             return
         allowed = batch[: self._allowed]
         settled: Stored | None = None
-        self._shared.begin()
+        self._state.begin()
         try:
             stored = self._store(allowed, patience)
             # Messages that were given back are received again, and recognized.
@@ -124,7 +124,7 @@ class Reader:
                 self._has_settled = not stored.rejected
                 settled = stored
         finally:
-            self._shared.end(self._consumer.alias, len(allowed), settled)
+            self._state.end(self._consumer.alias, len(allowed), settled)
         if self._allowed is not None:
             self._allowed -= len(allowed)
         if self._allowed == 0:
@@ -145,11 +145,11 @@ class Reader:
         """
         failures = 0
         began = time.monotonic()
-        while not (failures and self._shared.stopping):
+        while not (failures and self._state.stopping):
             try:
                 work()
             except (DatabaseError, InterfaceError) as error:
-                connection = connections[self._shared.using]
+                connection = connections[self._state.using]
                 if connection.in_atomic_block:
                     raise
                 require_schema(connection, error, self._storing.models)
@@ -158,18 +158,18 @@ class Reader:
                 failures += 1
                 reason = describe(error).rstrip(".")
                 if patience is not None and failures >= patience:
-                    raise self._unavailable(f"database {self._shared.using!r}: {reason}") from error
+                    raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
-                self._shared.outages.note(self._database, reason, seconds)
+                self._state.outages.note(self._database, reason, seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
                         "%s gives its messages back to the broker until the database is available.", self._name
                     )
                     self._close()
-                self._shared.pause(seconds)
+                self._state.pause(seconds)
             else:
                 if failures:
-                    self._shared.outages.end(self._database)
+                    self._state.outages.end(self._database)
                 return
 
     def _open(self) -> None:
@@ -180,9 +180,9 @@ class Reader:
         self._is_open = True
         self._opened_at = time.monotonic()
         self._is_paused = False
-        self._shared.set_paused(self._consumer.alias, False)
+        self._state.set_paused(self._consumer.alias, False)
         self._broker_outages = 0
-        self._shared.outages.end(self._name)
+        self._state.outages.end(self._name)
 
     def _close(self) -> None:
         self._is_open = False
@@ -207,7 +207,7 @@ class Reader:
             )
             self._consumer.resume()
         self._is_paused = wanted
-        self._shared.set_paused(self._consumer.alias, wanted)
+        self._state.set_paused(self._consumer.alias, wanted)
 
     def _is_drained(self) -> bool:
         try:
@@ -228,8 +228,8 @@ class Reader:
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = self._consumer.broker_name
-        self._shared.outages.note(self._name, reason, seconds, name=name)
-        self._shared.pause(seconds)
+        self._state.outages.note(self._name, reason, seconds, name=name)
+        self._state.pause(seconds)
 
     def _count_failure(self, reason: str, patience: int | None) -> None:
         self._has_settled = False

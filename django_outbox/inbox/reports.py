@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from django_outbox.inbox.base import Consumer
-from django_outbox.inbox.shared import Shared, Tally
-from django_outbox.relay.heartbeats import Reporter
+from django_outbox.inbox.state import InboxState, Tally
+from django_outbox.service.heartbeats import Reporter
 
 PERIOD = 60.0
 """Seconds that the counts in a report cover, or less if the inbox started later."""
@@ -18,7 +18,7 @@ class InboxReporter(Reporter):
     """Writes the reports of one inbox.
 
     Args:
-        shared: the counts and outages of the inbox.
+        state: the counts and outages of the inbox.
         consumers: what it reads.
         mode: `run`, `drain` or `once`.
     """
@@ -27,9 +27,9 @@ class InboxReporter(Reporter):
     work = "reading"
     suffix = ":inbox"
 
-    def __init__(self, shared: Shared, consumers: Sequence[Consumer], mode: str) -> None:
-        super().__init__(shared.using, mode, shared.limits.report_pace)
-        self._shared = shared
+    def __init__(self, state: InboxState, consumers: Sequence[Consumer], mode: str) -> None:
+        super().__init__(state.using, mode, state.limits.report_pace)
+        self._state = state
         self._consumers = consumers
         self._before = deque([(time.monotonic(), self._read())])
 
@@ -45,11 +45,11 @@ class InboxReporter(Reporter):
         self.write_heartbeat({"workers": len(self._consumers), "publishers": {}, "consumers": states}, last=last)
 
     def _read(self) -> dict[str, Tally]:
-        return {each.alias: self._shared.tally_of(each.alias) for each in self._consumers}
+        return {each.alias: self._state.tally_of(each.alias) for each in self._consumers}
 
     def _describe(self, consumer: Consumer, counts: Tally) -> dict[str, Any]:
-        outage = self._shared.outage_of(consumer.alias)
-        state = "unavailable" if outage else "paused" if consumer.alias in self._shared.paused else "reading"
+        outage = self._state.outage_of(consumer.alias)
+        state = "unavailable" if outage else "paused" if consumer.alias in self._state.paused else "reading"
         return {
             "source": consumer.source,
             "state": state,

@@ -14,7 +14,7 @@ from django.utils import timezone
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
-from django_outbox.relay.outages import Outage
+from django_outbox.service.outages import Outage
 from django_outbox.wording import counted, duration
 
 BACKLOG_LIMIT = 100_000

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from django_outbox.relay.breaker import Breaker, Permit, State
 from django_outbox.relay.limits import LIMITS, Limits
-from django_outbox.relay.outages import Outages
 from django_outbox.relay.tally import Tally
+from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed, send
 
 

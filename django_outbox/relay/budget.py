@@ -1,6 +1,7 @@
 """Counts the messages of all workers of a relay, and limits how many they may still claim."""
 
 import threading
+from collections.abc import Iterable
 
 from django_outbox.relay.tally import Tally
 
@@ -9,16 +10,18 @@ class Budget:
     """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
 
     Args:
+        publisher_aliases: the publishers that are served.
         max_messages: maximum number of messages to settle; None for no limit.
         max_bytes: maximum size of one batch.
 
     Attributes:
-        tally: the messages so far.
+        tally: the messages of all publishers so far.
         open_batches: number of batches that workers have in hand.
     """
 
-    def __init__(self, max_messages: int | None, max_bytes: int) -> None:
+    def __init__(self, publisher_aliases: Iterable[str], max_messages: int | None, max_bytes: int) -> None:
         self.tally = Tally()
+        self._tallies = {alias: Tally() for alias in publisher_aliases}
         self.open_batches = 0
         self._max_messages = max_messages
         self._max_bytes = max_bytes
@@ -44,11 +47,17 @@ class Budget:
             self.open_batches += limit > 0
             return limit
 
-    def release(self, limit: int, tally: Tally) -> None:
+    def release(self, publisher_alias: str, limit: int, tally: Tally) -> None:
         """Release what was reserved for a batch, and add its tally."""
         with self._lock:
             self._reserved -= limit
             self.open_batches -= 1
             self.tally += tally
+            self._tallies[publisher_alias] += tally
             if tally.claimed:
                 self._average_size = tally.size // tally.claimed
+
+    def read(self) -> dict[str, Tally]:
+        """Return the tallies so far, by publisher."""
+        with self._lock:
+            return self._tallies.copy()

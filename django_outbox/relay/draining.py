@@ -5,7 +5,7 @@ import time
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breaker import Permit
 from django_outbox.relay.delivery import Attempt, unavailable
-from django_outbox.relay.shared import Shared
+from django_outbox.relay.state import RelayState
 from django_outbox.relay.worker import Worker
 
 
@@ -14,12 +14,12 @@ class DrainingWorker(Worker):
 
     Args:
         publisher: sends the messages.
-        shared: what the workers of the relay share.
+        state: what the workers of the relay share.
         deadline: when to begin no further batch, on the monotonic clock.
     """
 
-    def __init__(self, publisher: Publisher, shared: Shared, deadline: float) -> None:
-        super().__init__(publisher, shared)
+    def __init__(self, publisher: Publisher, state: RelayState, deadline: float) -> None:
+        super().__init__(publisher, state)
         self._deadline = deadline
         self._drained = False
 
@@ -31,13 +31,13 @@ class DrainingWorker(Worker):
                 an outage when the time ran out.
         """
         super().work()
-        outage = self._database_outage or self._shared.breakers.reason(self._alias)
-        if outage and not self._drained and not self._delivered and not self._shared.is_done():
+        outage = self._database_outage or self._state.breakers.reason(self._alias)
+        if outage and not self._drained and not self._delivered and not self._state.is_done():
             # An outage must not look like success.
             raise unavailable(self._alias, outage)
 
     def _is_done(self) -> bool:
-        return self._drained or self._shared.is_done() or time.monotonic() >= self._deadline
+        return self._drained or self._state.is_done() or time.monotonic() >= self._deadline
 
     def _wait_when_idle(self) -> float:
         self._drained = self._source.exhausted
@@ -47,7 +47,7 @@ class DrainingWorker(Worker):
 
     def _attempt(self, permit: Permit) -> Attempt:
         attempt = super()._attempt(permit)
-        if not self._shared.is_done():
+        if not self._state.is_done():
             self._require_broker()
         return attempt
 
@@ -57,8 +57,8 @@ class DrainingWorker(Worker):
         return super()._wait_for_broker()
 
     def _require_broker(self) -> None:
-        if self._shared.breakers.count_outages(self._alias) >= self._limits.drain_patience:
-            raise unavailable(self._alias, self._shared.breakers.reason(self._alias))
+        if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
+            raise unavailable(self._alias, self._state.breakers.reason(self._alias))
 
     def _wait_while_paused(self) -> float:
         self._drained = True

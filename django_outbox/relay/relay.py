@@ -20,20 +20,19 @@ from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.conflicts import Turns
-from django_outbox.relay.counters import Counters
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.listener import listening
-from django_outbox.relay.outages import Outage, Outages
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import reporting
 from django_outbox.relay.running import keep_running
-from django_outbox.relay.shared import Shared
+from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.relay.watchdog import watching
 from django_outbox.retention.purge import purging
+from django_outbox.service.outages import Outage, Outages
 from django_outbox.threads import Threads, own_connection
 
 MAX_WORKERS = 32
@@ -90,17 +89,16 @@ class Relay:
         self._abandoned = False
         outages = Outages()
         names = {publisher.alias: publisher.broker_name for publisher in self.publishers}
-        self._shared = Shared(
+        self._state = RelayState(
             using=self.using,
             settings=settings,
             limits=limits,
             batch_sizes={each.alias: _choose_batch_size(each, batch_size, settings) for each in self.publishers},
             poll_interval=poll_interval or settings.poll_interval,
-            budget=Budget(max_messages, settings.batch_bytes),
+            budget=Budget(self._aliases, max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
             outages=outages,
             pauses=Pauses(self.using, self._aliases, limits.pause_interval),
-            counters=Counters(self._aliases),
             turns={alias: Turns() for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
@@ -115,32 +113,32 @@ class Relay:
     @property
     def tally(self) -> Tally:
         """The counts of messages so far, by result."""
-        return self._shared.budget.tally
+        return self._state.budget.tally
 
     @property
     def outage(self) -> str:
         """The reason why a publisher's last batch could not be delivered; blank if all publishers are available."""
-        return self._shared.breakers.outage
+        return self._state.breakers.outage
 
     @property
     def open_batches(self) -> int:
         """The number of batches that workers have in hand."""
-        return self._shared.budget.open_batches
+        return self._state.budget.open_batches
 
     @property
     def outages(self) -> list[Outage]:
         """The outages of brokers and of the database that are in progress, the oldest first."""
-        return self._shared.outages.current
+        return self._state.outages.current
 
     @property
     def paused(self) -> list[str]:
         """The aliases of the publishers that are paused, so that `drain` and `deliver_once` skip them."""
-        return [alias for alias in self._aliases if self._shared.pauses.is_paused(alias)]
+        return [alias for alias in self._aliases if self._state.pauses.is_paused(alias)]
 
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return self._shared.stopping
+        return self._state.stopping
 
     def run(self) -> Tally:
         """Deliver until `stop` is called or `max_messages` are settled, and purge old messages at intervals.
@@ -153,19 +151,19 @@ class Relay:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Relay.run()")
-        shared = self._shared
+        state = self._state
         with (
-            reporting(shared, "run", self.workers),
-            announcing(shared, self.publishers, self.workers),
+            reporting(state, "run", self.workers),
+            announcing(state, self.publishers, self.workers),
             purging(
                 self.using,
-                interval=shared.limits.purge_interval,
-                patience=shared.limits.purge_patience,
-                is_stopping=shared.is_done,
+                interval=state.limits.purge_interval,
+                patience=state.limits.purge_patience,
+                is_stopping=state.is_done,
             ),
-            listening(self.using, shared.wake_ups, self._aliases, shared.limits),
+            listening(self.using, state.wake_ups, self._aliases, state.limits),
         ):
-            return self._in_threads(self._for_each_worker(partial(keep_running, shared=shared)))
+            return self._in_threads(self._for_each_worker(partial(keep_running, state=state)))
 
     def drain(self, *, max_seconds: float | None = None) -> Tally:
         """Deliver until nothing is due. A paused publisher is skipped; see `paused`.
@@ -190,8 +188,8 @@ class Relay:
             return self._one_after_the_other(drain)
         # Celery calls this every few seconds.
         with (
-            announcing(self._shared, self.publishers, self.workers, level=logging.DEBUG),
-            reporting(self._shared, "drain", self.workers),
+            announcing(self._state, self.publishers, self.workers, level=logging.DEBUG),
+            reporting(self._state, "drain", self.workers),
         ):
             return self._in_threads(self._for_each_worker(drain))
 
@@ -210,17 +208,17 @@ class Relay:
         deliver = partial(self._one_after_the_other, self._deliver_batch)
         if self._needs_calling_thread():
             return deliver()
-        with reporting(self._shared, "once", self.workers):
+        with reporting(self._state, "once", self.workers):
             return self._in_threads([deliver])
 
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
-        self._shared.stopping = True
+        self._state.stopping = True
 
     def close(self) -> None:
         """Close the publishers in parallel, and wait for that at most `stop_timeout` seconds."""
         threads = Threads()
-        for publisher in {*self.publishers, *filter(None, [self._shared.dead_letters])}:
+        for publisher in {*self.publishers, *filter(None, [self._state.dead_letters])}:
             threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
         if not threads.wait(0 if self._abandoned else self._stop_timeout):
             logger.warning("Not every publisher could be closed in time. Its connection ends with the process.")
@@ -228,14 +226,14 @@ class Relay:
             logger.error("A publisher could not be closed: %s", type(error).__name__, exc_info=error)
 
     def _drain(self, publisher: Publisher, deadline: float) -> None:
-        DrainingWorker(publisher, self._shared, deadline).work()
+        DrainingWorker(publisher, self._state, deadline).work()
 
     def _deliver_batch(self, publisher: Publisher) -> None:
-        self._shared.pauses.refresh()
-        if self._shared.is_done() or self._shared.pauses.is_paused(publisher.alias):
+        self._state.pauses.refresh()
+        if self._state.is_done() or self._state.pauses.is_paused(publisher.alias):
             return
-        source = make_source(publisher, self._shared)
-        attempt = Delivery(publisher, source, self._shared).attempt(self._shared.batch_sizes[publisher.alias])
+        source = make_source(publisher, self._state)
+        attempt = Delivery(publisher, source, self._state).attempt(self._state.batch_sizes[publisher.alias])
         if attempt.met_outage:
             raise unavailable(publisher.alias, attempt.outage)
 
@@ -286,12 +284,12 @@ class Relay:
 
     def _watching(self) -> AbstractContextManager[None]:
         """Watch the database calls of the workers until the end of the block."""
-        shared = self._shared
+        state = self._state
         return watching(
-            shared.database_calls,
-            lambda reason: shared.outages.note(shared.database, reason, shared.limits.watch_interval),
-            interval=shared.limits.watch_interval,
-            patience=shared.limits.hang_patience,
+            state.database_calls,
+            lambda reason: state.outages.note(state.database, reason, state.limits.watch_interval),
+            interval=state.limits.watch_interval,
+            patience=state.limits.hang_patience,
         )
 
     def _in_thread(self, work: Callable[[], object]) -> None:

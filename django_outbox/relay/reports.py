@@ -6,32 +6,32 @@ from contextlib import AbstractContextManager
 from django.db.models import F
 
 from django_outbox.models import DeliveryCount
-from django_outbox.relay import heartbeats
-from django_outbox.relay.heartbeats import Reporter
-from django_outbox.relay.shared import Shared
+from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
+from django_outbox.service import heartbeats
+from django_outbox.service.heartbeats import Reporter
 from django_outbox.stores.clock import read_clock
 
 KEEP_COUNTS = datetime.timedelta(hours=25)
 """Age up to which the counts of a minute are kept: a day is shown, in periods of up to an hour."""
 
 
-def reporting(shared: Shared, mode: str, workers: int) -> AbstractContextManager[None]:
+def reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
     """Report at intervals in a thread until the end of the block, and then for a last time.
 
     Args:
-        shared: the counts and circuit breakers of the relay.
+        state: the counts and circuit breakers of the relay.
         mode: `run`, `drain` or `once`; only `run` reports before the end of the block.
         workers: number of threads for each publisher.
     """
-    return heartbeats.reporting(RelayReporter(shared, mode, workers), shared.limits.report_patience)
+    return heartbeats.reporting(RelayReporter(state, mode, workers), state.limits.report_patience)
 
 
 class RelayReporter(Reporter):
     """Writes the reports of one relay.
 
     Args:
-        shared: the counts and circuit breakers of the relay.
+        state: the counts and circuit breakers of the relay.
         mode: `run`, `drain` or `once`.
         workers: number of threads for each publisher.
     """
@@ -39,16 +39,16 @@ class RelayReporter(Reporter):
     subject = "relay"
     work = "delivery"
 
-    def __init__(self, shared: Shared, mode: str, workers: int) -> None:
-        super().__init__(shared.using, mode, shared.limits.report_pace)
-        self._shared = shared
+    def __init__(self, state: RelayState, mode: str, workers: int) -> None:
+        super().__init__(state.using, mode, state.limits.report_pace)
+        self._state = state
         self._workers = workers
         self._written: dict[str, Tally] = {}
 
     def write(self, *, last: bool) -> None:
-        tallies = self._shared.counters.read()
+        tallies = self._state.budget.read()
         total = sum(tallies.values(), Tally())
-        breakers = self._shared.breakers
+        breakers = self._state.breakers
         figures = {
             "workers": self._workers,
             "publishers": {alias: breakers.describe(alias) for alias in tallies},

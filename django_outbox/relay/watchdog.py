@@ -9,13 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
-from django_outbox.threads import Threads
+from django_outbox.threads import in_background
 from django_outbox.wording import duration
 
 
@@ -101,8 +101,9 @@ def _duplicate_socket(connection: BaseDatabaseWrapper) -> socket.socket | None:
     return None
 
 
-@contextmanager
-def watching(calls: DatabaseCalls, note: Callable[[str], None], *, interval: float, patience: float) -> Iterator[None]:
+def watching(
+    calls: DatabaseCalls, note: Callable[[str], None], *, interval: float, patience: float
+) -> AbstractContextManager[None]:
     """Watch the calls in a thread until the end of the block.
 
     Args:
@@ -111,17 +112,12 @@ def watching(calls: DatabaseCalls, note: Callable[[str], None], *, interval: flo
         interval: time between two looks in seconds.
         patience: time in seconds after which a call is reported.
     """
-    left = threading.Event()
 
-    def work() -> None:
+    def work(left: threading.Event) -> None:
         while not left.wait(interval):
             oldest = calls.oldest
             if oldest > patience:
                 note(f"it has not responded for {duration(oldest)}")
             calls.end_overdue()
 
-    Threads().start(work, name="outbox-watchdog")
-    try:
-        yield
-    finally:
-        left.set()
+    return in_background(work, name="outbox-watchdog", patience=0)

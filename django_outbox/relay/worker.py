@@ -5,7 +5,7 @@ import abc
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breaker import Permit
 from django_outbox.relay.delivery import Attempt, Delivery, make_source
-from django_outbox.relay.shared import Shared
+from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 
 
@@ -16,16 +16,16 @@ class Worker(abc.ABC):
 
     Args:
         publisher: sends the messages.
-        shared: what the workers of the relay share.
+        state: what the workers of the relay share.
     """
 
-    def __init__(self, publisher: Publisher, shared: Shared) -> None:
+    def __init__(self, publisher: Publisher, state: RelayState) -> None:
         self._alias = publisher.alias
-        self._database = shared.database
-        self._shared = shared
-        self._limits = shared.limits
-        self._source = make_source(publisher, shared)
-        self._delivery = Delivery(publisher, self._source, shared)
+        self._database = state.database
+        self._state = state
+        self._limits = state.limits
+        self._source = make_source(publisher, state)
+        self._delivery = Delivery(publisher, self._source, state)
         self._delivered = 0
         self._empty_claims = 0
         self._database_outages = 0
@@ -46,18 +46,18 @@ class Worker(abc.ABC):
 
     def _deliver(self) -> float:
         """Deliver a batch if the publisher is not paused and its breaker permits it; return the seconds to wait."""
-        self._shared.pauses.refresh()
-        if self._shared.pauses.is_paused(self._alias):
+        self._state.pauses.refresh()
+        if self._state.pauses.is_paused(self._alias):
             self._empty_claims = 0
             return self._wait_while_paused()
-        permit = self._shared.breakers.admit(self._alias, self._shared.batch_sizes[self._alias])
+        permit = self._state.breakers.admit(self._alias, self._state.batch_sizes[self._alias])
         if permit is None:
             return self._wait_for_broker()
         attempt = self._attempt(permit)
         self._note(attempt)
         if attempt.tally.claimed == permit.size:
             # There is more, and another worker may be asleep.
-            self._shared.wake_ups.wake([self._alias])
+            self._state.wake_ups.wake([self._alias])
         if attempt.database_outage:
             return self._wait_for_database()
         if not attempt.made:
@@ -71,7 +71,7 @@ class Worker(abc.ABC):
             attempt = self._delivery.attempt(permit.size)
             tally = attempt.tally
         finally:
-            self._shared.breakers.note(self._alias, permit, tally)
+            self._state.breakers.note(self._alias, permit, tally)
         if attempt.met_outage:
             self._source.rewind()
         return attempt
@@ -83,25 +83,25 @@ class Worker(abc.ABC):
         self._database_outage = attempt.database_outage
         claimed = attempt.tally.claimed or not attempt.tally.unanswered
         if attempt.made and claimed and not attempt.database_outage:
-            self._shared.outages.end(self._database)
+            self._state.outages.end(self._database)
 
     def _wait_for_broker(self) -> float:
-        return max(self._shared.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
+        return max(self._state.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
 
     def _wait_while_paused(self) -> float:
         return self._limits.pause_interval
 
     def _wait_for_database(self) -> float:
         seconds = self._limits.database_wait.after(self._database_outages)
-        reason = self._database_outage.removeprefix(f"database {self._shared.using!r}: ")
-        self._shared.outages.note(self._database, reason, seconds)
+        reason = self._database_outage.removeprefix(f"database {self._state.using!r}: ")
+        self._state.outages.note(self._database, reason, seconds)
         return seconds
 
     def _pause(self, seconds: float) -> None:
         """Wait; after an empty claim, only until there is work."""
         if not self._empty_claims:
-            self._shared.pause(seconds)
-        elif self._shared.wait_for_work(self._alias, seconds):
+            self._state.pause(seconds)
+        elif self._state.wait_for_work(self._alias, seconds):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
         if seconds >= self._limits.check_connection_after:

@@ -4,8 +4,8 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.stores import get_store
 from django_outbox.stores.cursor import Position
 from django_outbox.stores.removal import PROCESSED, Page, Removal
-from django_outbox.threads import Threads, own_connection
+from django_outbox.threads import in_background, own_connection
 
 __all__ = ["purge"]
 
@@ -154,8 +154,9 @@ def _archive_batch(using: str, seconds: float, after: Any, *, is_stopping: Calla
         return Removed(0, after, at_end=True)
 
 
-@contextmanager
-def purging(using: str, *, interval: float, patience: float, is_stopping: Callable[[], bool]) -> Iterator[None]:
+def purging(
+    using: str, *, interval: float, patience: float, is_stopping: Callable[[], bool]
+) -> AbstractContextManager[None]:
     """Purge at intervals in a thread, until the end of the block.
 
     Args:
@@ -164,16 +165,11 @@ def purging(using: str, *, interval: float, patience: float, is_stopping: Callab
         patience: seconds to wait at the end of the block for a purge that has not ended.
         is_stopping: if it returns True, no further batch begins.
     """
-    left = threading.Event()
-    threads = Threads()
-    threads.start(
-        partial(_purge_at_intervals, using, interval, left, lambda: left.is_set() or is_stopping()), name="outbox-purge"
-    )
-    try:
-        yield
-    finally:
-        left.set()
-        threads.wait(patience)
+
+    def work(left: threading.Event) -> None:
+        _purge_at_intervals(using, interval, left, lambda: left.is_set() or is_stopping())
+
+    return in_background(work, name="outbox-purge", patience=patience)
 
 
 def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_stopping: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ from django_outbox.management.figures import Figures, FiguresReader, LiveFigures
 from django_outbox.management.progress import ProgressLine
 from django_outbox.management.rich_display import RichDisplay
 from django_outbox.relay import Relay
-from django_outbox.relay.outages import Outage
+from django_outbox.service.outages import Outage
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT

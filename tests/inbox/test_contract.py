@@ -229,7 +229,7 @@ def test_an_inbox_stores_exactly_max_messages_and_leaves_the_others(source, make
 
 def test_messages_in_hand_go_back_when_the_inbox_stops(source, make_inbox, monkeypatch):
     inbox = make_inbox(batch_size=1)
-    monkeypatch.setattr(type(inbox._shared), "end", lambda self, *_: self.__dict__.update(stopping=True))
+    monkeypatch.setattr(type(inbox._state), "end", lambda self, *_: self.__dict__.update(stopping=True))
     source.send(*range(10))
     inbox.run()
     monkeypatch.undo()
@@ -319,7 +319,7 @@ def test_messages_are_received_again_when_the_database_was_unavailable_for_long(
 
     monkeypatch.setattr(Reader, "_close", note_and_close)
     inbox = make_inbox()
-    inbox._shared.limits = replace(QUICK, hold_time=0.05)
+    inbox._state.limits = replace(QUICK, hold_time=0.05)
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)

@@ -15,7 +15,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.base import Refused, Unavailable
 from django_outbox.inbox.kafka import KafkaConsumer
 from django_outbox.inbox.kafka.session import LEAVE_TIMEOUT
-from django_outbox.inbox.shared import Tally
+from django_outbox.inbox.state import Tally
 from django_outbox.models import Status
 from django_outbox.publishers.kafka import KafkaPublisher
 from django_outbox.threads import Threads

@@ -77,7 +77,7 @@ def test_a_run_that_reads_once_stores_a_whole_batch(source, make_inbox):
     fill(source, 500)
     for expected in (300, 200):
         inbox = make_inbox(batch_size=300)
-        inbox._shared.limits = replace(QUICK, receive_time=5)
+        inbox._state.limits = replace(QUICK, receive_time=5)
         assert inbox.read_once().received == expected
 
 
@@ -157,7 +157,7 @@ def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, mon
     monkeypatch.setattr(Storing, "store", fail)
     fill(source, 50)
     inbox = make_inbox()
-    inbox._shared.limits = replace(QUICK, hold_time=0.01)
+    inbox._state.limits = replace(QUICK, hold_time=0.01)
     with running(inbox):
         eventually(lambda: len(attempts) > OFTEN)
         eventually(lambda: source.unsettled() == 50)

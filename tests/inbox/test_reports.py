@@ -15,7 +15,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.deployment import name_process
 from django_outbox.inbox.figures import InboxFigures, InboxFiguresReader
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.shared import Limits, Tally
+from django_outbox.inbox.state import Limits, Tally
 from django_outbox.management.display import line_of
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level

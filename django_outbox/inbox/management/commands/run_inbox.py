@@ -10,7 +10,7 @@ from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.figures import InboxFiguresReader
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.proof import check_inbox
-from django_outbox.inbox.shared import LIMITS
+from django_outbox.inbox.state import LIMITS
 from django_outbox.management.gc import frozen
 from django_outbox.management.output import print_line
 from django_outbox.management.progress import ProgressLine

@@ -1,50 +1,34 @@
 """What the readers of an inbox share, and its waits and limits."""
 
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from django_outbox.backoff import Backoff
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.storing import Stored, TypeFilter
-from django_outbox.relay.outages import Outage, Outages
+from django_outbox.service.outages import Outage, Outages
+from django_outbox.service.state import ServiceLimits, ServiceState
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(ServiceLimits):
     """Waits in seconds, and how often an inbox tries. Tests pass shorter ones.
 
     Args:
         broker_wait: waits before a consumer connects again.
-        database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.
-        restart_wait: waits before a reader that crashed starts again.
         hold_time: how long messages are held while the database is unavailable. RabbitMQ closes a channel that holds
             one for 30 minutes.
         receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
         backlog_interval: minimum time between two counts of the backlog.
-        drain_patience: number of failed attempts in a row after which a drain gives up.
         healthy_time: how long a connection must have lasted for the attempts before it not to count.
-        announce_interval: time between two log lines of an inbox about its work.
-        purge_interval: time between two purges of the records of `once`.
-        stop_delay: how long a waiting reader may take to notice that the inbox is stopping.
-        report_pace: factor of the interval between two reports, which depends on the database.
-        report_patience: how long an inbox that ends waits for its last report.
     """
 
     broker_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=5.0, jitter=1.0))
-    database_wait: Backoff = field(default=Backoff(delay=0.1, max_delay=3.0, jitter=1.0))
-    restart_wait: Backoff = field(default=Backoff(delay=1.0, max_delay=60.0, jitter=1.0))
     hold_time: float = 60.0
     receive_time: float = 0.2
     backlog_interval: float = 1.0
-    drain_patience: int = 4
     healthy_time: float = 60.0
-    announce_interval: float = 60.0
-    purge_interval: float = 60.0
-    stop_delay: float = 0.1
-    report_pace: float = 1.0
-    report_patience: float = 0.5
 
 
 LIMITS = Limits()
@@ -78,8 +62,8 @@ class Tally:
         return ", ".join(f"{getattr(self, name):,} {name}" for name in self.__dataclass_fields__)
 
 
-class Shared:
-    """The part of an inbox that its readers share. Thread-safe.
+class InboxState(ServiceState):
+    """What the readers of an inbox share. Thread-safe.
 
     Args:
         using: the database alias.
@@ -90,10 +74,10 @@ class Shared:
         is_known_type: decides which types a publisher knows.
 
     Attributes:
-        stopping: whether the inbox is stopping. It is a plain attribute because a signal handler may set it.
-        outages: the brokers and databases that are unavailable.
         open_batches: the number of batches that are being stored.
     """
+
+    limits: Limits
 
     def __init__(
         self,
@@ -107,7 +91,6 @@ class Shared:
         self.using = using
         self.limits = limits
         self.is_known_type = is_known_type
-        self.stopping = False
         self.outages = Outages()
         self.open_batches = 0
         self._max_messages = max_messages
@@ -121,6 +104,12 @@ class Shared:
         with self._lock:
             tallies = [*self._tallies.values()]
         return Tally(*(sum(getattr(each, name) for each in tallies) for name in Tally.__dataclass_fields__))
+
+    @property
+    def hindrance(self) -> str:
+        if (found := super().hindrance) or not self._paused:
+            return found
+        return f"paused because of the backlog: {', '.join(self.paused)}"
 
     @property
     def paused(self) -> list[str]:
@@ -170,12 +159,6 @@ class Shared:
     def set_paused(self, alias: str, paused: bool) -> None:
         """Note whether a consumer pauses because of its backlog."""
         (self._paused.add if paused else self._paused.discard)(alias)
-
-    def pause(self, seconds: float) -> None:
-        """Wait; return early if the inbox is stopping."""
-        end = time.monotonic() + seconds
-        while not self.stopping and (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, self.limits.stop_delay))
 
 
 def name_consumer(alias: str) -> str:

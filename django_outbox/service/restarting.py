@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -12,30 +11,16 @@ from django_outbox.backoff import Backoff
 from django_outbox.error_text import describe
 from django_outbox.exceptions import OutboxError
 from django_outbox.logs import logger
+from django_outbox.service.state import ServiceState
 
 
-class Shared(Protocol):
-    """What the threads of a relay or an inbox share.
-
-    Attributes:
-        using: the database alias.
-        stopping: whether they are stopping.
-    """
-
-    using: str
-    stopping: bool
-
-    def pause(self, seconds: float) -> None:
-        """Wait; return early if they are stopping."""
-
-
-def restart_on_crash(work: Callable[[], None], subject: str, shared: Shared, wait: Backoff) -> None:
+def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:
     """Call a function until it returns, again after each exception. The thread's connection is closed in between.
 
     Args:
         work: the function.
         subject: what has crashed, for the log.
-        shared: what the function shares with the other threads.
+        state: what the function shares with the other threads.
         wait: the waits between two calls. They begin again once a call has lasted twice the longest one.
 
     Raises:
@@ -48,7 +33,7 @@ def restart_on_crash(work: Callable[[], None], subject: str, shared: Shared, wai
         try:
             return work()
         except (ImproperlyConfigured, OutboxError):
-            shared.stopping = True
+            state.stopping = True
             raise
         except BaseException as error:
             if time.monotonic() - began > 2 * wait.max_delay:
@@ -57,5 +42,5 @@ def restart_on_crash(work: Callable[[], None], subject: str, shared: Shared, wai
             seconds = wait.after(crashes)
             logger.error("%s crashed and restarts in %.1f s: %s", subject, seconds, describe(error), exc_info=error)
             with suppress(Exception):
-                connections[shared.using].close()
-        shared.pause(seconds)
+                connections[state.using].close()
+        state.pause(seconds)

@@ -1,4 +1,4 @@
-"""The outages of a relay: each one is logged once when it begins and once when it ends, however often is tried."""
+"""Outages: each one is logged once when it begins and once when it ends, however often is tried."""
 
 import datetime
 import threading
@@ -20,7 +20,7 @@ class Outage:
         reason: the last error.
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
-        next_try: when the relay tries again, on the monotonic clock.
+        next_try: when it is tried again, on the monotonic clock.
     """
 
     subject: str
@@ -32,7 +32,7 @@ class Outage:
 
 
 class Outages:
-    """The outages in progress, by subject. Thread-safe, because all workers of a relay share it.
+    """The outages in progress, by subject. Thread-safe.
 
     Args:
         clock: returns the monotonic time in seconds.

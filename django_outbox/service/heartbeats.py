@@ -20,7 +20,7 @@ from django_outbox.logs import logger
 from django_outbox.models import Heartbeat
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.threads import Threads, own_connection
+from django_outbox.threads import Threads, in_background, own_connection
 
 KEEP_REPORTS = datetime.timedelta(days=1)
 """Age up to which the report of a process that is gone is kept."""
@@ -129,14 +129,13 @@ def reporting(reporter: Reporter, patience: float) -> Iterator[None]:
         reporter: writes the reports.
         patience: seconds to wait for the last one.
     """
-    left = threading.Event()
-    threads = Threads()
     if reporter.mode == "run":
-        threads.start(partial(reporter.keep_reporting, left), name="outbox-reports")
+        with in_background(reporter.keep_reporting, name="outbox-reports", patience=patience):
+            yield
+        return
     try:
         yield
     finally:
-        left.set()
-        if reporter.mode != "run":
-            threads.start(partial(reporter.report, last=True), name="outbox-reports")
+        threads = Threads()
+        threads.start(partial(reporter.report, last=True), name="outbox-reports")
         threads.wait(patience)

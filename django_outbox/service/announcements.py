@@ -1,0 +1,100 @@
+"""The log of the life of a relay or an inbox: its start, a line a minute, and its end with totals.
+
+It has its own thread; no worker waits for it.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from django.db import connections
+
+from django_outbox.deployment import describe_database, find_version
+from django_outbox.logs import logger
+from django_outbox.service.state import ServiceState
+from django_outbox.threads import Threads, in_background
+from django_outbox.wording import duration
+
+PATIENCE = 0.5
+"""Seconds to wait for a log that hangs, and at the end for a query of the thread."""
+
+
+class Life(NamedTuple):
+    """What is logged.
+
+    Args:
+        subject: the process: "Relay".
+        setup: what it works with.
+        read: returns the counts so far by their names; the rate is that of the first.
+        busy: what it does: "delivering".
+        idle: what is said if the first count did not change.
+        begin: called in the thread at the beginning.
+    """
+
+    subject: str
+    setup: str
+    read: Callable[[], Mapping[str, int]]
+    busy: str
+    idle: str
+    begin: Callable[[], object] = lambda: None
+
+
+@contextmanager
+def announcing(life: Life, state: ServiceState, *, level: int = logging.INFO) -> Iterator[None]:
+    """Log the start, a line at intervals until the end of the block, and the end.
+
+    Args:
+        life: what is logged.
+        state: its outages, and whether it is stopping.
+        level: the level of the start and the end.
+    """
+    began, before = time.monotonic(), life.read()
+    _log_in_time(
+        level,
+        "%s %s started on %s, process %d: database %s; %s.",
+        life.subject,
+        find_version(),
+        socket.gethostname(),
+        os.getpid(),
+        describe_database(connections[state.using]),
+        life.setup,
+    )
+    with in_background(lambda left: _announce(life, state, left), name="outbox-announcements", patience=PATIENCE):
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            total = _figures(before, life.read(), seconds)
+    _log_in_time(level, "%s ended after %s: %s.", life.subject, duration(seconds), total)
+
+
+def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
+    life.begin()
+    then, before = time.monotonic(), life.read()
+    while not left.wait(state.limits.announce_interval):
+        now, counts = time.monotonic(), life.read()
+        first = next(iter(counts))
+        doing = state.hindrance or (life.busy if counts[first] > before[first] else life.idle)
+        logger.info("Last %s: %s; %s.", duration(now - then), _figures(before, counts, now - then), doing)
+        state.outages.remind()
+        then, before = now, counts
+
+
+def _figures(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> str:
+    passed = {name: count - before[name] for name, count in after.items()}
+    rate = next(iter(passed.values())) / max(seconds, 0.001)
+    shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+    return ", ".join([*(f"{count:,} {name}" for name, count in passed.items()), f"{shown} messages a second"])
+
+
+def _log_in_time(level: int, text: str, *arguments: object) -> None:
+    """Log a line, but do not wait long for a log that hangs, such as a full pipe."""
+    if logger.isEnabledFor(level):
+        threads = Threads()
+        threads.start(lambda: logger.log(level, text, *arguments), name="outbox-log")
+        threads.wait(PATIENCE)

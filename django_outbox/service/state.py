@@ -1,0 +1,74 @@
+"""What the threads of a relay or an inbox share, and the waits and limits of both."""
+
+import time
+from dataclasses import dataclass, field
+
+from django_outbox.backoff import Backoff
+from django_outbox.service.outages import Outages
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Waits in seconds, and how often is tried. Tests pass shorter ones.
+
+    Args:
+        database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.
+        restart_wait: waits before a thread that crashed starts again.
+        drain_patience: number of failed attempts in a row after which a drain gives up, because the broker or the
+            database is unavailable.
+        stop_delay: how long a waiting thread may take to notice that the process is stopping.
+        announce_interval: time between two log lines about the work.
+        purge_interval: time between two purges.
+        purge_patience: how long a process that stops waits for its purge. The next purge deletes the rest.
+        report_pace: factor of the database's interval between two reports.
+        report_patience: how long a process that stops waits for its last report.
+    """
+
+    database_wait: Backoff = field(default=Backoff(delay=0.1, max_delay=3.0, jitter=1.0))
+    restart_wait: Backoff = field(default=Backoff(delay=1.0, max_delay=60.0, jitter=1.0))
+    drain_patience: int = 4
+    stop_delay: float = 0.1
+    announce_interval: float = 60.0
+    purge_interval: float = 60.0
+    purge_patience: float = 0.5
+    report_pace: float = 1.0
+    report_patience: float = 0.5
+
+
+class ServiceState:
+    """What the threads of a relay or an inbox share.
+
+    Attributes:
+        using: the database alias.
+        limits: the waits and limits.
+        outages: the brokers and databases that are unavailable.
+        stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
+            `Event` has a lock, which the interrupted thread may hold.
+    """
+
+    using: str
+    limits: ServiceLimits
+    outages: Outages
+    stopping: bool = False
+
+    @property
+    def database(self) -> str:
+        """The database as the subject of outages."""
+        return f"Database {self.using!r}"
+
+    @property
+    def hindrance(self) -> str:
+        """The reason why no work is done, for the log; blank if there is none."""
+        if self.stopping:
+            return "stopping"
+        return ", ".join(f"{outage.name} unavailable" for outage in self.outages.current)
+
+    def is_stopping(self) -> bool:
+        """Return whether the process is stopping."""
+        return self.stopping
+
+    def pause(self, seconds: float) -> None:
+        """Wait; return early if the process is stopping."""
+        end = time.monotonic() + seconds
+        while not self.stopping and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, self.limits.stop_delay))
