@@ -16,7 +16,7 @@ from kombu.serialization import dumps
 from django_outbox.celery.calls import is_beat
 from django_outbox.celery.producer import TaskId
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
-from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
@@ -115,11 +115,7 @@ def store(
     )
     if due is not None:
         message.available_at = due
-    try:
-        enqueue_many([message], using=using, require_transaction=False)
-    except InvalidMessage as error:
-        # Its field is one of `messages[0]`, which the caller does not know.
-        raise InvalidMessage(error.field.rpartition("messages[0].")[2], error.problem, error.path) from error
+    enqueue_messages([message], using=using, require_transaction=False, prefix=lambda _: "")
 
 
 def message_id_of(task_id: str) -> uuid.UUID:

@@ -2,7 +2,7 @@
 
 import datetime
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections, router, transaction
@@ -166,25 +166,50 @@ def enqueue_many(
         SynchronousOnlyOperation: it was called in async code.
     """
     batch = [_as_message(each, position) for position, each in enumerate(messages)]
-    using = using or router.db_for_write(OutboxMessage)
+    enqueue_messages(
+        batch,
+        using=using or router.db_for_write(OutboxMessage),
+        require_transaction=require_transaction,
+        lock_key=lock_key,
+        prefix=lambda position: f"messages[{position}].",
+    )
+    return batch
+
+
+def enqueue_messages(
+    messages: Sequence[OutboxMessage],
+    *,
+    using: str,
+    require_transaction: bool | None = None,
+    lock_key: bool | None = None,
+    prefix: Callable[[int], str],
+) -> None:
+    """Do the same as `enqueue_many`, for a caller whose own caller made no list of messages.
+
+    Args:
+        messages: unsaved messages.
+        using: the database alias.
+        require_transaction: as in `enqueue`.
+        lock_key: as in `enqueue`.
+        prefix: returns what an error puts before the field of the message at a position.
+    """
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows, sizes = [], []
-    for position, message in enumerate(batch):
+    for position, message in enumerate(messages):
         try:
             size = check_message(check_unsaved(message), store)
         except InvalidMessage as error:
-            raise InvalidMessage(f"messages[{position}].{error.field}", error.problem, error.path) from error
+            raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
         routed = route(message)
         rows += routed
         sizes += [size] * len(routed)
-    keys = {message.key for message in batch} if _locks_keys(lock_key) else set()
+    keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
     with traced(rows, many=True):
         if is_alone:
             outlive_connection(store.connection, lambda _: _insert_many(rows, sizes, store, keys))
         else:
             _insert_many(rows, sizes, store, keys)
-    return batch
 
 
 def _insert_many(rows: list[OutboxMessage], sizes: list[int], store: Store, keys: set[str]) -> None:

@@ -1,14 +1,10 @@
 """Enqueue recorded events; an error names the event, because its caller made no list of messages."""
 
-import re
 import uuid
 from collections.abc import Sequence
 
-from django_outbox.enqueueing.enqueue import enqueue_many
+from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.enqueueing.events import Event, as_message
-from django_outbox.exceptions import InvalidMessage
-
-_FIELD = re.compile(r"messages\[(\d+)\]\.(.*)")
 
 
 def enqueue_events(events: Sequence[Event], using: str, message_ids: Sequence[uuid.UUID] = ()) -> None:
@@ -26,11 +22,4 @@ def enqueue_events(events: Sequence[Event], using: str, message_ids: Sequence[uu
     messages = [as_message(event) for event in events]
     for message, message_id in zip(messages, message_ids, strict=False):
         message.message_id = message_id
-    try:
-        enqueue_many(messages, using=using)
-    except InvalidMessage as error:
-        found = _FIELD.fullmatch(error.field)
-        if found is None:
-            raise
-        name = type(events[int(found[1])]).__qualname__
-        raise InvalidMessage(f"{name}.{found[2]}", error.problem, error.path) from error
+    enqueue_messages(messages, using=using, prefix=lambda position: f"{type(events[position]).__qualname__}.")
