@@ -13,7 +13,7 @@ from django_outbox.service.state import ServiceLimits, ServiceState
 
 @dataclass(frozen=True, slots=True)
 class Limits(ServiceLimits):
-    """Waits in seconds, and how often an inbox tries. Tests pass shorter ones.
+    """The waits in seconds and the limits of an inbox, beside those of `ServiceLimits`. Tests pass shorter ones.
 
     Args:
         broker_wait: waits before a consumer connects again.

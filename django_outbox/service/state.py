@@ -9,7 +9,7 @@ from django_outbox.service.outages import Outages
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Waits in seconds, and how often is tried. Tests pass shorter ones.
+    """The waits in seconds and the limits of a relay and of an inbox.
 
     Args:
         database_wait: waits while the database is unavailable, or after it refused a batch because of a deadlock.

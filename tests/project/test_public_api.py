@@ -22,6 +22,12 @@ MODULES = {
 DRIVERS: dict[str, str | tuple[str, ...] | None] = {
     "pika": ("django_outbox.publishers.rabbitmq", "django_outbox.publishers.celery", "django_outbox.inbox.rabbitmq"),
     "httpcore": "django_outbox.publishers.http",
+    "redis": ("django_outbox.publishers.redis", "django_outbox.inbox.redis"),
+    "nats": ("django_outbox.publishers.nats", "django_outbox.inbox.nats"),
+    "confluent_kafka": ("django_outbox.publishers.kafka", "django_outbox.inbox.kafka"),
+    "boto3": "django_outbox.publishers.aws",
+    "botocore": "django_outbox.publishers.aws",
+    "pydantic": "django_outbox.events.codec",
     "celery": (
         "django_outbox.tasks",
         "django_outbox.celery",
