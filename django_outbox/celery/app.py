@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from django_outbox.celery.calls import prepare, sends_directly
+from django_outbox.celery.calls import prepare
+from django_outbox.celery.context import sends_directly
 from django_outbox.celery.producer import StoringProducer
 from django_outbox.celery.revoking import OutboxControl, OutboxResult
 from django_outbox.celery.task import AnyResult, OutboxTask

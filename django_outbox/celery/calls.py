@@ -4,22 +4,15 @@ Celery apps import it before Django's models are loaded, so it must not import t
 """
 
 import datetime
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from celery import Celery
-from celery.signals import beat_init
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from django_outbox.celery.producer import StoringProducer, TaskId
+from django_outbox.celery.context import TaskId
+from django_outbox.celery.producer import StoringProducer
 from django_outbox.db.uuid7 import uuid7
 from django_outbox.exceptions import InvalidMessage
-
-_sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
-
-_is_beat = False
 
 
 class Call(NamedTuple):
@@ -71,32 +64,6 @@ def prepare(
         app, task_id=call_id, publisher=publisher, using=using, is_database_chosen=is_database_chosen, due=due
     )
     return Call(call_id.text, producer, options)
-
-
-@beat_init.connect(weak=False)
-def _note_beat(**_: Any) -> None:
-    global _is_beat  # noqa: PLW0603 - it is a fact about the process
-    _is_beat = True
-
-
-def is_beat() -> bool:
-    """Return whether this process is Celery beat, which would skip a run that cannot be stored."""
-    return _is_beat
-
-
-def sends_directly() -> bool:
-    """Return whether calls are sent to the broker at once."""
-    return _sends_directly.get()
-
-
-@contextmanager
-def sending_directly() -> Iterator[None]:
-    """Send calls to the broker at once while the context is open."""
-    token = _sends_directly.set(True)
-    try:
-        yield
-    finally:
-        _sends_directly.reset(token)
 
 
 def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, datetime.datetime | None]:

@@ -6,23 +6,11 @@ Celery apps import it before Django's models are loaded, so it must not import t
 import datetime
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
 
-
-class TaskId(NamedTuple):
-    """The ID of a call.
-
-    Attributes:
-        text: the ID.
-        is_new: whether it was made for this call, so that no other call has it.
-        is_frozen: whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord.
-    """
-
-    text: str
-    is_new: bool = False
-    is_frozen: bool = False
+from django_outbox.celery.context import TaskId
 
 
 class _NoConnection:

@@ -13,8 +13,7 @@ from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 
-from django_outbox.celery.calls import is_beat
-from django_outbox.celery.producer import TaskId
+from django_outbox.celery.context import TaskId, is_beat
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.error_text import describe

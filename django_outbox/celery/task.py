@@ -6,7 +6,8 @@ from asgiref.sync import sync_to_async
 from celery import Task
 from celery.result import AsyncResult
 
-from django_outbox.celery.calls import prepare, sending_directly, sends_directly
+from django_outbox.celery.calls import prepare
+from django_outbox.celery.context import sending_directly, sends_directly
 from django_outbox.celery.revoking import OutboxResult
 
 if TYPE_CHECKING:

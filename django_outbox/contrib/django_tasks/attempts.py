@@ -12,9 +12,9 @@ from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
 
-from django_outbox.contrib.django_tasks.backend import AnyResult
 from django_outbox.contrib.django_tasks.errors import describe_error
 from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.options import AnyResult
 from django_outbox.contrib.django_tasks.records import find_task, make_result
 from django_outbox.enqueueing.json_checks import check_json
 from django_outbox.stores import get_store

@@ -1,25 +1,21 @@
 """The backend of Django Tasks. It is imported wherever a task is defined, so it imports no models."""
 
 import uuid
-from typing import Any, TypeAlias
+from typing import Any
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.tasks.backends.base import BaseTaskBackend
-from django.tasks.base import DEFAULT_TASK_PRIORITY, Task, TaskResult
+from django.tasks.base import DEFAULT_TASK_PRIORITY
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued
 from django.utils.json import normalize_json
 
-from django_outbox.contrib.django_tasks.options import DEFAULT_PUBLISHER, Problem, find_problems
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, Problem, find_problems
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery, runs_in_handlers
 from django_outbox.exceptions import InvalidMessage
-
-# At runtime, Django's classes take no type arguments.
-AnyTask: TypeAlias = "Task[..., Any]"
-AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 
 class OutboxBackend(BaseTaskBackend):
@@ -39,6 +35,10 @@ class OutboxBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.outbox = BackendOptions(alias, self.options)
+
     @property
     def supports_priority(self) -> bool:  # type: ignore[override]
         """Whether there are publishers for priorities, or one that sends tasks to Celery."""
@@ -46,7 +46,7 @@ class OutboxBackend(BaseTaskBackend):
         return (
             not apps.models_ready
             or bool(self.options.get("priorities"))
-            or any(runs_in_celery(alias) for alias in self._list_publishers())
+            or any(runs_in_celery(alias) for alias in self.outbox.publishers)
         )
 
     def validate_task(self, task: AnyTask) -> None:
@@ -58,7 +58,7 @@ class OutboxBackend(BaseTaskBackend):
         super().validate_task(task)
         _check_queue(task, None)
         if task.priority != DEFAULT_TASK_PRIORITY and apps.models_ready:
-            alias = self.choose_publisher(task.queue_name)
+            alias = self.outbox.choose_publisher(task.queue_name)
             in_bands = self.options.get("priorities") and task.queue_name not in self.options.get("queues", {})
             if not in_bands and not runs_in_celery(alias):
                 raise InvalidTask(
@@ -86,9 +86,9 @@ class OutboxBackend(BaseTaskBackend):
             raise ImproperlyConfigured(f"{problem.message} {problem.hint}")
         from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
-        _check_queue(task, self)
+        _check_queue(task, self.outbox)
         self.register_runners()
-        result = store_task(self, task, normalize_json(args), normalize_json(kwargs))
+        result = store_task(self.outbox, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -102,36 +102,19 @@ class OutboxBackend(BaseTaskBackend):
         from django_outbox.contrib.django_tasks.records import find_result  # noqa: PLC0415 - needs the models
 
         try:
-            result = find_result(self, uuid.UUID(str(result_id)))
+            result = find_result(self.outbox, uuid.UUID(str(result_id)))
         except ValueError:
             result = None
         if result is None:
             raise TaskResultDoesNotExist(result_id)
         return result
 
-    def choose_publisher(self, queue_name: str, priority: int = DEFAULT_TASK_PRIORITY) -> str:
-        """Return the alias of the publisher that runs the tasks of a queue that have a priority."""
-        if alias := self.options.get("queues", {}).get(queue_name):
-            return str(alias)
-        bands = self.options.get("priorities", {})
-        reached = [limit for limit in bands if 0 < limit <= priority or priority <= limit < 0]
-        return str(bands[max(reached, key=abs)] if reached else self.options.get("publisher", DEFAULT_PUBLISHER))
-
-    def _list_publishers(self) -> list[str]:
-        """Return the aliases of all publishers of this backend."""
-        found = [self.options.get("publisher", DEFAULT_PUBLISHER)]
-        for name in ("queues", "priorities"):
-            aliases = self.options.get(name, {})
-            found += aliases.values() if isinstance(aliases, dict) else ()
-        # The checks report those that are not strings.
-        return [alias for alias in found if isinstance(alias, str)]
-
     def register_runners(self) -> None:
         """Register the handler, or the Celery task, that runs the tasks. Again is harmless.
 
         The models must be loaded. The configuration may change later, as in a test.
         """
-        aliases = self._list_publishers()
+        aliases = self.outbox.publishers
         if any(runs_in_handlers(alias) for alias in aliases):
             from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
 
@@ -146,7 +129,7 @@ class OutboxBackend(BaseTaskBackend):
         return [*find_problems(self.alias, self.options, self.queues)]
 
 
-def _check_queue(task: AnyTask, backend: OutboxBackend | None) -> None:
+def _check_queue(task: AnyTask, options: BackendOptions | None) -> None:
     """Check that the name of a task's queue can be stored in every database, or in the one of a backend.
 
     Raises:
@@ -158,7 +141,7 @@ def _check_queue(task: AnyTask, backend: OutboxBackend | None) -> None:
     from django_outbox.enqueueing.validation import check_name  # noqa: PLC0415 - needs the models
     from django_outbox.stores import get_store  # noqa: PLC0415 - needs the models
 
-    store = None if backend is None else get_store(connections[choose_database(backend)])
+    store = None if options is None else get_store(connections[choose_database(options)])
     try:
         check_name("queue_name", task.queue_name, store)
     except InvalidMessage as error:

@@ -6,7 +6,8 @@ from celery import Celery
 from django.tasks import DEFAULT_TASK_QUEUE_NAME
 from django.utils import timezone
 
-from django_outbox.celery.producer import StoringProducer, TaskId
+from django_outbox.celery.context import TaskId
+from django_outbox.celery.producer import StoringProducer
 from django_outbox.conf import get_settings
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.priorities import convert_priority

@@ -3,18 +3,23 @@
 import datetime
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.tasks.base import TASK_MAX_PRIORITY
+from django.tasks import task_backends
+from django.tasks.base import DEFAULT_TASK_PRIORITY, TASK_MAX_PRIORITY, Task, TaskResult
 
 from django_outbox.conf import get_settings
 from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_patterns
 from django_outbox.contrib.django_tasks.publishers import import_publisher, runs_in_celery, runs_in_handlers
 from django_outbox.retry import RetryEntry
+
+# At runtime, Django's classes take no type arguments.
+AnyTask: TypeAlias = "Task[..., Any]"
+AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 APP = "django_outbox.contrib.django_tasks"
 
@@ -25,6 +30,62 @@ DEFAULT_PUBLISHER = "handlers"
 DEFAULT_RETENTION = datetime.timedelta(days=7)
 
 ENTRY = '"handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}'
+
+
+class BackendOptions(NamedTuple):
+    """The options of an `OutboxBackend`.
+
+    Args:
+        alias: the backend's alias in `TASKS`.
+        values: its `OPTIONS`.
+    """
+
+    alias: str
+    values: Mapping[str, Any]
+
+    @property
+    def database(self) -> str | None:
+        """The alias of the database; None if the router chooses it."""
+        return self.values.get("database")
+
+    @property
+    def result_retention(self) -> datetime.timedelta | None:
+        """The age at which results are deleted; None if they never are."""
+        age: datetime.timedelta | None = self.values.get("result_retention", DEFAULT_RETENTION)
+        return age
+
+    @property
+    def publishers(self) -> list[str]:
+        """The aliases of all publishers."""
+        found = [self.values.get("publisher", DEFAULT_PUBLISHER)]
+        for name in ("queues", "priorities"):
+            aliases = self.values.get(name, {})
+            found += aliases.values() if isinstance(aliases, dict) else ()
+        # The checks report those that are not strings.
+        return [alias for alias in found if isinstance(alias, str)]
+
+    def choose_publisher(self, queue_name: str, priority: int = DEFAULT_TASK_PRIORITY) -> str:
+        """Return the alias of the publisher that runs the tasks of a queue that have a priority."""
+        if alias := self.values.get("queues", {}).get(queue_name):
+            return str(alias)
+        bands = self.values.get("priorities", {})
+        reached = [limit for limit in bands if 0 < limit <= priority or priority <= limit < 0]
+        return str(bands[max(reached, key=abs)] if reached else self.values.get("publisher", DEFAULT_PUBLISHER))
+
+
+def options_of(alias: str) -> BackendOptions:
+    """Return the options of the `OutboxBackend` with this alias."""
+    backend: Any = task_backends[alias]
+    found: BackendOptions = backend.outbox
+    return found
+
+
+def all_options() -> Iterator[BackendOptions]:
+    """Yield the options of each `OutboxBackend` in `TASKS`."""
+    for backend in task_backends.all():
+        found = getattr(backend, "outbox", None)
+        if isinstance(found, BackendOptions):
+            yield found
 
 
 class Problem(NamedTuple):

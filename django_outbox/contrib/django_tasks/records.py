@@ -8,22 +8,21 @@ from django.tasks.base import Task, TaskError, TaskResult, TaskResultStatus
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery
 from django_outbox.models import OutboxMessage, Status
 
 
-def choose_database(backend: OutboxBackend) -> str:
+def choose_database(options: BackendOptions) -> str:
     """Return the alias of the database in which a backend stores tasks and results."""
-    alias: str = backend.options.get("database") or router.db_for_write(OutboxMessage)
-    return alias
+    return options.database or router.db_for_write(OutboxMessage)
 
 
-def find_result(backend: OutboxBackend, message_id: uuid.UUID) -> "AnyResult | None":
+def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | None":
     """Return a result; None if there is no record of it."""
-    using = choose_database(backend)
-    record = TaskRecord.objects.using(using).filter(message_id=message_id, backend=backend.alias).first()
+    using = choose_database(options)
+    record = TaskRecord.objects.using(using).filter(message_id=message_id, backend=options.alias).first()
     if record is None:
         return None
     if record.status != TaskResultStatus.SUCCESSFUL:

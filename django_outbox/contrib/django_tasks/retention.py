@@ -1,14 +1,11 @@
 """Delete old results, in batches."""
 
-import datetime
 from collections.abc import Callable
 
 from django.db.models import Exists, OuterRef, QuerySet
-from django.tasks import task_backends
 
-from django_outbox.contrib.django_tasks.backend import OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import DEFAULT_RETENTION
+from django_outbox.contrib.django_tasks.options import all_options
 from django_outbox.contrib.django_tasks.records import choose_database
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import OutboxMessage
@@ -31,15 +28,13 @@ def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
         is_stopping: called before each batch; if it returns True, the purge ends.
     """
     total = 0
-    for backend in task_backends.all():
-        if isinstance(backend, OutboxBackend) and choose_database(backend) == using:
-            age: datetime.timedelta | None = backend.options.get("result_retention", DEFAULT_RETENTION)
-            if age is not None:
-                limit = DatabaseNow() - min(age, MAX_AGE)
-                records = TaskRecord.objects.using(using).filter(backend=backend.alias)
-                total += _delete(records.filter(finished_at__lt=limit), is_stopping)
-                unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
-                total += _delete(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
+    for options in all_options():
+        if options.result_retention is not None and choose_database(options) == using:
+            limit = DatabaseNow() - min(options.result_retention, MAX_AGE)
+            records = TaskRecord.objects.using(using).filter(backend=options.alias)
+            total += _delete(records.filter(finished_at__lt=limit), is_stopping)
+            unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
+            total += _delete(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
     return total
 
 

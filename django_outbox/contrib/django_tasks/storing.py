@@ -5,8 +5,8 @@ from typing import Any
 from django.db import connections, transaction
 from django.utils import timezone
 
-from django_outbox.contrib.django_tasks.backend import AnyResult, AnyTask, OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.contrib.django_tasks.publishers import runs_in_celery
 from django_outbox.contrib.django_tasks.records import choose_database, make_payload, make_result
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
@@ -14,7 +14,7 @@ from django_outbox.enqueueing.enqueue import enqueue
 from django_outbox.messages import DJANGO_TASK
 
 
-def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
+def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
     """Insert a message and a record, both or none.
 
     Raises:
@@ -24,12 +24,12 @@ def store_task(backend: OutboxBackend, task: AnyTask, args: Any, kwargs: Any) ->
         TransactionRequired: a transaction is open, but only on another database.
         SynchronousOnlyOperation: it was called in async code.
     """
-    using = choose_database(backend)
+    using = choose_database(options)
     record = TaskRecord(
         path=task.module_path,
-        backend=backend.alias,
+        backend=options.alias,
         queue_name=task.queue_name,
-        publisher=backend.choose_publisher(task.queue_name, task.priority),
+        publisher=options.choose_publisher(task.queue_name, task.priority),
         priority=task.priority,
         args=args,
         kwargs=kwargs,

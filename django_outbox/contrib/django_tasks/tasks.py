@@ -5,12 +5,11 @@ from typing import Any
 from celery import Task, shared_task
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.tasks import task_backends
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.attempts import announce, begin, call, fail, make_record, succeed, update
-from django_outbox.contrib.django_tasks.backend import OutboxBackend
 from django_outbox.contrib.django_tasks.models import TaskRecord
+from django_outbox.contrib.django_tasks.options import options_of
 from django_outbox.contrib.django_tasks.records import choose_database
 
 __all__ = ["run_task"]
@@ -54,9 +53,7 @@ def run_task(self: Any, payload: dict[str, Any]) -> None:
     Raises:
         Exception: whatever the task raises, after it was stored, so that Celery logs and reports it.
     """
-    backend = task_backends[payload["backend"]]
-    assert isinstance(backend, OutboxBackend)
-    using = choose_database(backend)
+    using = choose_database(options_of(payload["backend"]))
     try:
         record = _begin(self.request, payload, using)
     except UNAVAILABLE as error:
