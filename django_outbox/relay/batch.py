@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from django_outbox.conf import OutboxSettings
-from django_outbox.messages import Message, Unreadable
+from django_outbox.messages import Message, Outcome, Unreadable
 from django_outbox.publishers.base import Publisher
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.recorder import Recorder
@@ -59,7 +59,7 @@ class Batches:
             batch = self._sort(claim.messages)
             decided = publish(batch.messages) if batch.messages else Decided([], Settlement(), [])
             recorder.published(batch.messages, decided.outcomes)
-            copied = copy_failed(self.dead_letters, decided.failed, self.publisher.alias, is_late=self.source.is_late)
+            copied = self._copy(decided.failed) if decided.failed else set()
             settlement = self._complete(decided.settlement, batch, copied)
             self.source.settle(claim, settlement)
         readable = [*batch.messages, *(row.message for row in batch.unreadable)]
@@ -71,6 +71,9 @@ class Batches:
             return batch
         # What the relay knows of the pauses may be a second old.
         return batch.hold(self.publisher.alias, self.paused_types & self.source.find_paused_types())
+
+    def _copy(self, failed: Sequence[tuple[Message, Outcome]]) -> set[int]:
+        return copy_failed(self.dead_letters, failed, self.publisher.alias, is_late=self.source.is_late)
 
     def _complete(self, settlement: Settlement, batch: "_Sorted", copied: Set[int]) -> Settlement:
         """Add the rows that were not published, and which failed messages have a dead-letter copy."""

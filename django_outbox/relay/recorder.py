@@ -1,5 +1,6 @@
 """What is told of a batch: signals, spans, log lines and counts. The delivery calls it after each phase."""
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -75,7 +76,8 @@ class Recorder:
         now = time.perf_counter()
         seconds, self._phase_began = now - self._phase_began, now
         alias = self._publisher.alias
-        logger.debug("Publisher %r: %s of %s took %.4f s", alias, phase, counted(count, "message"), seconds)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("Publisher %r: %s of %s took %.4f s", alias, phase, counted(count, "message"), seconds)
         send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
 
     def _spans(self, settlement: Settlement) -> PublishedBatch:
