@@ -214,13 +214,16 @@ def test_a_process_that_is_killed_and_restarted_again_and_again_keeps_the_order(
     def has_stored(number: int) -> bool:
         return messages.count() >= number
 
+    left = []
     for kill in range(1, 6):
         process = start(*arguments)
         eventually(partial(has_stored, kill * 900), "it has stored a part")
         process.kill()
         process.wait()
+        left.append(source.client.xpending(source.name, source.group)["pending"])
     assert messages.count() < count
-    assert source.client.xpending(source.name, source.group)["pending"] > 0
+    # One kill may hit the moment after an acknowledgement.
+    assert any(left)
     process = start(*arguments)
     eventually(lambda: messages.count() == count, "it has stored all")
     eventually(lambda: not source.unsettled(), "it has settled all")

@@ -97,6 +97,9 @@ class Worker:
 
     def __init__(self, table: Table, clock: Clock) -> None:
         self.table = table
+        self._begin(clock)
+
+    def _begin(self, clock: Clock) -> None:
         self.cursor = Cursor(after=0, clock=clock)
         self.cursor.timeline = Timeline(clock)
 
@@ -127,7 +130,8 @@ class Worker:
         self._claim_while(lambda: self.cursor.lags)
 
     def drain(self) -> None:
-        """Claim until nothing is left."""
+        """Claim until nothing is left, from a cursor of its own, as each drain does."""
+        self._begin(self.table.clock)
 
         def is_incomplete() -> bool:
             self.cursor.sweep_next()
