@@ -25,7 +25,7 @@ from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
 from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS
+from tests.support.celery_tools import PUBLISHERS, close
 from tests.support.databases import kill
 from tests.support.ports import free_port
 
@@ -43,7 +43,7 @@ def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
     monkeypatch.setattr(OutboxTask, "outbox_using", using)
     with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
         yield made
-        made.close()
+        close(made)
 
 
 @pytest.fixture

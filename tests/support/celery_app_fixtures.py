@@ -9,7 +9,7 @@ from celery import Celery
 from django.test import override_settings
 
 from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS, MakeApp, cleaned_up, new_prefix
+from tests.support.celery_tools import PUBLISHERS, MakeApp, cleaned_up, close, new_prefix
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def make(prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
         def make_app(url: str, **conf: Any) -> Celery:
             made = celery_app.make_app(url, prefix, **conf)
             monkeypatch.setattr(celery_app, "app", made)
-            stack.callback(made.close)
+            stack.callback(close, made)
             return made
 
         yield make_app

@@ -46,7 +46,8 @@ def close(app: Celery) -> None:
     """Close an app and the connections of its result backend."""
     backend: Any = app.backend
     backend.result_consumer.stop()
-    backend.client.close()
+    # The client of Celery's backend does not own its pool, and leaves it open.
+    backend.client.connection_pool.disconnect()
     app.close()
 
 
