@@ -64,18 +64,18 @@ def announcing(life: Life, state: ServiceState, *, level: int = logging.INFO) ->
         describe_database(connections[state.using]),
         life.setup,
     )
-    with in_background(lambda left: _announce(life, state, left), name="outbox-announcements", patience=PATIENCE):
-        try:
+    try:
+        with in_background(lambda left: _announce(life, state, left), name="outbox-announcements", patience=PATIENCE):
             yield
-        finally:
-            seconds = time.monotonic() - began
-            total = _figures(before, life.read(), seconds)
-    _log_in_time(level, "%s ended after %s: %s.", life.subject, duration(seconds), total)
+    finally:
+        seconds = time.monotonic() - began
+        figures = _figures(before, life.read(), seconds)
+        _log_in_time(level, "%s ended after %s: %s.", life.subject, duration(seconds), figures)
 
 
 def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
-    life.begin()
     then, before = time.monotonic(), life.read()
+    life.begin()
     while not left.wait(state.limits.announce_interval):
         now, counts = time.monotonic(), life.read()
         first = next(iter(counts))

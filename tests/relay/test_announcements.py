@@ -13,7 +13,9 @@ from django_outbox.messages import Message, Outcome, retry_later, unanswered
 from django_outbox.publishers.base import Publisher
 from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Limits, Relay
+from django_outbox.service.announcements import Life, announcing
 from django_outbox.service.outages import Outages
+from django_outbox.service.state import ServiceLimits, ServiceState
 from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put
@@ -196,3 +198,15 @@ def test_an_outage_keeps_its_begin_and_takes_the_last_reason_and_the_next_try():
 
 def test_the_default_interval_is_a_minute():
     assert Limits().announce_interval == 60
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+def test_the_end_is_logged_whatever_ends_the_work(error: BaseException, caplog: pytest.LogCaptureFixture):
+    state = ServiceState()
+    state.using, state.limits, state.outages = "default", ServiceLimits(), Outages()
+    life = Life("Relay", "a setup", lambda: {"delivered": 0}, busy="delivering", idle="nothing delivered")
+    caplog.set_level(logging.INFO)
+    with pytest.raises(type(error)), announcing(life, state):
+        raise error
+    assert caplog.messages[-1].startswith("Relay ended after")
+    assert caplog.messages[-1].endswith(": 0 delivered, 0.0 messages a second.")
