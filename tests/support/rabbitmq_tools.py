@@ -108,7 +108,8 @@ class TcpProxy:
         self.connections = 0
         self.open = 0
         self.heartbeats = 0
-        self.bytes_from_broker = 0
+        self._sending = threading.Lock()
+        self._bytes_from_broker = 0
         self.beginning = b""
         self._tls = tls
         self._allowance: int | None = None
@@ -118,6 +119,12 @@ class TcpProxy:
         self.port: int = self._server.getsockname()[1]
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    @property
+    def bytes_from_broker(self) -> int:
+        """How much the client was sent; what it may have read is counted."""
+        with self._sending:
+            return self._bytes_from_broker
 
     def hold_back(self, *, after: int = 0) -> None:
         """Let that many more bytes through to the broker, and then nothing."""
@@ -188,8 +195,9 @@ class TcpProxy:
             return False
         if broker in ready:
             data = broker.recv(65536)
-            client.sendall(data)
-            self.bytes_from_broker += len(data)
+            with self._sending:
+                client.sendall(data)
+                self._bytes_from_broker += len(data)
             return bool(data)
         return True
 
