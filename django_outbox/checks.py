@@ -1,6 +1,6 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
-`django_outbox.conf` finds E001 to E005 and E023, `django_outbox.publishers.registry` finds E006 to E008,
+`django_outbox.conf` finds E001 to E005 and E023, `django_outbox.brokers.registry` finds E006 to E008,
 `django_outbox.events.checks` finds those of events, `django_outbox.celery.configuration` finds E030 to W031, and this
 module finds the others.
 """
@@ -20,6 +20,8 @@ from django.db import DatabaseError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
+from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.brokers.registry import build_publisher
 from django_outbox.conf import OutboxSettings, SettingsProblem, parse
 from django_outbox.conf.routes import find_unreachable
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
@@ -27,11 +29,9 @@ from django_outbox.error_text import one_line
 from django_outbox.events.checks import find_mistakes as find_event_mistakes
 from django_outbox.handlers.checks import find_mistakes as find_handler_mistakes
 from django_outbox.handlers.checks import find_unreachable as find_unreachable_handlers
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.base import TransactionalPublisher
-from django_outbox.publishers.handlers import HandlersPublisher
-from django_outbox.publishers.registry import build_publisher
 from django_outbox.stores import Store, find_store
 from django_outbox.wording import counted
 
@@ -39,7 +39,7 @@ TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""
 
 
-CELERY_PUBLISHER = "django_outbox.publishers.celery.CeleryPublisher"
+CELERY_PUBLISHER = "django_outbox.brokers.celery.CeleryPublisher"
 
 
 @register(TAG)
@@ -201,7 +201,7 @@ def check_handlers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
             Warning(
                 f"{counted(len([*registry]), 'local handler')} registered, but OUTBOX['PUBLISHERS'] has no "
                 "HandlersPublisher, so none is called.",
-                hint='Add "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}.',
+                hint='Add "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}.',
                 id="django_outbox.W025",
             )
         )

@@ -15,7 +15,7 @@ settings.configure(
     SECRET_KEY="only for the documentation",
     INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_outbox"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}},
+    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}},
 )
 django.setup()
 

@@ -20,8 +20,8 @@ from django.db import transaction
 import django_outbox
 
 PACKAGE = Path(django_outbox.__file__).parent
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
-HANDLERS = {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ from celery.app import app_or_default
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from django_outbox.brokers.celery import CeleryPublisher
+from django_outbox.brokers.celery.apps import find_app, late_modules
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, PublisherConfig, SettingsProblem
-from django_outbox.publishers.celery import CeleryPublisher
-from django_outbox.publishers.celery.apps import find_app, late_modules
 
-EXAMPLE = '{"BACKEND": "django_outbox.publishers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
+EXAMPLE = '{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
 
 
 def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:

@@ -13,6 +13,7 @@ from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 
+from django_outbox.brokers.celery.envelope import pack
 from django_outbox.celery.context import TaskId, is_beat
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue_messages
@@ -20,7 +21,6 @@ from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.celery.envelope import pack
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 """The namespace of the message IDs that are derived from task IDs."""

@@ -131,8 +131,7 @@ class SettingsProblem(ImproperlyConfigured):
 
 
 EXAMPLE = (
-    'For example: OUTBOX = {"PUBLISHERS": {"default": '
-    '{"BACKEND": "django_outbox.publishers.console.ConsolePublisher"}}}.'
+    'For example: OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}.'
 )
 
 

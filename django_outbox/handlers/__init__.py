@@ -11,6 +11,7 @@ its effect happens exactly once. Handlers are discovered in the module `handlers
 """
 
 from django_outbox.exceptions import HandlerTimeout
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import Handler, handler
 
-__all__ = ["Handler", "HandlerTimeout", "handler"]
+__all__ = ["Handler", "HandlerTimeout", "HandlersPublisher", "handler"]

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.changelist import BoundedPaginator
-from django_outbox.inbox.ids import id_of
+from django_outbox.brokers.ids import id_of
 from django_outbox.inbox.models import HandledMessage
 
 

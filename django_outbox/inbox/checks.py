@@ -11,9 +11,9 @@ from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from django_outbox.brokers.consumer import Consumer
 from django_outbox.checks import TAG
 from django_outbox.conf import SettingsProblem, parse
-from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.registry import build_consumer
 
 MIN_RETENTION = datetime.timedelta(days=1)

@@ -11,14 +11,14 @@ from typing import Any, cast
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import TextField, Value
 
+from django_outbox.brokers.consumer import Consumer, Incoming
+from django_outbox.brokers.ids import derive_uuid, read_uuid
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.error_text import describe, one_line
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.inbox.base import Consumer, Incoming
-from django_outbox.inbox.ids import derive_uuid, read_uuid
 from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
 from django_outbox.stores import NewRow, Store

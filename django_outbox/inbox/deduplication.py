@@ -8,9 +8,9 @@ from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
+from django_outbox.brokers.ids import id_of
 from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
-from django_outbox.inbox.ids import id_of
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
 
 MAX_ID_LENGTH = 255

@@ -8,10 +8,10 @@ from functools import partial
 
 from django.db import connections, router
 
+from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Consumer
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.registry import make_consumers

@@ -3,8 +3,8 @@
 from django.utils.module_loading import import_string
 
 from django_outbox.conf import get_settings
+from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
-from django_outbox.publishers.handlers import HandlersPublisher
 
 
 def is_known_type(publisher_alias: str, type: str) -> bool:

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from django_outbox.inbox.base import Consumer, Unavailable
+from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.management.proof import Finding, check_deployment
 from django_outbox.stores.schema import missing_schema

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
+from django_outbox.brokers.consumer import Consumer
+from django_outbox.brokers.registry import import_hint
 from django_outbox.conf import ConsumerConfig, SettingsProblem, get_settings
-from django_outbox.inbox.base import Consumer
-from django_outbox.publishers.registry import import_hint
 
 EXAMPLE = (
-    'For example: "CONSUMERS": {"billing": {"BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer", '
+    'For example: "CONSUMERS": {"billing": {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer", '
     '"OPTIONS": {"url": "amqp://user:password@host:5672/vhost", "queue": "billing"}}}.'
 )
 
@@ -54,7 +54,7 @@ def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[st
         raise SettingsProblem(
             "E037",
             f"{where}: BACKEND {config.backend!r} is not a consumer.",
-            "It must be the dotted path of a subclass of django_outbox.inbox.base.Consumer.",
+            "It must be the dotted path of a subclass of django_outbox.brokers.Consumer.",
         )
     try:
         consumer = backend(alias, **config.options)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from django_outbox.inbox.base import Consumer
+from django_outbox.brokers.consumer import Consumer
 from django_outbox.inbox.state import InboxState, Tally
 from django_outbox.service.heartbeats import Reporter
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import Model
 
+from django_outbox.brokers.consumer import Consumer, Incoming
 from django_outbox.enqueueing.enqueue import chunked
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.writing import insert_new
 from django_outbox.error_text import describe, one_line
-from django_outbox.inbox.base import Consumer, Incoming
 from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage

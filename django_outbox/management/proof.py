@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from django_outbox.brokers.outcomes import check_publisher, describe_publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.deployment import (
     describe_database,
     find_unapplied_migrations,
     find_unknown_publishers,
 )
 from django_outbox.error_text import describe
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.outcomes import check_publisher, describe_publisher
 from django_outbox.stores import find_store
 from django_outbox.stores.schema import missing_schema
 from django_outbox.threads import Threads

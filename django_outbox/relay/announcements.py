@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, suppress
 
 from django.db import DatabaseError, InterfaceError
 
+from django_outbox.brokers.outcomes import describe_publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.deployment import find_unknown_publishers
 from django_outbox.logs import logger
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.outcomes import describe_publisher
 from django_outbox.relay.state import RelayState
 from django_outbox.service import announcements
 from django_outbox.service.announcements import Life

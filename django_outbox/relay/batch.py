@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message, Outcome, Unreadable
-from django_outbox.publishers.base import Publisher
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.settlement import Decided

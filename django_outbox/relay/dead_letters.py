@@ -3,11 +3,11 @@
 import datetime
 from collections.abc import Sequence
 
+from django_outbox.brokers.outcomes import call_publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.error_text import describe, one_line
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.outcomes import call_publisher
 from django_outbox.wording import counted, some_ids
 
 MAX_ERROR_LENGTH = 1000

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from django_outbox.brokers.outcomes import prepare_publisher
+from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.publishers.base import Publisher, TransactionalPublisher
-from django_outbox.publishers.outcomes import prepare_publisher
 from django_outbox.relay.conflicts import Conflicts, Turns
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.publishing import PublishedBatches

@@ -4,11 +4,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from django_outbox.brokers.outcomes import CallResult, call_publisher, read_outcome
+from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.error_text import describe, one_line
 from django_outbox.logs import logger
 from django_outbox.messages import BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, class_path, unanswered
-from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.outcomes import CallResult, call_publisher, read_outcome
 from django_outbox.wording import counted
 
 PARTS_BEFORE_SINGLES = 15

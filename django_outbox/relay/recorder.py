@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Sequence
 
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict
-from django_outbox.publishers.base import Publisher
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import Failure, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement

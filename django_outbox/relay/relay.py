@@ -9,13 +9,13 @@ from functools import partial
 
 from django.db import connections, router
 
+from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import OutboxSettings, get_settings
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.base import Publisher, TransactionalPublisher
-from django_outbox.publishers.registry import make_publisher
 from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget

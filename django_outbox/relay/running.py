@@ -1,6 +1,6 @@
 """Work until the relay stops, through unexpected errors."""
 
-from django_outbox.publishers.base import Publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.worker import Worker
 from django_outbox.service.restarting import restart_on_crash

@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
-from django_outbox.publishers.base import Publisher
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.budget import Budget
 from django_outbox.relay.conflicts import Turns

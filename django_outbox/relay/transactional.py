@@ -9,6 +9,8 @@ from typing import Any
 from django.db import Error, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.finishing import NotRun, finish
@@ -24,8 +26,6 @@ from django_outbox.messages import (
     retry_later,
     set_aside,
 )
-from django_outbox.publishers.base import TransactionalPublisher
-from django_outbox.publishers.outcomes import read_outcome
 from django_outbox.relay.batch import Batches
 from django_outbox.relay.conflicts import LOCK_WAIT, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken

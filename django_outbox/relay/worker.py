@@ -2,7 +2,7 @@
 
 import abc
 
-from django_outbox.publishers.base import Publisher
+from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breaker import Permit
 from django_outbox.relay.delivery import Attempt, Delivery, make_source
 from django_outbox.relay.state import RelayState

@@ -10,6 +10,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import router
 from django.db.models import Max
 
+from django_outbox.brokers import memory
 from django_outbox.db.transactions import in_async_code
 from django_outbox.error_text import one_line, shorten
 from django_outbox.handlers.children import HEADER
@@ -17,7 +18,6 @@ from django_outbox.handlers.decoding import decode
 from django_outbox.handlers.registry import type_of
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers import memory
 from django_outbox.testing.draining import Drained, drain_outbox
 
 MAX_LISTED = 20

@@ -9,17 +9,17 @@ from django.conf import settings
 from django.test.utils import override_settings
 from django.utils.module_loading import import_string
 
-from django_outbox.publishers import memory
-from django_outbox.publishers.base import TransactionalPublisher
+from django_outbox.brokers import memory
+from django_outbox.brokers.publisher import TransactionalPublisher
 
-MEMORY = "django_outbox.publishers.memory.MemoryPublisher"
+MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
 
 
 @contextmanager
 def memory_publishers() -> Iterator[None]:
     """Replace each publisher of `OUTBOX` by a `MemoryPublisher`, except those that work in the database: handlers.
 
-    `django_outbox.publishers.memory.published` is empty at the beginning.
+    `django_outbox.brokers.memory.published` is empty at the beginning.
     """
     outbox = settings.OUTBOX
     publishers = {alias: _in_memory(entry) for alias, entry in outbox["PUBLISHERS"].items()}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from django_outbox.inbox.base import Consumer, Incoming, Unavailable
+from django_outbox.brokers import Consumer, Incoming, Unavailable
 
 
 class FileConsumer(Consumer):

@@ -25,8 +25,8 @@ DATABASES = {"default": read_database(BILLING_DATABASE_URL)}
 
 OUTBOX = {
     "PUBLISHERS": {
-        "default": {"BACKEND": "django_outbox.publishers.console.ConsolePublisher"},
-        "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"},
+        "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
+        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
     },
     "CONSUMERS": {"orders": CONSUMER},
 }

@@ -36,11 +36,11 @@ class Broker(NamedTuple):
 
 RABBITMQ = Broker(
     publisher=lambda url, names: {
-        "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+        "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
         "OPTIONS": {"url": url, "exchange": names.shop, "declare_exchange": "topic"},
     },
     consumer=lambda url, names: {
-        "BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer",
+        "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer",
         "OPTIONS": {"url": url, "queue": names.billing},
     },
     destination="shop.destinations.rabbitmq.RabbitMQDestination",
@@ -48,11 +48,11 @@ RABBITMQ = Broker(
 )
 REDIS = Broker(
     publisher=lambda url, names: {
-        "BACKEND": "django_outbox.publishers.redis.RedisStreamsPublisher",
+        "BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher",
         "OPTIONS": {"url": url, "stream": f"{names.shop}.{{topic}}"},
     },
     consumer=lambda url, names: {
-        "BACKEND": "django_outbox.inbox.redis.RedisStreamsConsumer",
+        "BACKEND": "django_outbox.brokers.redis.RedisStreamsConsumer",
         "OPTIONS": {"url": url, "stream": f"{names.shop}.order.placed", "group": names.billing},
     },
     destination="shop.destinations.redis.RedisDestination",
@@ -61,11 +61,11 @@ REDIS = Broker(
 
 NATS = Broker(
     publisher=lambda url, names: {
-        "BACKEND": "django_outbox.publishers.nats.JetStreamPublisher",
+        "BACKEND": "django_outbox.brokers.nats.JetStreamPublisher",
         "OPTIONS": {"servers": url, "subject": f"{names.shop}.{{topic}}"},
     },
     consumer=lambda url, names: {
-        "BACKEND": "django_outbox.inbox.nats.JetStreamConsumer",
+        "BACKEND": "django_outbox.brokers.nats.JetStreamConsumer",
         "OPTIONS": {
             "servers": url,
             "stream": stream_name(names.shop),
@@ -77,11 +77,11 @@ NATS = Broker(
 )
 KAFKA = Broker(
     publisher=lambda url, names: {
-        "BACKEND": "django_outbox.publishers.kafka.KafkaPublisher",
+        "BACKEND": "django_outbox.brokers.kafka.KafkaPublisher",
         "OPTIONS": {"config": {"bootstrap.servers": address_of(url)}, "topic": f"{names.shop}.{{topic}}"},
     },
     consumer=lambda url, names: {
-        "BACKEND": "django_outbox.inbox.kafka.KafkaConsumer",
+        "BACKEND": "django_outbox.brokers.kafka.KafkaConsumer",
         "OPTIONS": {
             "config": {"bootstrap.servers": address_of(url)},
             "topics": f"{names.shop}.order.placed",

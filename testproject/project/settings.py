@@ -116,9 +116,9 @@ else:
 OUTBOX: dict[str, Any] = {
     "PUBLISHERS": {
         "default": PUBLISHER,
-        "handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"},
+        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
         "celery": {
-            "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+            "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
             "OPTIONS": {"app": "project.celery:app"},
         },
     },

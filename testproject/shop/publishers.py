@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import IO
 
+from django_outbox.brokers.console import ConsolePublisher
 from django_outbox.messages import Message, Outcome, rejected
-from django_outbox.publishers.console import ConsolePublisher
 
 
 class RoutedConsolePublisher(ConsolePublisher):

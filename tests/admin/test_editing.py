@@ -15,7 +15,7 @@ from tests.support.routers import ROUTERS
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 TWO_PUBLISHERS = {"PUBLISHERS": {"default": MEMORY, "other": MEMORY}, "MAX_PAYLOAD_BYTES": 1000}
 
 

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 TWO_PUBLISHERS = {
     "PUBLISHERS": {
-        "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
-        "other": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
+        "default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
+        "other": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
     }
 }
 
@@ -299,7 +299,7 @@ def test_a_column_that_has_one_value_is_left_out(admin_client: Client, query: st
     for status in Status:
         put(status)
     columns = {"type", "state", "key", "publisher", "attempts", "when", "short_error"}
-    memory = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": memory, "other": memory}}):
         shown = set(admin_client.get(CHANGELIST + query).context["cl"].list_display)
         assert columns - shown == left_out

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 pytest_plugins = ["tests.support.browser_fixtures"]
 
 OVERVIEW = reverse("admin:django_outbox_overview")
-BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": BACKEND, "audit": BACKEND}}
 POLICY = "default-src 'self'; img-src 'self' data:"
 WITHOUT_SCRIPTS = f"{POLICY}; script-src 'none'"

@@ -30,7 +30,7 @@ from tests.support.routers import ROUTERS
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("many_messages")]
 pytest_plugins = ["tests.support.many_messages_fixtures"]
 
-BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 EARLIER = datetime.datetime(2026, 5, 31, tzinfo=datetime.timezone.utc)
 LIMIT = 1000
 """The limit of the list in these tests: small, so that a plan that exceeds it is noticed."""

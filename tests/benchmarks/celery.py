@@ -99,7 +99,7 @@ def _made_app(queues: RabbitMQ) -> Iterator[None]:
     )
     app.task(name="benchmark.note", shared=False)(note)
     celery = {
-        "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+        "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
         "OPTIONS": {"app": "tests.benchmarks.celery:app"},
     }
     # The first call connects.

@@ -66,7 +66,7 @@ def _read(queue: RabbitMQ, options: argparse.Namespace, *, remember: bool) -> Ru
         "batch_size": options.batch_size,
         "max_backlog": 10**9,
     }
-    consumers = {"billing": {"BACKEND": "django_outbox.inbox.rabbitmq.RabbitMQConsumer", "OPTIONS": given}}
+    consumers = {"billing": {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQConsumer", "OPTIONS": given}}
 
     def read() -> int:
         inbox.run()

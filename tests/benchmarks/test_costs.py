@@ -10,9 +10,9 @@ from django.conf import settings
 from django.db import connections
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq.wire import WireServices
 from django_outbox.messages import ACCEPTED
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-from django_outbox.publishers.rabbitmq.wire import WireServices
 from django_outbox.relay import Limits, Relay
 from tests.conftest import ALIASES
 from tests.support.claimed import make_message

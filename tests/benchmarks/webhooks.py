@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 import httpx
 
+from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, Message
-from django_outbox.publishers.http import HTTPPublisher
 from tests.benchmarks.measuring import BenchmarkError, Run
 from tests.benchmarks.options import add_numbers
 from tests.benchmarks.report import Report, compare

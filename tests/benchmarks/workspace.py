@@ -11,8 +11,8 @@ from django.conf import settings
 from django.db import connection, connections
 from django.test.utils import override_settings
 
+from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.publishers.base import Publisher
 from tests.benchmarks.measuring import BenchmarkError
 
 

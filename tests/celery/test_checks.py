@@ -45,7 +45,7 @@ def test_e030_there_is_no_publisher():
     (problem,) = found(DEFAULT)
     assert problem.id == "django_outbox.E030"
     assert "task_cls of the Celery app 'outbox_tests' uses the publisher 'celery'" in problem.msg
-    assert "django_outbox.publishers.celery.CeleryPublisher" in str(problem.hint)
+    assert "django_outbox.brokers.celery.CeleryPublisher" in str(problem.hint)
 
 
 def test_e030_a_single_task_names_a_publisher_that_is_missing(app: Celery):
@@ -116,7 +116,7 @@ def test_w031_is_reported_although_nothing_has_imported_the_task_class(tmp_path:
 import sys
 import django
 from django.conf import settings
-entry = {{"BACKEND": "django_outbox.publishers.celery.CeleryPublisher", "OPTIONS": {{"app": "late_shop:app"}}}}
+entry = {{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {{"app": "late_shop:app"}}}}
 publishers = {{"default": {PUBLISHERS["default"]!r}, "celery": entry}}
 settings.configure(INSTALLED_APPS=["django_outbox"], OUTBOX={{"PUBLISHERS": publishers}})
 django.setup()

@@ -16,9 +16,9 @@ from django.conf import settings
 from django.utils import timezone
 from kombu import Exchange, Queue
 
+from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.celery import CeleryPublisher
 from django_outbox.relay import Relay
 from tests.support.celery_tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message

@@ -7,7 +7,7 @@ import pytest
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.publishers.celery import CeleryPublisher
+from django_outbox.brokers.celery import CeleryPublisher
 from tests.support.celery_tools import PATH, MakeApp
 
 pytest_plugins = ["tests.support.celery_app_fixtures"]
@@ -80,6 +80,6 @@ def test_tls_by_the_scheme_of_the_url_is_used_on_each_node(make: MakeApp):
 
 def test_the_driver_of_rabbitmq_is_named_if_it_is_missing(make: MakeApp):
     make(settings.AMQP_URL)
-    module = "django_outbox.publishers.celery.rabbitmq_tasks"
+    module = "django_outbox.brokers.celery.rabbitmq_tasks"
     with mock.patch.dict("sys.modules", {module: None}):
         assert 'pip install "django-transactional-outbox[celery,rabbitmq]"' in improper(app=PATH)

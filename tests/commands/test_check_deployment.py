@@ -14,19 +14,19 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers.memory import MemoryPublisher
+from django_outbox.brokers.outcomes import check_publisher
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.checks import TAG
 from django_outbox.deployment import describe_database, find_unknown_publishers
 from django_outbox.management.proof import check_deployment
-from django_outbox.publishers.memory import MemoryPublisher
-from django_outbox.publishers.outcomes import check_publisher
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.rabbitmq_tools import Broker, TcpProxy, broker_url
 
-RABBITMQ = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+RABBITMQ = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 def rabbitmq(url: str) -> dict[str, Any]:

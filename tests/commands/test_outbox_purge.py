@@ -17,7 +17,7 @@ from tests.support.terminals import Terminal
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 DAY = 86_400
-OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}}
 
 
 def run(using: str, *arguments: str, **streams: Any) -> str:

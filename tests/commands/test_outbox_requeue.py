@@ -134,7 +134,7 @@ def test_a_key_is_matched_exactly_whether_it_is_blocked_or_not(using: str):
 
 
 def test_a_publisher_is_chosen_by_its_alias(using: str, settings: Any):
-    memory = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
     settings.OUTBOX = {"PUBLISHERS": {"default": memory, "other": memory}}
     (chosen,), _ = put(Status.FAILED, using=using, publisher="other"), put(Status.FAILED, using=using)
     run(using, "--publisher", "other")

@@ -237,9 +237,9 @@ from tests import settings as test_settings
 test_settings.DATABASES["default"]["NAME"] = sys.argv[2]
 port = sys.argv[3]
 options = {"url": f"amqp://guest:guest@127.0.0.1:{port}/%2F", "exchange": "shop"}
-rabbitmq = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
-memory = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
-console = {"BACKEND": "django_outbox.publishers.console.ConsolePublisher"}
+rabbitmq = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
+memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+console = {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}
 default = {"rabbitmq": rabbitmq, "memory": memory, "console": console}[sys.argv[4]]
 test_settings.OUTBOX = {"PUBLISHERS": {"default": default}}
 from django.core.management import execute_from_command_line

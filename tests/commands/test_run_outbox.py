@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 def run(*arguments: str) -> str:
@@ -110,7 +110,7 @@ SLOW_RELAY = """
 import os, sys, time
 from django.core.management import execute_from_command_line
 from django.conf import settings
-import django_outbox.publishers.memory as memory
+import django_outbox.brokers.memory as memory
 
 publish = memory.MemoryPublisher.publish
 def slowly(self, messages):

@@ -62,7 +62,7 @@ STARTING = """
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         INSTALLED_APPS=["django_outbox", "django_outbox.contrib.django_tasks"],
         OUTBOX={"PUBLISHERS": {
-            name: {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"} for name in ("default", "handlers")
+            name: {"BACKEND": "django_outbox.handlers.HandlersPublisher"} for name in ("default", "handlers")
         }},
         TASKS={"default": {"BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend"}} if %s else {},
     )

@@ -17,10 +17,10 @@ from django.db import connections, transaction
 from django.test import RequestFactory, override_settings
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.brokers import Publisher
 from django_outbox.checks import TAG
 from django_outbox.messages import Message, Verdict
 from django_outbox.monitoring import views
-from django_outbox.publishers.base import Publisher
 from django_outbox.retention import discard
 from tests.conftest import ALIASES
 from tests.support.archives import archiving, failed

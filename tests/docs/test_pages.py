@@ -16,22 +16,18 @@ from django.core.management import BaseCommand, load_command_class
 
 import django_outbox
 from django_outbox import conf
-from django_outbox.inbox.base import Consumer
-from django_outbox.inbox.kafka import KafkaConsumer
-from django_outbox.inbox.nats import JetStreamConsumer
-from django_outbox.inbox.rabbitmq import RabbitMQConsumer
-from django_outbox.inbox.redis import RedisStreamsConsumer
-from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
-from django_outbox.publishers.celery import CeleryPublisher
-from django_outbox.publishers.console import ConsolePublisher
-from django_outbox.publishers.handlers import HandlersPublisher
-from django_outbox.publishers.http import HTTPPublisher
-from django_outbox.publishers.kafka import KafkaPublisher
-from django_outbox.publishers.memory import MemoryPublisher
-from django_outbox.publishers.nats import JetStreamPublisher
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-from django_outbox.publishers.redis import RedisStreamsPublisher
-from django_outbox.publishers.registry import build_publisher
+from django_outbox.brokers import Consumer
+from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
+from django_outbox.brokers.celery import CeleryPublisher
+from django_outbox.brokers.console import ConsolePublisher
+from django_outbox.brokers.http import HTTPPublisher
+from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
+from django_outbox.brokers.memory import MemoryPublisher
+from django_outbox.brokers.nats import JetStreamConsumer, JetStreamPublisher
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
+from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
+from django_outbox.brokers.registry import build_publisher
+from django_outbox.handlers import HandlersPublisher
 from django_outbox.retry import RetryPolicy
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,7 +19,7 @@ from tests.support.screenshots import STATIC, Camera, fill_shop
 pytest_plugins = ["tests.support.browser_fixtures"]
 
 NAMES = ("overview", "failed-messages", "message", "confirmation")
-BACKEND = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 MAX_BYTES = 150_000
 
 

@@ -20,13 +20,13 @@ settings.configure(
     USE_TZ=True,
     INSTALLED_APPS=["django_outbox"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}},
+    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}},
 )
 django.setup()
 from django.core.management import call_command
 from django.db import transaction
 from django_outbox import enqueue
-from django_outbox.publishers.memory import published
+from django_outbox.brokers.memory import published
 from django_outbox.relay import Relay
 from tests.docs.test_examples import example
 

@@ -18,7 +18,7 @@ from tests.conftest import ALIASES
 from tests.support.databases import another_alias, statements
 from tests.support.messages import count
 
-MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 on_every_database = pytest.mark.django_db(databases=ALIASES)
 committed = pytest.mark.django_db(databases=ALIASES, transaction=True)
 

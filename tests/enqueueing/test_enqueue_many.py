@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-MEMORY = "django_outbox.publishers.memory.MemoryPublisher"
+MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
 
 
 def test_enqueue_many_sends_one_insert_per_chunk(using: str):

@@ -105,7 +105,7 @@ def test_the_setting_lock_keys_is_the_default(using: str):
     with (
         override_settings(
             OUTBOX={
-                "PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}},
+                "PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}},
                 "LOCK_KEYS": True,
             }
         ),

@@ -10,12 +10,12 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.publishers.memory import published
+from django_outbox.brokers.memory import published
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.messages import count
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {
     "PUBLISHERS": {"default": MEMORY, "audit": MEMORY, "search": MEMORY},
     "ROUTES": {"order.paid": ["search"], "order.*": ["audit", "default"], "hidden.*": ["audit"]},

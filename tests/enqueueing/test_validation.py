@@ -29,7 +29,7 @@ from tests.support.json_values import nested
 
 NOW = timezone.now()
 HUGE = 10**5000
-MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 
 
 def kind_of(value: object) -> str:

@@ -13,7 +13,7 @@ from django_outbox.checks import TAG
 from django_outbox.conf.routes import choose_publishers, find_unreachable
 from django_outbox.events import event, upgrade
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 @dataclasses.dataclass

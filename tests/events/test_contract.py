@@ -26,7 +26,7 @@ from django_outbox.events.contract.comparison import find_breaking_changes
 from django_outbox.events.contract.documents import make_asyncapi, make_json_schemas
 from django_outbox.events.registry import registry
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 class Colour(enum.Enum):

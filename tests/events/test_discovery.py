@@ -22,7 +22,7 @@ settings.configure(
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     INSTALLED_APPS=["shop", "django_outbox"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
-    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}},
+    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}},
 )
 from unittest import mock
 with mock.patch("django.db.backends.base.base.BaseDatabaseWrapper.connect", side_effect=AssertionError("a query")):

@@ -15,11 +15,11 @@ from typing import Any
 
 from django.conf import settings
 
+from django_outbox.brokers import Publisher
+from django_outbox.brokers.nats import JetStreamPublisher
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import Message, Outcome
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.nats import JetStreamPublisher
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from django_outbox.signals import phase_finished
 from tests.faults.refusals import hexadecimal
 

@@ -42,12 +42,12 @@ for database in DATABASES.values():
         database["OPTIONS"] = {"connect_timeout": 5}
 
 # Only relays publish.
-NOWHERE = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+NOWHERE = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 PUBLISHERS: dict[str, Any] = {**NOWHERE, **json.loads(os.environ.get("FAULTS_PUBLISHERS", "{}"))}
 OUTBOX = {"PUBLISHERS": PUBLISHERS, **json.loads(os.environ.get("FAULTS_OUTBOX", "{}"))}
 if HANDLERS:
     PUBLISHERS["default"] = {
-        "BACKEND": "django_outbox.publishers.handlers.HandlersPublisher",
+        "BACKEND": "django_outbox.handlers.HandlersPublisher",
         "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.05, "MAX_ATTEMPTS": 1000, "EXCLUDE": [LookupError]},
     }
     PUBLISHERS["long"] = {
@@ -56,7 +56,7 @@ if HANDLERS:
         "CLAIM_TIMEOUT": 3.0,
     }
     PUBLISHERS["celery"] = {
-        "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+        "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
         "OPTIONS": {"app": "tests.faults.effects.canvas:app"},
         "CLAIM_TIMEOUT": 3.0,
         "RETRY": PUBLISHERS["default"]["RETRY"],

@@ -7,11 +7,11 @@ import pytest
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import memory
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, Status
 from django_outbox.pausing import pause, resume
-from django_outbox.publishers import memory
 from django_outbox.relay import Relay
 from django_outbox.signals import messages_recovered
 from tests.conftest import ALIASES
@@ -23,7 +23,7 @@ from tests.support.waiting import eventually
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": HANDLERS, "dead": MEMORY}, "DEAD_LETTER_PUBLISHER": "dead"}
 
 

@@ -10,15 +10,14 @@ import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
 
+from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.checks import check_handlers, check_settings
 from django_outbox.events import event
 from django_outbox.events.registry import Registry as Events
 from django_outbox.events.registry import registry as events
-from django_outbox.handlers import Handler, handler
+from django_outbox.handlers import Handler, HandlersPublisher, handler
 from django_outbox.handlers.registry import Registry
 from django_outbox.messages import Message
-from django_outbox.publishers.handlers import HandlersPublisher
-from django_outbox.publishers.outcomes import describe_publisher
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
@@ -32,7 +31,7 @@ def no_events() -> Iterator[None]:
         yield
 
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 @event("test_registry.order_created")
@@ -221,7 +220,7 @@ def test_a_handler_that_no_route_reaches_is_reported():
         assert problem.hint.startswith('Add "order.created": ["default", "handlers"] to OUTBOX[\'ROUTES\']')
     with both_with({"order.*": ["default", "handlers"]}):
         assert check_handlers(None) == []
-    consumer = {"BACKEND": "django_outbox.inbox.redis.RedisStreamsConsumer"}
+    consumer = {"BACKEND": "django_outbox.brokers.redis.RedisStreamsConsumer"}
     with both_with({"order.paid": ["handlers"]}, CONSUMERS={"billing": consumer}):
         assert check_handlers(None) == []
 

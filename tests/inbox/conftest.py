@@ -15,7 +15,7 @@ from django_outbox.threads import Threads
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.rabbitmq import RabbitMQSource
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 _WAIT = Backoff(delay=0.01, max_delay=0.05)
 QUICK = Limits(

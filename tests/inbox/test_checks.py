@@ -14,8 +14,8 @@ from django_outbox.checks import TAG
 from django_outbox.handlers.registry import registry
 from django_outbox.inbox.inbox import Inbox
 
-MEMORY = "django_outbox.publishers.memory.MemoryPublisher"
-RABBITMQ = "django_outbox.inbox.rabbitmq.RabbitMQConsumer"
+MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
+RABBITMQ = "django_outbox.brokers.rabbitmq.RabbitMQConsumer"
 OPTIONS = {"url": "amqp://guest:secret@host", "queue": "billing"}
 
 

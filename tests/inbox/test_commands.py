@@ -107,7 +107,7 @@ def test_inbox_purge_refuses_a_wrong_age(days):
 
 
 def test_inbox_purge_needs_an_age():
-    publishers = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+    publishers = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
     outbox = {"PUBLISHERS": publishers, "INBOX_RETENTION": None}
     with override_settings(OUTBOX=outbox), pytest.raises(CommandError, match="--older-than"):
         run("inbox_purge")

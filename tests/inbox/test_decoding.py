@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.inbox.base import Incoming
-from django_outbox.inbox.rabbitmq.decoding import decode_properties, read_delivery
-from django_outbox.inbox.rabbitmq.wire import Delivery, DeliveryWire
-from django_outbox.publishers.rabbitmq.encoding import Encoder
+from django_outbox.brokers import Incoming
+from django_outbox.brokers.rabbitmq.consumer_wire import Delivery, DeliveryWire
+from django_outbox.brokers.rabbitmq.decoding import decode_properties, read_delivery
+from django_outbox.brokers.rabbitmq.encoding import Encoder
 from tests.support.claimed import make_message
 
 NAMES = st.text(max_size=20)

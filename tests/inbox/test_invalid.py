@@ -10,10 +10,10 @@ from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_outbox.brokers import Incoming
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 from django_outbox.inbox import storing
-from django_outbox.inbox.base import Incoming
 from django_outbox.inbox.conversion import INVALID_TYPE
-from django_outbox.inbox.rabbitmq import RabbitMQConsumer
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -179,7 +179,7 @@ INCOMING = st.builds(
 def test_of_any_messages_each_is_in_the_table_or_rejected(using, incoming):
     OutboxMessage.objects.using(using).all().delete()
     batch = [message._replace(tag=tag) for tag, message in enumerate(incoming, 1)]
-    outbox: Any = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+    outbox: Any = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}}
     with override_settings(OUTBOX=outbox):
         consumer = RabbitMQConsumer("billing", url="amqp://h", queue="q", publisher="default")
         storing = Storing(consumer, using, lambda *_: True)

@@ -11,13 +11,12 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers import Refused, Unavailable
+from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
+from django_outbox.brokers.kafka.session import LEAVE_TIMEOUT
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Refused, Unavailable
-from django_outbox.inbox.kafka import KafkaConsumer
-from django_outbox.inbox.kafka.session import LEAVE_TIMEOUT
 from django_outbox.inbox.state import Tally
 from django_outbox.models import Status
-from django_outbox.publishers.kafka import KafkaPublisher
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, running, stored

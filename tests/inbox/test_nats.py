@@ -12,11 +12,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from django_outbox.brokers import Incoming, Refused, Unavailable
+from django_outbox.brokers.nats import JetStreamConsumer
+from django_outbox.brokers.nats.decoding import Delivery, origin_of, place_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Incoming, Refused, Unavailable
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.nats import JetStreamConsumer
-from django_outbox.inbox.nats.decoding import Delivery, origin_of, place_of, read_delivery
 from django_outbox.messages import ACCEPTED
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.sources.nats import JetStreamSource

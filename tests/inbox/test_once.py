@@ -14,9 +14,9 @@ from django.utils import timezone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from django_outbox.brokers.ids import derive_uuid
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox import once, once_many, purge
-from django_outbox.inbox.ids import derive_uuid
 from django_outbox.inbox.models import HandledMessage
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.waiting import eventually
@@ -259,7 +259,7 @@ def test_a_purge_deletes_old_records_only(using, monkeypatch):
     assert purge(using=using, older_than=datetime.timedelta(0)) == 2
 
 
-MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 
 
 def test_the_derived_id_depends_on_the_parts_and_their_lengths():

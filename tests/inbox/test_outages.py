@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
+from django_outbox.brokers.rabbitmq import session, window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.inbox.rabbitmq import session, window
 from django_outbox.inbox.storing import Storing
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle

@@ -11,9 +11,9 @@ import pytest
 from django.db import OperationalError, connections
 from django.test import override_settings
 
+from django_outbox.brokers.rabbitmq import window
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.proof import check_inbox
-from django_outbox.inbox.rabbitmq import window
 from django_outbox.inbox.storing import Storing
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running

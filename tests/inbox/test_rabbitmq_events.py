@@ -13,11 +13,11 @@ from cloudevents.core.v1.event import CloudEvent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.inbox.base import Incoming
-from django_outbox.inbox.rabbitmq.decoding import read_delivery
-from django_outbox.inbox.rabbitmq.wire import Delivery
-from django_outbox.publishers.rabbitmq.encoding import Encoder
-from django_outbox.publishers.rabbitmq.events import Events
+from django_outbox.brokers import Incoming
+from django_outbox.brokers.rabbitmq.consumer_wire import Delivery
+from django_outbox.brokers.rabbitmq.decoding import read_delivery
+from django_outbox.brokers.rabbitmq.encoding import Encoder
+from django_outbox.brokers.rabbitmq.events import Events
 from tests.support.claimed import make_message
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=datetime.timezone.utc)

@@ -16,13 +16,12 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from django_outbox.brokers import Unavailable
+from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
+from django_outbox.brokers.redis.decoding import Entry, read_entry
+from django_outbox.brokers.redis.names import is_gone, make_name
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.base import Unavailable
-from django_outbox.inbox.redis import RedisStreamsConsumer
-from django_outbox.inbox.redis.decoding import Entry, read_entry
-from django_outbox.inbox.redis.names import is_gone, make_name
 from django_outbox.models import OutboxMessage
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads, running, stored
 from tests.inbox.processes import RUN_INBOX
@@ -167,7 +166,7 @@ def take_away(source: RedisSource) -> bool:
 
 READ = """
 import sys, threading
-from django_outbox.inbox.redis import RedisStreamsConsumer
+from django_outbox.brokers.redis import RedisStreamsConsumer
 url, stream, group, count = sys.argv[1:]
 consumer = RedisStreamsConsumer("billing", url=url, stream=stream, group=group, batch_size=int(count))
 consumer.open()
@@ -244,7 +243,7 @@ def test_the_name_of_a_consumer_tells_whether_its_process_has_ended():
     assert not is_gone(make_name())
     for name in ("", "another", "a-b-c-d-e", "web-1234-5678"):
         assert not is_gone(name)
-    code = "from django_outbox.inbox.redis.names import make_name; print(make_name())"
+    code = "from django_outbox.brokers.redis.names import make_name; print(make_name())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert is_gone(ended)
     host, namespace, pid, _started, rest = make_name().rsplit("-", 4)

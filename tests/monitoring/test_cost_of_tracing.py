@@ -20,7 +20,7 @@ settings.configure(
     USE_TZ=True,
     INSTALLED_APPS=["django_outbox"],
     DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}},
-    OUTBOX={{"PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}}}},
+    OUTBOX={{"PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}}}}},
 )
 django.setup()
 from django.core.management import call_command

@@ -210,7 +210,7 @@ from django.conf import settings
 settings.configure(
     INSTALLED_APPS=["django_outbox"],
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["NAME"]}},
-    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}},
+    OUTBOX={"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}},
 )
 django.setup()
 from django.core.management import call_command

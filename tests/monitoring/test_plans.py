@@ -15,7 +15,7 @@ from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.slow, pytest.mark.usefixtures("many_messages")]
 pytest_plugins = ["tests.support.many_messages_fixtures"]
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 LIMIT = 1000
 
 

@@ -18,7 +18,7 @@ from tests.support.messages import put
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many, tracing
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.enqueueing import enqueue as enqueue_module
 from django_outbox.enqueueing.validation import MAX_HEADERS_BYTES
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.monitoring.tracing import OpenTelemetryTracer
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
@@ -349,7 +349,7 @@ def test_a_consumer_of_rabbitmq_continues_the_trace(
     outbox = {
         "PUBLISHERS": {
             "default": {
-                "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+                "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
                 "OPTIONS": {"url": settings.AMQP_URL},
             }
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from billing.consumers import FileConsumer
 
-from django_outbox.inbox.base import Incoming, Unavailable
+from django_outbox.brokers import Incoming, Unavailable
 
 MESSAGE_ID = str(uuid.uuid4())
 LINE = json.dumps(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.aws.encoding import group_id
 from django_outbox.relay.waves import publish_in_waves
 from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws_answers import AwsAnswers, Failures, Raw

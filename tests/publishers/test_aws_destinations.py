@@ -2,8 +2,8 @@
 
 import pytest
 
+from django_outbox.brokers.aws import SQSPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.aws import SQSPublisher
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws_answers import AwsAnswers, Refusal
 from tests.support.aws_cases import Case

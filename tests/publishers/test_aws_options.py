@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
+from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
 
 URL = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders"
 ARN = "arn:aws:sns:eu-central-1:123456789012:orders"

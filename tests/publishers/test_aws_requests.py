@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from django_outbox.brokers import BatchRefused
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.base import BatchRefused
 from tests.support.aws_answers import AwsAnswers, Raw, Refusal, Silence, Trickle
 from tests.support.aws_cases import Case
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
+from django_outbox.brokers import cloudevents
+from django_outbox.brokers.http.encoding import event_headers
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
-from django_outbox.publishers import cloudevents
-from django_outbox.publishers.http.encoding import event_headers
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.support.claimed import make_message
 from tests.support.http_receiver import MakePublisher, Receiver
 from tests.support.rabbitmq_tools import Broker, broker_url

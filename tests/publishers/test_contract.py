@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import pytest
 
+from django_outbox.brokers import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from django_outbox.publishers.base import BatchRefused, Publisher
 from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
@@ -274,13 +274,13 @@ def test_a_publisher_keeps_nothing_of_delivered_messages(broker: BrokerSubject):
 
 
 def test_the_contract_imports_nothing_but_messages():
-    code = "import sys, django_outbox.publishers.base; print(*sys.modules)"
+    code = "import sys, django_outbox.brokers.publisher; print(*sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert {
         name for name in printed.split() if name.partition(".")[0] in ("django", "django_outbox", "nats", "pika")
     } == {
         "django_outbox",
         "django_outbox.messages",
-        "django_outbox.publishers",
-        "django_outbox.publishers.base",
+        "django_outbox.brokers",
+        "django_outbox.brokers.publisher",
     }

@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, Verdict, set_aside
-from django_outbox.publishers.http import HTTPPublisher
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.ports import free_port

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from django_outbox.brokers.http import addresses
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.http import addresses
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.http_receiver import MakePublisher, Receiver

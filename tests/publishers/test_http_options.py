@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.http import HTTPPublisher
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
 from tests.support.http2_receiver import Http2Receiver

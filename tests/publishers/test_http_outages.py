@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from django_outbox.brokers import suspensions
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
-from django_outbox.publishers import suspensions
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
@@ -162,7 +162,7 @@ def test_a_closed_publisher_connects_again(receiver: Receiver, make_webhooks: Ma
 def test_a_relay_delivers_to_other_servers_while_one_is_down(receiver: Receiver, settings: Any):
     urls = {"down": f"http://127.0.0.1:{free_port()}/", "up": receiver.url()}
     options = {"url": urls, "allow_private_addresses": True}
-    backend = "django_outbox.publishers.http.HTTPPublisher"
+    backend = "django_outbox.brokers.http.HTTPPublisher"
     settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": options}}}
     down = put(30, type="down")
     up = put(30, type="up")

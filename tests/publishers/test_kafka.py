@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from django_outbox.brokers import BatchRefused
+from django_outbox.brokers.kafka import KafkaPublisher
+from django_outbox.brokers.kafka.errors import MEANINGS, Blame
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.kafka import KafkaPublisher
-from django_outbox.publishers.kafka.errors import MEANINGS, Blame
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka_cluster import INIT_PRODUCER_ID, PRODUCE, KafkaCluster, kafka_cluster

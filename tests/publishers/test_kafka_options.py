@@ -10,8 +10,8 @@ import pytest
 from cloudevents.v1.kafka import KafkaMessage, from_binary, from_structured
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
-from django_outbox.publishers.kafka import KafkaPublisher
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka_cluster import KafkaCluster, kafka_cluster

@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.kafka import KafkaPublisher
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka_tools import read_topic

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 
+from django_outbox.brokers.nats import session
+from django_outbox.brokers.nats.responses import read_response
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
-from django_outbox.publishers.nats import session
-from django_outbox.publishers.nats.responses import read_response
 from tests.support.claimed import make_message
 from tests.support.nats_tools import MakeJetStream, Nats
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 from nats.js.api import Placement
 
+from django_outbox.brokers import BatchRefused
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from django_outbox.publishers.base import BatchRefused
 from tests.support.claimed import make_message
 from tests.support.nats_server import NatsServer, cluster
 from tests.support.nats_tools import MakeJetStream, Nats, nats_port, nats_url

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.publishers.nats import JetStreamPublisher
+from django_outbox.brokers.nats import JetStreamPublisher
 from tests.support.nats_tools import MakeJetStream, Nats, nats_url
 
 pytest_plugins = ["tests.support.nats_fixtures"]

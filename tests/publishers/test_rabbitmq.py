@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import spec
 
+from django_outbox.brokers.rabbitmq.channel import NACKED
+from django_outbox.brokers.rabbitmq.unconfirmed import Unconfirmed
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.rabbitmq.channel import NACKED
-from django_outbox.publishers.rabbitmq.unconfirmed import Unconfirmed
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.rabbitmq_tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts

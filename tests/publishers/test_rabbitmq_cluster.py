@@ -9,8 +9,8 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher, sorting
 from django_outbox.messages import Message, Outcome, Verdict
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher, sorting
 from tests.faults.children import wait_until
 from tests.support.claimed import make_message
 from tests.support.rabbitmq_cluster import Node, running_cluster
@@ -107,7 +107,7 @@ def test_relays_deliver_a_backlog_behind_a_queue_without_quorum(
 ):
     publishers = {
         "default": {
-            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
             "OPTIONS": {"url": nodes[0].url, "exchange": SHOP, "timeout": 12},
         }
     }
@@ -131,7 +131,7 @@ def test_a_relay_delivers_to_healthy_queues_at_once_and_to_the_others_later_in_o
     first, second, third = nodes
     publishers = {
         "default": {
-            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
             "OPTIONS": {"url": [first.url], "timeout": 12},
         }
     }

@@ -9,8 +9,8 @@ import pytest
 from django.conf import settings
 from pika import spec
 
+from django_outbox.brokers.rabbitmq import session
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
-from django_outbox.publishers.rabbitmq import session
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
+from django_outbox.brokers import suspensions
+from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import NACKED
+from django_outbox.brokers.rabbitmq.destinations import Destinations
+from django_outbox.brokers.rabbitmq.encoding import Encoder
 from django_outbox.messages import ACCEPTED, Message, Verdict
-from django_outbox.publishers import suspensions
-from django_outbox.publishers.rabbitmq.batch import Batch
-from django_outbox.publishers.rabbitmq.channel import NACKED
-from django_outbox.publishers.rabbitmq.destinations import Destinations
-from django_outbox.publishers.rabbitmq.encoding import Encoder
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.rabbitmq_tools import Broker, MakePublisher, verdicts

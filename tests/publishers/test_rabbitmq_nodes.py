@@ -8,9 +8,9 @@ import pytest
 from django.conf import settings
 from pika import spec
 
+from django_outbox.brokers.rabbitmq import nodes
+from django_outbox.brokers.rabbitmq.nodes import AVOIDED_FOR, Nodes
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.rabbitmq import nodes
-from django_outbox.publishers.rabbitmq.nodes import AVOIDED_FOR, Nodes
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.outcomes import only_error

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts

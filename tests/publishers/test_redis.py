@@ -9,8 +9,8 @@ import pytest
 import redis
 from django.conf import settings
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies

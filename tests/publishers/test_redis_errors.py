@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
+from django_outbox.brokers.redis.errors import explain, outcome_of
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.redis import RedisStreamsPublisher
-from django_outbox.publishers.redis.errors import explain, outcome_of
 from tests.support.claimed import make_message
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import eventually

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
 from tests.support.redis_server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
 from tests.support.redis_server import RedisServer

@@ -8,10 +8,9 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from django_outbox.inbox.base import Incoming, Unavailable
-from django_outbox.inbox.redis import RedisStreamsConsumer
+from django_outbox.brokers import Incoming, Unavailable
+from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.support.claimed import make_message
 from tests.support.redis_server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually

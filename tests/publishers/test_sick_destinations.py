@@ -15,8 +15,8 @@ from redis.cluster import RedisCluster
 from redis.crc import key_slot
 
 from django_outbox import OutboxMessage, enqueue_many
-from django_outbox.publishers import suspensions
-from django_outbox.publishers.rabbitmq import destinations
+from django_outbox.brokers import suspensions
+from django_outbox.brokers.rabbitmq import destinations
 from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws_server import CREDENTIALS, REGION, address, client
@@ -55,7 +55,7 @@ class Place(abc.ABC):
         count: number of sick destinations.
 
     Attributes:
-        backend: the path of the publisher's class below `django_outbox.publishers`.
+        backend: the path of the publisher's class below `django_outbox.brokers`.
         healthy_messages: number of messages for the healthy destinations.
         can_heal: whether the sick destinations can accept messages later.
     """
@@ -374,7 +374,7 @@ def fill(place: Place) -> int:
 )
 def test_sick_destinations_at_the_front_of_a_backlog_hold_up_no_others(place: Place, relays: int):
     sick = fill(place)
-    publisher = {"BACKEND": f"django_outbox.publishers.{place.backend}", "OPTIONS": place.options}
+    publisher = {"BACKEND": f"django_outbox.brokers.{place.backend}", "OPTIONS": place.options}
     retry = {"DELAY": 0.1, "MAX_DELAY": 0.5, "MAX_ATTEMPTS": 1000}
     messages = OutboxMessage.objects
     arrived: dict[str, list[int]] = {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from django_outbox.publishers.suspensions import MAX_REPORTED, MAX_WAIT, REPORT_INTERVAL, Suspensions
+from django_outbox.brokers.suspensions import MAX_REPORTED, MAX_WAIT, REPORT_INTERVAL, Suspensions
 from tests.support.messages import Clock
 
 

@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.publishers.text_headers import RESERVED, own_headers, text_headers
+from django_outbox.brokers.text_headers import RESERVED, own_headers, text_headers
 from tests.support.claimed import make_message
 
 JSON = st.recursive(

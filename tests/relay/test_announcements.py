@@ -9,9 +9,9 @@ import pytest
 from django.db import connections
 from django.test import override_settings
 
+from django_outbox.brokers import Publisher
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message, Outcome, retry_later, unanswered
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Limits, Relay
 from django_outbox.service.announcements import Life, announcing
 from django_outbox.service.outages import Outages
@@ -152,7 +152,7 @@ def test_pending_messages_of_a_publisher_that_is_not_in_the_settings_are_warned_
 
 def test_the_start_shows_where_messages_go_without_passwords(log: Any):
     url = broker_url(port=free_port()).replace("guest:guest", "shop:s3cret")
-    entry = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher"}
+    entry = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher"}
     outbox = {"PUBLISHERS": {"default": {**entry, "OPTIONS": {"url": url, "exchange": "orders"}}}}
     with override_settings(OUTBOX=outbox), relays_in_threads(using="postgresql", limits=QUICK) as start:
         start()

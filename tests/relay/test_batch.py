@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import memory
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.models import Status
-from django_outbox.publishers import memory
 from django_outbox.relay import Relay
 from django_outbox.signals import messages_failed, messages_recovered
 from tests.conftest import ALIASES
@@ -17,7 +17,7 @@ from tests.support.publishers import SCRIPTED, ScriptedPublisher
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "dead": MEMORY}, "DEAD_LETTER_PUBLISHER": "dead"}
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_outbox.brokers import BatchRefused
+from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
-from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.rabbitmq import encoding
 from django_outbox.relay.isolation import publish_isolated
 from tests.support.claimed import make_message
 from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts

@@ -134,7 +134,7 @@ def test_a_batch_whose_time_is_half_over_gets_no_dead_letter_copies(
         return rejected("no")
 
     (id,) = put(1, using=using)
-    publishers = {"default": SCRIPTED, "dead": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+    publishers = {"default": SCRIPTED, "dead": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
     settings = {"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead", "CLAIM_TIMEOUT": 120}
     ScriptedPublisher.answer = staticmethod(refuse)
     with override_settings(OUTBOX=settings), Relay(using=using, publishers=["default"]) as relay:

@@ -32,7 +32,7 @@ from tests import settings
 settings.DATABASES[alias]["NAME"] = name
 options = {"url": url, "exchange": exchange}
 settings.OUTBOX = {
-    "PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}}
+    "PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}}
 }
 django.setup()
 from django_outbox.relay import Relay

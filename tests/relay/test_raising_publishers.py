@@ -8,10 +8,10 @@ import pytest
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import BatchRefused
+from django_outbox.brokers.outcomes import NO_REASON, call_publisher
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, unanswered
-from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.outcomes import NO_REASON, call_publisher
 from django_outbox.relay import Relay
 from django_outbox.signals import breaker_changed
 from tests.support.messages import put

@@ -11,9 +11,9 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status
-from django_outbox.publishers.base import Publisher
 from django_outbox.relay import Relay, delivery
 from django_outbox.relay.delivery import deliver_batch
 from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished

@@ -173,7 +173,7 @@ def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplo
 @pytest.mark.parametrize("using", LOCKING)
 def test_an_outage_is_reported_with_its_reason_and_its_beginning(using: str, settings: Any):
     url = "amqp://guest:guest@127.0.0.1:1/%2F"
-    backend = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+    backend = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
     settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": backend, "OPTIONS": {"url": url}}}}
     put(1, using)
     with relays_in_threads(using=using, limits=OFTEN) as start:

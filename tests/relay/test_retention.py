@@ -21,7 +21,7 @@ from tests.support.messages import Clock, ago, count, rows, write
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-PUBLISHERS = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 LOCKING = ["postgresql", "mariadb"]
 WEEK = datetime.timedelta(days=7)
 

@@ -46,7 +46,7 @@ execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--st
 """
 
 LOCKING = {"BACKEND": "tests.support.publishers.LockingPublisher"}
-MEMORY = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}}
+MEMORY = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}}
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ class TestFrozenBroker:
     @pytest.fixture
     def outbox(self, broker: FrozenServer) -> Any:
         options = {"url": f"amqp://guest:guest@127.0.0.1:{broker.port}/%2F", "connect_timeout": 240}
-        backend = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+        backend = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
         names = ["default", "b", "c", "d"]
         return {"PUBLISHERS": {name: {"BACKEND": backend, "OPTIONS": options} for name in names}}
 

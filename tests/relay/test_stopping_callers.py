@@ -28,7 +28,7 @@ settings.OUTBOX["BATCH_SIZE"] = 2
 
 import django
 django.setup()
-from django_outbox.publishers.memory import MemoryPublisher
+from django_outbox.brokers.memory import MemoryPublisher
 publish = MemoryPublisher.publish
 
 def slowly(self, messages):

@@ -89,7 +89,7 @@ def test_a_drain_whose_time_ends_after_a_delivery_raises_no_error(using: str):
 def test_the_task_fails_if_the_broker_swallows_everything(proxy: TcpProxy, workers: int):
     """Also a broker that has let the relay in, and then accepts everything without a reply."""
     options = {"url": broker_url(port=proxy.port), "timeout": 1.5, "connect_timeout": 1}
-    rabbitmq = {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
+    rabbitmq = {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": options}
     proxy.hold_back()
     with override_settings(OUTBOX={"PUBLISHERS": {"default": rabbitmq}}):
         put(5, "postgresql")

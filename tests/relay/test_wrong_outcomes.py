@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import BatchRefused
+from django_outbox.brokers.outcomes import NO_REASON
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict
-from django_outbox.publishers.base import BatchRefused
-from django_outbox.publishers.outcomes import NO_REASON
 from django_outbox.relay import Relay
 from tests.support.messages import put
 from tests.support.misbehaviour import (
@@ -140,5 +140,5 @@ def test_valid_outcomes_of_a_refused_batch_count_alongside_invalid_ones(running:
     eventually(lambda: processed("bad") == 1)
     eventually(lambda: OutboxMessage.objects.failed().filter(publisher="bad").count() == 2)
     errors = OutboxMessage.objects.failed().values_list("error", "error_class")
-    assert set(errors) == {("406", "django_outbox.publishers.base.BatchRefused")}
+    assert set(errors) == {("406", "django_outbox.brokers.BatchRefused")}
     assert_others_go_on()

@@ -195,7 +195,7 @@ def test_an_id_that_another_message_has_is_not_taken_twice(using: str):
 
 
 def test_messages_are_chosen_by_filters(using: str):
-    publishers = {name: {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"} for name in ("default", "audit")}
+    publishers = {name: {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"} for name in ("default", "audit")}
     chosen: dict[str, int] = {}
     with transaction.atomic(using=using):
         for type, key, error_class in (

@@ -9,8 +9,8 @@ from django.db import DatabaseError, connections
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import memory
 from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later
-from django_outbox.publishers import memory
 from django_outbox.relay import Relay
 from django_outbox.signals import Failure, messages_failed
 from tests.conftest import ALIASES
@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-MEMORY = {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}
+MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 PUBLISHERS = {"default": SCRIPTED, "other": MEMORY}
 
 SQLITE, POSTGRESQL, MARIADB, *_ = ALIASES

@@ -19,7 +19,7 @@ from django_outbox.retention.archive.selection import Filters, Selection
 from django_outbox.retention.archive.storage import ArchiveStorage, Found
 from tests.support.messages import ago, write
 
-PUBLISHERS = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 
 
 def storages(folder: Path, backend: str = "django.core.files.storage.FileSystemStorage") -> dict[str, Any]:

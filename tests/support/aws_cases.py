@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
+from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
-from django_outbox.publishers.aws.publisher import AWSPublisher
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws_answers import AwsAnswers
 from tests.support.aws_server import CREDENTIALS, REGION, client

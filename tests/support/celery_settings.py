@@ -8,10 +8,10 @@ import django
 from tests.settings import *  # noqa: F403
 
 DATABASES = {"default": json.loads(os.environ["OUTBOX_CELERY_DATABASE"])}
-CELERY = "django_outbox.publishers.celery.CeleryPublisher"
+CELERY = "django_outbox.brokers.celery.CeleryPublisher"
 OUTBOX = {
     "PUBLISHERS": {
-        "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
+        "default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
         "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery_worker:app"}},  # type: ignore[dict-item]
     }
 }

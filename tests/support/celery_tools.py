@@ -30,9 +30,9 @@ MakeApp = Callable[..., Celery]
 """Makes the app of the test, given the broker's URL and settings."""
 
 PUBLISHERS: dict[str, Any] = {
-    "default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"},
+    "default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
     "celery": {
-        "BACKEND": "django_outbox.publishers.celery.CeleryPublisher",
+        "BACKEND": "django_outbox.brokers.celery.CeleryPublisher",
         "OPTIONS": {"app": PATH},
     },
 }

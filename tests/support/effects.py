@@ -9,7 +9,7 @@ from django_outbox.relay import Relay
 from tests.support.relay_threads import QUICK
 
 HANDLERS: dict[str, Any] = {
-    "BACKEND": "django_outbox.publishers.handlers.HandlersPublisher",
+    "BACKEND": "django_outbox.handlers.HandlersPublisher",
     "RETRY": {"DELAY": 0.001, "JITTER": 0, "MAX_DELAY": 0.002},
 }
 """An entry of `PUBLISHERS` whose retries wait for a millisecond."""

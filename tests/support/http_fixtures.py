@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_outbox.publishers.http import HTTPPublisher
+from django_outbox.brokers.http import HTTPPublisher
 from tests.support.http_receiver import MakePublisher, Receiver
 
 

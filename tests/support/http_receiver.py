@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-from django_outbox.publishers.http import HTTPPublisher
+from django_outbox.brokers.http import HTTPPublisher
 
 MakePublisher: TypeAlias = Callable[..., HTTPPublisher]
 

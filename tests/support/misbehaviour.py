@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.publishers.base import Publisher
 from tests.support.messages import put
 from tests.support.waiting import eventually
 

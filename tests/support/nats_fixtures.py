@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_outbox.publishers.nats import JetStreamPublisher
+from django_outbox.brokers.nats import JetStreamPublisher
 from tests.support.nats_tools import MakeJetStream, Nats, nats_url
 from tests.support.proxies import Proxies
 

@@ -18,7 +18,7 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from django_outbox.publishers.nats import JetStreamPublisher
+from django_outbox.brokers.nats import JetStreamPublisher
 
 MakeJetStream = Callable[..., JetStreamPublisher]
 

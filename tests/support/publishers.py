@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from django.db import connections
 
+from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
-from django_outbox.publishers.base import Publisher
 
 SCRIPTED = {"BACKEND": "tests.support.publishers.ScriptedPublisher"}
 """An entry of `PUBLISHERS`."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy
 
 

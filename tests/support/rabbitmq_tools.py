@@ -15,10 +15,10 @@ import pika
 from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
 
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq.channel import BatchChannel
+from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
 from django_outbox.messages import Message, Outcome, Verdict
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
-from django_outbox.publishers.rabbitmq.channel import BatchChannel
-from django_outbox.publishers.rabbitmq.connection import RabbitMQConnection
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
 

@@ -14,11 +14,11 @@ from django.db import transaction
 from django.test import TestCase, override_settings
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.brokers import memory
 from django_outbox.exceptions import TransactionForbidden, TransactionRequired
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
-from django_outbox.publishers import memory
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
 from django_outbox.testing import (
     Outbox,
@@ -35,7 +35,7 @@ pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = pytest.mark.usefixtures("handlers")
 
 BROKER = {
-    "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+    "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
     "OPTIONS": {"url": "amqp://guest:guest@127.0.0.1:1/%2F", "exchange": "none"},
 }
 # A retry must not be due within the same drain, however long that takes.

@@ -105,7 +105,7 @@ def test_e006_backend_cannot_be_imported(backend: str):
 
 
 def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
-    rabbitmq = "django_outbox.publishers.rabbitmq.publisher"
+    rabbitmq = "django_outbox.brokers.rabbitmq.publisher"
     with mock.patch.dict("sys.modules", {"pika": None, rabbitmq: None}):
         problem = only(found(publishers(BACKEND=f"{rabbitmq}.RabbitMQPublisher")), "E006")
     assert "django-transactional-outbox[rabbitmq]" in str(problem.hint)
@@ -123,7 +123,7 @@ def test_e008_publisher_does_not_accept_its_options():
 
 
 def test_e008_ends_in_one_full_stop():
-    rabbitmq = "django_outbox.publishers.rabbitmq.RabbitMQPublisher"
+    rabbitmq = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
     problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": 3})), "E008")
     assert problem.msg.endswith(".")
     assert not problem.msg.endswith("..")
@@ -300,7 +300,7 @@ def test_w019_the_archive_is_in_a_public_storage(tmp_path: Path):
         assert "served to the public" in only(found(archiving({"storage": "default"})), "W019").msg
 
 
-SQS = "django_outbox.publishers.aws.SQSPublisher"
+SQS = "django_outbox.brokers.aws.SQSPublisher"
 
 
 def test_w026_a_publisher_takes_less_than_a_payload_may_have():

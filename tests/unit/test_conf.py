@@ -10,7 +10,7 @@ from django.test import override_settings
 from django_outbox.conf import get_settings, parse
 from django_outbox.retry import RetryPolicy
 
-MEMORY = {"default": {"BACKEND": "django_outbox.publishers.memory.MemoryPublisher"}}
+MEMORY = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
 
 
 def test_the_defaults_match_the_reference():

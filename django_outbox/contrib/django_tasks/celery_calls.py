@@ -6,6 +6,7 @@ from celery import Celery
 from django.tasks import DEFAULT_TASK_QUEUE_NAME
 from django.utils import timezone
 
+from django_outbox.brokers.celery.apps import find_app
 from django_outbox.celery.context import TaskId
 from django_outbox.celery.producer import StoringProducer
 from django_outbox.conf import get_settings
@@ -14,7 +15,6 @@ from django_outbox.contrib.django_tasks.priorities import convert_priority
 from django_outbox.contrib.django_tasks.records import make_payload
 from django_outbox.contrib.django_tasks.tasks import NAME
 from django_outbox.db.uuid7 import uuid7
-from django_outbox.publishers.celery.apps import find_app
 
 
 def store_call(record: TaskRecord, using: str) -> None:

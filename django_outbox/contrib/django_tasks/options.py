@@ -29,7 +29,7 @@ DEFAULT_PUBLISHER = "handlers"
 
 DEFAULT_RETENTION = datetime.timedelta(days=7)
 
-ENTRY = '"handlers": {"BACKEND": "django_outbox.publishers.handlers.HandlersPublisher"}'
+ENTRY = '"handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}'
 
 
 class BackendOptions(NamedTuple):

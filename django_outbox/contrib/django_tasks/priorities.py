@@ -5,7 +5,7 @@ from typing import Any
 from celery import Celery
 from django.tasks.base import TASK_MAX_PRIORITY
 
-from django_outbox.publishers.celery.apps import connect, has_socket_timeouts, is_amqp
+from django_outbox.brokers.celery.apps import connect, has_socket_timeouts, is_amqp
 
 HIGHEST = 9
 """The highest number. In Redis, it is the least urgent one; in RabbitMQ the most urgent one of a queue without

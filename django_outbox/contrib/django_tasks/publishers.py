@@ -25,7 +25,7 @@ def import_publisher(alias: str) -> object:
 
 def runs_in_handlers(alias: str) -> bool:
     """Return whether a publisher is a `HandlersPublisher`. The models must be loaded."""
-    from django_outbox.publishers.handlers import HandlersPublisher  # noqa: PLC0415 - needs the models
+    from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
 
     backend = import_publisher(alias)
     return isinstance(backend, type) and issubclass(backend, HandlersPublisher)
@@ -37,7 +37,7 @@ def runs_in_celery(alias: str) -> bool:
     if not isinstance(backend, type) or runs_in_handlers(alias):
         return False
     try:
-        from django_outbox.publishers.celery import CeleryPublisher  # noqa: PLC0415 - needs Celery
+        from django_outbox.brokers.celery import CeleryPublisher  # noqa: PLC0415 - needs Celery
     except ImportError:
         return False
     return issubclass(backend, CeleryPublisher)

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, suppress
 from typing import Any, ClassVar, TypeVar
 
+from django_outbox.brokers.registry import make_publisher
 from django_outbox.messages import ACCEPTED, Message
-from django_outbox.publishers.registry import make_publisher
 from tests.benchmarks.measuring import DATABASE, BenchmarkError, Run, timed
 from tests.benchmarks.messages import make_topics
 from tests.benchmarks.workspace import outbox_settings, require_url

@@ -8,8 +8,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition, libversion
 
+from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
-from django_outbox.publishers.text_headers import text_headers
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError
 from tests.support.spawning import process, receive
@@ -57,7 +57,7 @@ class Kafka(Broker):
 
     def publisher(self, **options: Any) -> dict[str, Any]:
         given = {"config": self._config, "topic": f"{self.name}.{{topic}}"}
-        return {"BACKEND": "django_outbox.publishers.kafka.KafkaPublisher", "OPTIONS": given | options}
+        return {"BACKEND": "django_outbox.brokers.kafka.KafkaPublisher", "OPTIONS": given | options}
 
     def purge(self) -> None:
         self._before += self.count()

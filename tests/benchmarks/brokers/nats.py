@@ -10,8 +10,8 @@ from nats.errors import NoServersError
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
+from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
-from django_outbox.publishers.text_headers import text_headers
 from tests.benchmarks.brokers.base import Broker
 
 ResultT = TypeVar("ResultT")
@@ -48,7 +48,7 @@ class JetStream(Broker):
 
     def publisher(self, **options: Any) -> dict[str, Any]:
         given = {"servers": self.url, "subject": f"{self.name}.{{topic}}"}
-        return {"BACKEND": "django_outbox.publishers.nats.JetStreamPublisher", "OPTIONS": given | options}
+        return {"BACKEND": "django_outbox.brokers.nats.JetStreamPublisher", "OPTIONS": given | options}
 
     def purge(self) -> None:
         # Each round has the same messages, and a stream that is only purged still knows their ids.

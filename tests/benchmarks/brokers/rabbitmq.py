@@ -64,7 +64,7 @@ class RabbitMQ(Broker):
 
     def publisher(self, **options: Any) -> dict[str, Any]:
         given = {"url": self.url, "exchange": self.name}
-        return {"BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher", "OPTIONS": given | options}
+        return {"BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher", "OPTIONS": given | options}
 
     def purge(self) -> None:
         for queue in self.queues:

@@ -6,8 +6,8 @@ from typing import Any
 
 import redis
 
+from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
-from django_outbox.publishers.text_headers import text_headers
 from tests.benchmarks.brokers.base import Broker
 
 PIPELINE = 500
@@ -35,7 +35,7 @@ class RedisStreams(Broker):
 
     def publisher(self, **options: Any) -> dict[str, Any]:
         given = {"url": self.url, "stream": f"{self.name}.{{topic}}"}
-        return {"BACKEND": "django_outbox.publishers.redis.RedisStreamsPublisher", "OPTIONS": given | options}
+        return {"BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher", "OPTIONS": given | options}
 
     def purge(self) -> None:
         self._client.delete(*self._streams)

@@ -8,8 +8,8 @@ from typing import Any
 
 from moto import __version__
 
+from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
-from django_outbox.publishers.text_headers import text_headers
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError
 from tests.support.aws_server import CREDENTIALS, REGION, client, endpoint_url
@@ -44,7 +44,7 @@ class SQSQueues(Broker):
             "endpoint_url": endpoint_url(),
             "session": CREDENTIALS,
         }
-        return {"BACKEND": "django_outbox.publishers.aws.SQSPublisher", "OPTIONS": given | options}
+        return {"BACKEND": "django_outbox.brokers.aws.SQSPublisher", "OPTIONS": given | options}
 
     def purge(self) -> None:
         # PurgeQueue is allowed once a minute.

@@ -106,7 +106,7 @@ class Nats(OneProcess):
 
     def _publisher(self, port: int, subject: str) -> dict[str, Any]:
         return {
-            "BACKEND": "django_outbox.publishers.nats.JetStreamPublisher",
+            "BACKEND": "django_outbox.brokers.nats.JetStreamPublisher",
             "OPTIONS": {
                 "servers": self.url(port),
                 "subject": subject,

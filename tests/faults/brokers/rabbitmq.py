@@ -98,7 +98,7 @@ class RabbitMQ(Broker):
     def _publisher(self, port: int, exchange: str) -> dict[str, Any]:
         options = {"timeout": TIMEOUT, "blocked_timeout": TIMEOUT, "heartbeat": 5}
         return {
-            "BACKEND": "django_outbox.publishers.rabbitmq.RabbitMQPublisher",
+            "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
             "OPTIONS": {"url": self.url(port), "exchange": exchange, **options},
         }
 

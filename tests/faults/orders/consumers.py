@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from django_outbox.inbox.base import Incoming
-from django_outbox.inbox.rabbitmq import RabbitMQConsumer
+from django_outbox.brokers import Incoming
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer
 
 WINDOW = 0.1
 """Seconds between the acknowledgement and the transaction of a consumer that breaks the promise."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from django_outbox.publishers.text_headers import KEY, MESSAGE_ID, TYPE
+from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from tests.inbox.sources.base import Dead, Sent, Source
 from tests.publishers.subjects.base import unique_name
 from tests.support.kafka_cluster import KafkaCluster
@@ -26,7 +26,7 @@ class KafkaSource(Source):
         partitions: how many the topic has.
     """
 
-    backend = "django_outbox.inbox.kafka.KafkaConsumer"
+    backend = "django_outbox.brokers.kafka.KafkaConsumer"
 
     def __init__(self, partitions: int = 1) -> None:
         self.cluster = KafkaCluster(1)

@@ -16,7 +16,7 @@ HEADERS = {"message_id": "outbox-message-id", "type": "outbox-type", "key": "out
 
 
 class JetStreamSource(Source):
-    backend = "django_outbox.inbox.nats.JetStreamConsumer"
+    backend = "django_outbox.brokers.nats.JetStreamConsumer"
 
     def __init__(self) -> None:
         self.nats = Nats()

@@ -18,7 +18,7 @@ class RabbitMQSource(Source):
         kind: the queue's type.
     """
 
-    backend = "django_outbox.inbox.rabbitmq.RabbitMQConsumer"
+    backend = "django_outbox.brokers.rabbitmq.RabbitMQConsumer"
 
     def __init__(self, kind: str = "classic") -> None:
         self.broker = Broker()

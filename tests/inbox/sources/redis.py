@@ -18,7 +18,7 @@ CLAIM_IDLE = 0.3
 class RedisSource(Source):
     """A stream, a group that is created by the consumer, and a stream for the dead letters."""
 
-    backend = "django_outbox.inbox.redis.RedisStreamsConsumer"
+    backend = "django_outbox.brokers.redis.RedisStreamsConsumer"
 
     def __init__(self) -> None:
         self.client = redis.Redis.from_url(settings.REDIS_URL)

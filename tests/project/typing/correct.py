@@ -26,16 +26,16 @@ from django_outbox import (
 )
 from django_outbox.backoff import Kind
 from django_outbox.beat import beat_schedule
+from django_outbox.brokers import BatchRefused, Publisher
+from django_outbox.brokers.celery import CeleryPublisher
+from django_outbox.brokers.console import ConsolePublisher
+from django_outbox.brokers.memory import MemoryPublisher, published
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, Status
-from django_outbox.publishers.base import BatchRefused, Publisher
-from django_outbox.publishers.celery import CeleryPublisher
-from django_outbox.publishers.console import ConsolePublisher
-from django_outbox.publishers.memory import MemoryPublisher, published
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Relay, Tally
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge

@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.beat import beat_schedule
+from django_outbox.brokers import Publisher
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.events import RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.models import OutboxMessageQuerySet
-from django_outbox.publishers.base import Publisher
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from django_outbox.relay import Relay
 from django_outbox.retry import RetryFunction, RetryPolicy
 

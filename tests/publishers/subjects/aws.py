@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
+from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.aws import SNSPublisher, SQSPublisher
-from django_outbox.publishers.aws.publisher import AWSPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.aws_server import CREDENTIALS, REGION, address, client
 from tests.support.claimed import make_message

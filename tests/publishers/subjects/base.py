@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django_outbox.brokers import Publisher
 from django_outbox.messages import Message
-from django_outbox.publishers.base import Publisher
 from tests.support.claimed import make_message
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.http import HTTPPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, Receiver

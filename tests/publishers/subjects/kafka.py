@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from django_outbox.brokers.kafka import KafkaPublisher
+from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from django_outbox.messages import Message
-from django_outbox.publishers.kafka import KafkaPublisher
-from django_outbox.publishers.text_headers import KEY, MESSAGE_ID, TYPE
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka_cluster import kafka_cluster

@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from django_outbox.publishers import memory
-from django_outbox.publishers.console import ConsolePublisher
-from django_outbox.publishers.memory import MemoryPublisher
+from django_outbox.brokers import memory
+from django_outbox.brokers.console import ConsolePublisher
+from django_outbox.brokers.memory import MemoryPublisher
 from tests.publishers.subjects.base import Received, Subject
 
 

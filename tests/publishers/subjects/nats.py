@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from django_outbox.brokers.nats import JetStreamPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.nats import JetStreamPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
 from tests.support.nats_tools import Nats, Stored, nats_port, nats_url

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.rabbitmq import RabbitMQPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import redis
 from django.conf import settings
 
+from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import Message
-from django_outbox.publishers.redis import RedisStreamsPublisher
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies

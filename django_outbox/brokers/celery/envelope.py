@@ -1,0 +1,127 @@
+"""A Celery task message as the outbox stores it: written when a task is called, read when it is published.
+
+The message's headers are Celery's own. The payload holds the rest. The body is stored as text within the JSON, not as
+JSON values, because a database may reorder the keys of an object and write 1e16 as an integer.
+"""
+
+import base64
+import binascii
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from django_outbox.brokers.call import Unencodable
+from django_outbox.messages import Message
+
+CONTENT_TYPE = "application/json"
+CONTENT_ENCODING = "utf-8"
+
+TEXT_PROPERTIES = ("correlation_id", "reply_to", "expiration", "type", "user_id", "app_id")
+"""AMQP properties of a task message that are short strings."""
+
+PROPERTIES = ("delivery_mode", "priority", *TEXT_PROPERTIES)
+"""All properties that are stored."""
+
+
+class NotATask(Unencodable):
+    """A message is not a task message; the text names the reason and the remedy."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"it is no task message: {reason}; call an OutboxTask instead of enqueue()", "not_a_task")
+
+
+def pack(
+    body: str | bytes,
+    *,
+    content_type: str,
+    content_encoding: str,
+    exchange: str,
+    queues: Sequence[str],
+    properties: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the payload that holds a task message, without its headers and its routing key.
+
+    Args:
+        body: the serialized arguments; bytes are stored as base64.
+        content_type: the MIME type of the body.
+        content_encoding: the encoding of the body, such as `utf-8` or `binary`.
+        exchange: the name of the exchange; blank for the default exchange.
+        queues: the names of the queues to declare before the message is sent.
+        properties: the AMQP properties; unknown ones are left out.
+    """
+    is_binary = isinstance(body, bytes)
+    payload: dict[str, Any] = {"body": base64.b64encode(body).decode() if isinstance(body, bytes) else body}
+    if is_binary:
+        payload["base64"] = True
+    if content_type != CONTENT_TYPE:
+        payload["content_type"] = content_type
+    if content_encoding != CONTENT_ENCODING:
+        payload["content_encoding"] = content_encoding
+    if exchange:
+        payload["exchange"] = exchange
+    if queues:
+        payload["queues"] = [*queues]
+    payload["properties"] = {name: properties[name] for name in PROPERTIES if properties.get(name) not in (None, "")}
+    return payload
+
+
+class TaskMessage(Message):
+    """A claimed message whose payload is the body of a task message.
+
+    Attributes:
+        content_type: the MIME type of the body.
+        content_encoding: the encoding of the body.
+        exchange: the name of the exchange; blank for the default exchange.
+        queues: the names of the queues to declare.
+        properties: the other AMQP properties.
+    """
+
+    content_type: str
+    content_encoding: str
+    exchange: str
+    queues: Sequence[str]
+    properties: Mapping[str, Any]
+
+
+def unpack(message: Message, now: datetime.datetime) -> TaskMessage:
+    """Return the task message that a claimed message holds.
+
+    The time to live is what is left until the task expires. A task that has expired already gets none, so that a worker
+    receives it and records that it was revoked.
+
+    Args:
+        message: a claimed message.
+        now: the current time.
+
+    Raises:
+        NotATask: it was not written by an `OutboxTask`.
+    """
+    if not (message.headers.get("task") and message.headers.get("id")):
+        raise NotATask("its headers have no task and id")
+    try:
+        payload = json.loads(message.payload)
+        body = payload["body"]
+        encoded = base64.b64decode(body, validate=True) if payload.get("base64") else body.encode()
+        properties = payload["properties"]
+        task = TaskMessage(*message[:5], encoded, *message[6:])
+        task.content_type = payload.get("content_type", CONTENT_TYPE)
+        task.content_encoding = payload.get("content_encoding", CONTENT_ENCODING)
+        task.exchange = payload.get("exchange", "")
+        task.queues = payload.get("queues", ())
+        if expires := message.headers.get("expires"):
+            properties = {**properties, **_time_to_live(expires, now)}
+        task.properties = properties
+    except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise NotATask(f"its payload cannot be read ({type(error).__name__})") from error
+    return task
+
+
+def _time_to_live(expires: str, now: datetime.datetime) -> dict[str, str]:
+    """Return the property `expiration`, in milliseconds, if the task has not expired."""
+    # Before Python 3.11, `fromisoformat` does not read the suffix Z.
+    until = datetime.datetime.fromisoformat(expires.replace("Z", "+00:00"))
+    if until.tzinfo is None:
+        return {}
+    milliseconds = int((until - now).total_seconds() * 1000)
+    return {"expiration": str(milliseconds)} if milliseconds > 0 else {}

@@ -1,0 +1,138 @@
+"""Send task messages to RabbitMQ, through the pipelined publisher. Kombu declares their queues."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from celery import Celery
+from kombu import Connection
+
+from django_outbox.brokers.celery.apps import amqp_urls, connect, read_ssl
+from django_outbox.brokers.celery.encoding import encode_task
+from django_outbox.brokers.celery.envelope import TaskMessage
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.error_text import describe
+from django_outbox.logs import logger
+from django_outbox.messages import Outcome, Verdict, rejected
+
+UNROUTABLE = "rabbitmq.unroutable"
+
+
+class _Pipeline(RabbitMQPublisher):
+    """The RabbitMQ publisher, with the properties and headers that Celery gives its messages."""
+
+    def __init__(self, alias: str, **options: Any) -> None:
+        super().__init__(alias, **options)
+        self._encode = encode_task
+
+
+class RabbitMQTasks:
+    """Sends task messages to RabbitMQ.
+
+    Celery's producer declares a task's queue before it sends the task, so that a task sent before the first worker
+    started is not lost. This does the same, once per queue, and again if a message comes back as unroutable.
+
+    Args:
+        alias: the publisher's alias.
+        app: the Celery app.
+        timeout: seconds for connecting, and for the broker to respond.
+
+    Raises:
+        ImproperlyConfigured: the broker of the app cannot be used.
+    """
+
+    def __init__(self, alias: str, app: Celery, timeout: float) -> None:
+        self._alias = alias
+        self._app = app
+        self._timeout = timeout
+        connection = self._connection()
+        self._pipeline = _Pipeline(
+            alias, url=amqp_urls(connection), ssl=read_ssl(connection), timeout=timeout, blocked_timeout=timeout
+        )
+        self._known_queues: set[str] = set()
+        self._known_exchanges: set[str] = {""}
+        self._lock = threading.Lock()
+
+    def describe(self) -> str:
+        return self._pipeline.describe().rpartition(", exchange")[0]
+
+    def prepare(self) -> str:
+        return self._pipeline.prepare()
+
+    def publish(self, tasks: Sequence[TaskMessage]) -> Sequence[Outcome]:
+        missing = self._declare(tasks)
+        if not missing:
+            return self._publish_again(tasks, self._pipeline.publish(tasks))
+        sendable = [task for task in tasks if task.exchange not in missing]
+        outcomes = iter(self._publish_again(sendable, self._pipeline.publish(sendable)) if sendable else ())
+        return [_no_exchange(task.exchange) if task.exchange in missing else next(outcomes) for task in tasks]
+
+    def close(self) -> None:
+        self._pipeline.close()
+        self._forget()
+
+    def _publish_again(self, tasks: Sequence[TaskMessage], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Declare the queues of messages that were unroutable, and send these messages once more."""
+        if any(outcome.verdict is Verdict.UNANSWERED for outcome in outcomes):
+            # The broker may come back without its queues.
+            self._forget()
+        indexes = [n for n, outcome in enumerate(outcomes) if outcome.error_class == UNROUTABLE and tasks[n].queues]
+        if not indexes:
+            return outcomes
+        self._forget()
+        again = [tasks[index] for index in indexes]
+        self._declare(again)
+        found = [*outcomes]
+        for index, outcome in zip(indexes, self._pipeline.publish(again), strict=True):
+            found[index] = outcome
+        return found
+
+    def _forget(self) -> None:
+        with self._lock:
+            self._known_queues.clear()
+            self._known_exchanges = {""}
+
+    def _declare(self, tasks: Iterable[TaskMessage]) -> set[str]:
+        """Declare the queues of these messages that are not known yet, and return exchanges that do not exist."""
+        with self._lock:
+            queues = {name for task in tasks for name in task.queues} - self._known_queues
+            exchanges = {task.exchange for task in tasks} - self._known_exchanges
+            if not queues and not exchanges:
+                return set()
+            try:
+                with self._connection() as connection:
+                    for name in sorted(queues):
+                        self._declare_queue(connection, name)
+                    return {name for name in sorted(exchanges) if not self._exists(connection, name)}
+            except Exception as error:
+                # The broker is unavailable. The pipeline reports that for each message.
+                logger.debug("Publisher %r: queues were not declared: %s", self._alias, describe(error))
+                return set()
+
+    def _declare_queue(self, connection: Connection, name: str) -> None:
+        queue = self._app.amqp.queues[name]
+        try:
+            with connection.channel() as channel:
+                queue(channel).declare()
+        except connection.channel_errors as error:
+            # It exists with other arguments, or may not be declared. If it does not exist, messages are unroutable.
+            logger.warning("Publisher %r: cannot declare the queue '%s': %s", self._alias, name, describe(error))
+        self._known_queues.add(name)
+
+    def _exists(self, connection: Connection, exchange: str) -> bool:
+        try:
+            channel: Any
+            with connection.channel() as channel:
+                channel.exchange_declare(exchange, "direct", passive=True)
+        except connection.channel_errors:
+            return False
+        self._known_exchanges.add(exchange)
+        return True
+
+    def _connection(self) -> Connection:
+        return connect(self._app, read_timeout=self._timeout, write_timeout=self._timeout)
+
+
+def _no_exchange(name: str) -> Outcome:
+    error = f"unroutable: there is no exchange {name!r}; declare it, or add a queue that is bound to it to task_queues"
+    return rejected(error, error_class=UNROUTABLE)

@@ -1,0 +1,177 @@
+"""CloudEvents 1.0: messages as events, and events that any sender has put into a broker as messages.
+
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md
+"""
+
+import base64
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.ids import read_uuid
+from django_outbox.brokers.options import require_choice
+from django_outbox.brokers.text_headers import to_text
+from django_outbox.brokers.times import read_time
+from django_outbox.messages import Message
+
+PLAIN = "plain"
+BINARY = "cloudevents"
+STRUCTURED = "cloudevents-structured"
+FORMATS = (PLAIN, BINARY, STRUCTURED)
+
+STRUCTURED_CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+
+EXTENSIONS = ("traceparent", "tracestate")
+"""Headers that are attributes of the event, by the specification's extension for distributed tracing."""
+
+_URI_REFERENCE = re.compile(r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]+", re.ASCII)
+
+
+def validate_format(format: object, source: object) -> None:
+    """Validate the options `format` and `source` of a publisher.
+
+    Raises:
+        ImproperlyConfigured: the format is unknown; or it is one of CloudEvents and there is no source, or the source
+            is not a URI reference; or there is a source without such a format.
+    """
+    require_choice("format", format, FORMATS)
+    if not isinstance(source, str):
+        raise ImproperlyConfigured(f"source is {source!r}; it must be a string.")
+    if format == PLAIN:
+        if source:
+            raise ImproperlyConfigured(
+                "source is set, but format is 'plain'; source is an attribute of CloudEvents. Remove it, or set "
+                "format to 'cloudevents'."
+            )
+    elif not _URI_REFERENCE.fullmatch(source):
+        raise ImproperlyConfigured(
+            f"source is {source!r}; CloudEvents need one, which is a URI reference such as '/shop' or "
+            "'https://shop.example.com'."
+        )
+
+
+def attributes(message: Message, source: str) -> dict[str, str]:
+    """Return the attributes of a message's event, all of which are text.
+
+    The topic is the `subject`, and the key is the `partitionkey`, if they are not blank.
+
+    Args:
+        message: the message.
+        source: the URI reference that, together with the ID, identifies the event.
+    """
+    found = {
+        "specversion": "1.0",
+        "id": message.message_id,
+        "source": source,
+        "type": message.type,
+        "time": _to_rfc3339(message.occurred_at),
+    }
+    if message.topic:
+        found["subject"] = message.topic
+    if message.key:
+        found["partitionkey"] = message.key
+    for name in EXTENSIONS:
+        # An attribute must not be blank.
+        if message.headers.get(name):
+            found[name] = to_text(message.headers[name])
+    return found
+
+
+def structured(message: Message, source: str) -> bytes:
+    """Return a message's event as one JSON object, in which the bytes of the payload are unchanged."""
+    envelope: Mapping[str, str] = {**attributes(message, source), "datacontenttype": "application/json"}
+    return json.dumps(envelope, ensure_ascii=False).encode()[:-1] + b', "data": ' + message.payload + b"}"
+
+
+def _to_rfc3339(time: datetime.datetime) -> str:
+    return time.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+FURTHER_PREFIX = "ce-"
+"""How the names of headers begin that hold further attributes of a received event."""
+
+MEDIA_TYPE = "application/cloudevents"
+JSON_MEDIA_TYPE = "application/cloudevents+json"
+
+REQUIRED = ("specversion", "id", "source", "type")
+
+READ = frozenset((*REQUIRED, "time", "partitionkey", "datacontenttype", *EXTENSIONS)) - {"source"}
+"""Attributes that become fields of the message, or headers of their own names. Others are headers with `ce-`."""
+
+
+def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
+    """Return a message with the fields of the CloudEvent in it; the same message if there is none.
+
+    If it cannot be read, the message's `problem` is the reason.
+
+    Args:
+        incoming: the message, with the fields that it has apart from the event.
+        content_type: its content type.
+        prefixes: how the names of the headers begin that hold the attributes of an event in binary mode.
+    """
+    if content_type.lower().startswith(MEDIA_TYPE):
+        return _read_structured(incoming, content_type, prefixes)
+    for prefix in prefixes:
+        if f"{prefix}specversion" in incoming.headers:
+            attributes = {}
+            headers = {}
+            for name, value in incoming.headers.items():
+                if name.startswith(prefix):
+                    attributes[name.removeprefix(prefix)] = value
+                else:
+                    headers[name] = value
+            return _with_attributes(incoming, attributes, headers)
+    return incoming
+
+
+def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != JSON_MEDIA_TYPE:
+        return _with_problem(
+            incoming, f"its content type is not {JSON_MEDIA_TYPE}, the only format of events read here"
+        )
+    try:
+        event = json.loads(incoming.body)
+        if not isinstance(event, dict):
+            return _with_problem(incoming, "its body is not a JSON object")
+        data = event.pop("data", None)
+        encoded = event.pop("data_base64", None)
+        body = json.dumps(data).encode() if encoded is None else base64.b64decode(encoded, validate=True)
+    except (ValueError, TypeError, RecursionError) as error:
+        # The text of the error may quote the body.
+        return _with_problem(incoming, f"its body is not a CloudEvent in JSON ({type(error).__name__})")
+    headers = {name: value for name, value in incoming.headers.items() if not name.startswith(prefixes)}
+    return _with_attributes(incoming._replace(body=body), event, headers)
+
+
+def _with_attributes(incoming: Incoming, attributes: Mapping[str, Any], headers: dict[str, Any]) -> Incoming:
+    """Return a message with the fields that the attributes of an event stand for."""
+    for name in REQUIRED:
+        if not isinstance(attributes.get(name), str) or not attributes[name]:
+            return _with_problem(incoming, f"it has no attribute {name}, or one that is not text")
+    for name in EXTENSIONS:
+        if attributes.get(name):
+            headers.setdefault(name, attributes[name])
+    headers |= {f"{FURTHER_PREFIX}{name}": value for name, value in attributes.items() if name not in READ}
+    id, source = attributes["id"], attributes["source"]
+    return incoming._replace(
+        # Only with its source does an ID identify an event, unless it is a UUID. A source has no spaces.
+        message_id=id if read_uuid(id) else f"{source} {id}",
+        type=attributes["type"],
+        key=incoming.key or str(attributes.get("partitionkey") or ""),
+        headers=headers,
+        sent_at=_time_of(attributes.get("time")) or incoming.sent_at,
+    )
+
+
+def _with_problem(incoming: Incoming, problem: str) -> Incoming:
+    return incoming._replace(problem=incoming.problem or f"it is an invalid CloudEvent: {problem}")
+
+
+def _time_of(value: object) -> datetime.datetime | None:
+    return value if isinstance(value, datetime.datetime) else read_time(str(value))

@@ -1,0 +1,54 @@
+"""A publisher for development: writes each message to standard output as one line of JSON."""
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO
+
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.messages import ACCEPTED, Message, Outcome
+
+__all__ = ["ConsolePublisher"]
+
+
+class ConsolePublisher(Publisher):
+    """Prints each message, and accepts it.
+
+    Args:
+        alias: the publisher's name in the settings.
+        stream: a text stream to write to. Defaults to standard output.
+    """
+
+    keeps_order = True
+
+    def __init__(self, alias: str, *, stream: IO[str] | None = None) -> None:
+        super().__init__(alias)
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def describe(self) -> str:
+        return "standard output" if self._stream is None else "a stream"
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        lines = [_format_line(message) for message in messages]
+        with self._lock:
+            stream = self._stream or sys.stdout
+            stream.writelines(lines)
+            stream.flush()
+        return [ACCEPTED] * len(messages)
+
+
+def _format_line(message: Message) -> str:
+    envelope = json.dumps(
+        {
+            "message_id": str(message.message_id),
+            "type": message.type,
+            "destination": message.destination,
+            "key": message.key,
+            "occurred_at": message.occurred_at.isoformat(),
+            "headers": message.headers,
+        },
+        ensure_ascii=False,
+    )
+    return f'{envelope[:-1]}, "payload": {message.payload.decode()}}}\n'

@@ -1,0 +1,193 @@
+"""The contract of a consumer: it hands over a broker's messages in batches, and settles them after they were stored."""
+
+import abc
+import datetime
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers.options import require_choice, require_flag, require_number
+
+__all__ = ["Consumer", "Incoming", "Refused", "Unavailable"]
+
+UNKNOWN_TYPES = ("store", "drop", "reject")
+INVALID = ("store", "reject")
+MAX_BATCH_SIZE = 10_000
+
+
+class Unavailable(Exception):
+    """The broker cannot be reached, or has ended the connection. The text is the reason."""
+
+
+class Refused(Unavailable):
+    """The broker refuses to take rejected messages, which come again. The text is the reason."""
+
+
+class Incoming(NamedTuple):
+    """A message as the broker delivered it.
+
+    Args:
+        tag: identifies the delivery over this connection; later deliveries have higher ones.
+        body: the body.
+        message_id: the ID that the sender gave it; blank if there is none.
+        type: the type that the sender gave it, or else its destination.
+        topic: its destination, such as the routing key.
+        key: the key; blank if there is none.
+        headers: the headers, with values of any kind.
+        encoding: the content encoding, such as `gzip`; blank if there is none.
+        sent_at: when it was sent, if the sender states that.
+        problem: why the message cannot be read; blank if it can.
+        position: where the broker keeps it, such as its partition and offset: the same whenever it is delivered, and
+            no other message's. Blank if the broker does not provide it.
+        returns: how many times the message was returned to the broker before, if the broker counts that.
+    """
+
+    tag: int
+    body: bytes
+    message_id: str = ""
+    type: str = ""
+    topic: str = ""
+    key: str = ""
+    headers: Mapping[str, Any] = {}
+    encoding: str = ""
+    sent_at: datetime.datetime | None = None
+    problem: str = ""
+    position: str = ""
+    returns: int = 0
+
+
+class Consumer(abc.ABC):
+    """Reads the messages of one source, such as a queue.
+
+    A subclass is named in `OUTBOX["CONSUMERS"][alias]["BACKEND"]` and receives `OPTIONS` as keyword arguments. The
+    constructor validates them and raises `ImproperlyConfigured` with the option and the remedy. It must not connect,
+    because the system checks construct every consumer.
+
+    One thread calls all methods.
+
+    Args:
+        alias: the consumer's name in the settings.
+        publisher: the alias of the publisher for which the messages are stored.
+        unknown_types: what to do with a message whose type the publisher does not know: `store` it, `drop` it, or
+            `reject` it to the broker's dead letters.
+        invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
+            it as a failed message, or `reject` it to the broker's dead letters.
+        id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
+            `position`; its `body`; or `header:NAME`. RabbitMQ provides no position; the body takes its place.
+        remember: whether to record the IDs of stored messages apart from the messages, for
+            `OUTBOX["INBOX_RETENTION"]`: then a message that comes again is recognized after its row was deleted.
+        max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
+            are delivered.
+        batch_size: maximum number of messages that are stored in one transaction, at most 10,000.
+        batch_bytes: maximum bytes of their bodies; a larger message is stored alone.
+    """
+
+    broker_name: ClassVar[str] = ""
+    """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        publisher: str = "handlers",
+        unknown_types: Literal["store", "drop", "reject"] = "store",
+        invalid: Literal["store", "reject"] = "store",
+        id_source: str = "message_id",
+        remember: bool = False,
+        max_backlog: int = 100_000,
+        batch_size: int = 1000,
+        batch_bytes: int = 4 * 1024 * 1024,
+    ) -> None:
+        self.alias = alias
+        self.publisher = publisher
+        self.unknown_types = unknown_types
+        self.invalid = invalid
+        self.id_source = id_source
+        self.remember = remember
+        self.max_backlog = max_backlog
+        self.batch_size = batch_size
+        self.batch_bytes = batch_bytes
+        _require_text("publisher", publisher, ".+", "the alias of a publisher")
+        require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
+        require_choice("invalid", invalid, INVALID)
+        _require_text(
+            "id_source",
+            id_source,
+            "message_id|position|body|header:.+",
+            "'message_id', 'position', 'body' or 'header:NAME'",
+        )
+        require_flag("remember", remember)
+        require_number("max_backlog", max_backlog, 1, 10**9)
+        require_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
+        require_number("batch_bytes", batch_bytes, 1, 2**30)
+
+    @property
+    @abc.abstractmethod
+    def source(self) -> str:
+        """The source and its address, without a password: "queue 'billing' at localhost:5672"."""
+
+    @abc.abstractmethod
+    def open(self, max_messages: int | None = None) -> None:
+        """Connect. Messages that were received over an earlier connection are forgotten.
+
+        Args:
+            max_messages: number of messages to settle before the consumer is closed; None for no limit. A broker that
+                counts deliveries should deliver no more.
+
+        Raises:
+            Unavailable: the broker cannot be reached, or refuses to let this consumer read.
+        """
+
+    @abc.abstractmethod
+    def receive(self, seconds: float) -> list[Incoming]:
+        """Return the next messages in the order of their delivery; none if there is none within that time.
+
+        Raises:
+            Unavailable: the connection has ended. The broker delivers messages that were not settled again.
+        """
+
+    @abc.abstractmethod
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        """Settle messages with the broker. A connection that has ended is no error.
+
+        It waits for nothing but dead letters that the consumer itself has to write.
+
+        Args:
+            batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
+            rejected: the tags of those that go to the broker's dead letters.
+
+        Raises:
+            Refused: the dead letters cannot be written. None of the messages is settled, and the consumer has to be
+                opened again.
+        """
+
+    @abc.abstractmethod
+    def pause(self) -> None:
+        """Let the broker deliver nothing more. What it has delivered can still be received, or comes again."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Let the broker deliver again."""
+
+    @abc.abstractmethod
+    def is_drained(self) -> bool:
+        """Return whether the source has no message that could be received now.
+
+        Raises:
+            Refused: the broker has refused dead letters since the last call.
+            Unavailable: the connection has ended.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Send everything that was settled, and close the connection. The broker keeps messages that are not settled.
+
+        It may be called more than once, and the consumer can be opened again.
+        """
+
+
+def _require_text(option: str, value: object, pattern: str, description: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be {description}.")

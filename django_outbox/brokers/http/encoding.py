@@ -1,0 +1,177 @@
+"""Encode messages as HTTP requests before anything is sent, so that one that HTTP cannot carry is rejected alone."""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers import cloudevents
+from django_outbox.brokers.call import Unencodable
+from django_outbox.brokers.http.signing import Signer
+from django_outbox.brokers.http.urls import Origin, Urls
+from django_outbox.brokers.text_headers import own_headers, text_headers
+from django_outbox.messages import Message
+
+Headers = list[tuple[bytes, bytes]]
+
+SIGNED = ("webhook-id", "webhook-timestamp", "webhook-signature")
+
+FRAMING = (
+    *("host", "content-length", "content-encoding", "transfer-encoding", "connection", "keep-alive"),
+    *("proxy-connection", "te", "trailer", "upgrade", "expect", "http2-settings"),
+)
+"""Headers that concern the connection or the framing of the body: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1."""
+
+RESERVED = frozenset((*SIGNED, *FRAMING))
+"""Names of headers of a message that are not sent."""
+
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""The name of a header: https://www.rfc-editor.org/rfc/rfc9110#section-5.6.2."""
+
+_ORDINARY = re.compile(r"[!-$&-~]([ -$&-~]*[!-$&-~])?|")
+"""Printable ASCII without %, and without spaces at the ends, where HTTP removes them."""
+
+_EVENT_VALUE = re.compile(r"[!#$&-~]*")
+"""Characters that the HTTP binding of CloudEvents does not encode."""
+
+
+class Request(NamedTuple):
+    """A message as a request, without its signature."""
+
+    origin: Origin
+    target: bytes
+    headers: Headers
+    message_id: str
+    body: bytes
+
+
+class Encoder:
+    """Encodes messages.
+
+    Args:
+        urls: where messages are sent.
+        headers: the option `headers`: sent with each message, instead of the message's own ones of the same name.
+        signer: signs the requests.
+        format: the option `format`.
+        source: the option `source`.
+
+    Raises:
+        ImproperlyConfigured: a header cannot be sent. The error never shows its value.
+    """
+
+    def __init__(self, urls: Urls, headers: object, signer: Signer, *, format: str, source: str) -> None:
+        self._urls = urls
+        self._fixed = _read_headers(headers)
+        self._fixed_names = frozenset(name for name, _value in self._fixed)
+        self._signer = signer
+        self._format = format
+        self._source = source
+
+    def encode(self, message: Message) -> Request:
+        """Encode a message.
+
+        Raises:
+            Unencodable: HTTP cannot carry it.
+        """
+        url = self._urls.find(message)
+        target = url.target(message)
+        body = message.payload
+        try:
+            if self._format == cloudevents.PLAIN:
+                found = [(_name(name), _value(value)) for name, value in text_headers(message)]
+            else:
+                found = [(_name(name), _value(value)) for name, value in own_headers(message)]
+                # In structured mode too: readers detect binary mode by such headers.
+                found = [header for header in found if not header[0].startswith(b"ce-")]
+                if self._format == cloudevents.STRUCTURED:
+                    body = cloudevents.structured(message, self._source)
+                    found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
+                else:
+                    found += event_headers(cloudevents.attributes(message, self._source))
+        except UnicodeEncodeError:
+            raise Unencodable("a lone surrogate in a field or header cannot be encoded in UTF-8") from None
+        headers = [
+            (b"host", url.origin.authority.encode()),
+            (b"user-agent", b"django-outbox"),
+            (b"content-length", b"%d" % len(body)),
+            *self._fixed,
+        ]
+        headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in _RESERVED]
+        return Request(url.origin, target, headers, message.message_id, body)
+
+    def sign(self, request: Request, now: float) -> Headers:
+        """Return the headers of a request, with those of Standard Webhooks.
+
+        Args:
+            request: the request.
+            now: the Unix time.
+        """
+        timestamp = int(now)
+        signed = [(b"webhook-id", request.message_id.encode()), (b"webhook-timestamp", b"%d" % timestamp)]
+        signature = self._signer.sign(request.message_id, timestamp, request.body)
+        if signature:
+            signed.append((b"webhook-signature", signature.encode()))
+        return request.headers + signed
+
+
+def event_headers(attributes: Mapping[str, str]) -> Headers:
+    """Return the headers of a CloudEvent in binary mode.
+
+    https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values
+    """
+    found = [(b"ce-" + name.encode(), _event_value(value)) for name, value in attributes.items()]
+    return [*found, (b"content-type", b"application/json")]
+
+
+def _event_value(value: str) -> bytes:
+    return value.encode() if _EVENT_VALUE.fullmatch(value) else _percent_encode(value, ' "%')
+
+
+def _value(value: str) -> bytes:
+    """Encode a value: as it is if HTTP carries it unchanged, else percent-encoded in UTF-8."""
+    if _ORDINARY.fullmatch(value):
+        return value.encode()
+    inner = value.strip(" ")
+    start = len(value) - len(value.lstrip(" ")) if inner else len(value)
+    end = len(value) - start - len(inner)
+    return b"%20" * start + _percent_encode(inner, "%") + b"%20" * end
+
+
+def _percent_encode(value: str, extra: str) -> bytes:
+    """Percent-encode all characters but printable ASCII, and some of those."""
+    return "".join(
+        char if " " <= char <= "~" and char not in extra else "".join(f"%{byte:02X}" for byte in char.encode())
+        for char in value
+    ).encode()
+
+
+# Most messages have the same few headers.
+@lru_cache(maxsize=1000)
+def _name(name: str) -> bytes:
+    if not _TOKEN.fullmatch(name):
+        raise Unencodable(f"headers[{name!r}]: its name is not a valid name of an HTTP header")
+    return name.lower().encode()
+
+
+_RESERVED = frozenset(name.encode() for name in RESERVED)
+
+
+def _read_headers(headers: object) -> Headers:
+    if headers is None:
+        return []
+    if not isinstance(headers, Mapping):
+        raise ImproperlyConfigured('headers must be a dict of strings, such as {"authorization": "Bearer ..."}.')
+    found = []
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise ImproperlyConfigured(f"headers: {name!r} is not a valid name of an HTTP header.")
+        if name.lower() in RESERVED or name.lower() == "content-type":
+            raise ImproperlyConfigured(f"headers must not set {name}, which is set by the publisher.")
+        if not isinstance(value, str) or not value.isascii() or not value.isprintable() or value != value.strip():
+            raise ImproperlyConfigured(
+                f"headers: the value of {name!r} (it is not shown) must be printable ASCII without spaces at its ends."
+            )
+        found.append((name.lower().encode(), value.encode()))
+    return found

@@ -1,0 +1,270 @@
+"""The connections to one server: threads, each of which sends one request at a time."""
+
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import h11
+import httpcore
+
+from django_outbox.brokers.http.batch import Batch, Result
+from django_outbox.brokers.http.encoding import Headers, Request
+from django_outbox.brokers.http.errors import BEFORE_SENDING, DISCONNECTED, Failure, explain
+from django_outbox.brokers.http.network import Deadline, Network
+from django_outbox.brokers.http.responses import Response, read_location, read_retry_after
+from django_outbox.brokers.http.urls import Origin
+from django_outbox.brokers.suspensions import Suspensions
+from django_outbox.logs import logger
+from django_outbox.messages import Outcome, rejected
+
+MAX_RESPONSE_BYTES = 65_536
+"""Maximum number of bytes that are read of a response's body; a connection with more to read is closed."""
+
+CLOSE_SECONDS = 5.0
+"""Seconds that the end of a thread is waited for; one that hangs ends with its request."""
+
+KEEPALIVE_SECONDS = 60.0
+"""Seconds for which an idle connection is kept. The server may close it earlier."""
+
+MAX_FAILURES = 2
+"""Number of requests in a row without a response after which nothing more is sent. One may be to blame itself."""
+
+MAX_ASKED_WAIT = 300.0
+"""Maximum number of seconds for which nothing is sent to a server because it asks for it."""
+
+UNAVAILABLE = "http.unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneOptions:
+    """The options of the connections to a server; times are in seconds."""
+
+    publisher_alias: str
+    timeout: float
+    connect_timeout: float
+    concurrency: int
+    http2: bool
+    allow_private_addresses: bool
+    ssl: ssl.SSLContext | None
+    sign: Callable[[Request, float], Headers]
+    is_busy: Callable[[Response], bool]
+
+
+class Job(NamedTuple):
+    """A request to send.
+
+    Args:
+        batch: gets the result.
+        place: the index of its message in the batch.
+        request: the request; None for a probe.
+        is_trial: whether it is sent although the server is suspended.
+    """
+
+    batch: Batch
+    place: int
+    request: Request | None
+    is_trial: bool
+
+
+class Lane:
+    """Sends requests to one server.
+
+    Each thread has its own connection. httpcore's pool would search all requests and connections for each request,
+    under a lock: with 20 threads that takes twice as long. With HTTP/2, threads could share connections, but in
+    httpcore they would mix up each other's frames, and a time limit of one request would end all others.
+
+    Args:
+        origin: the server.
+        options: how to connect.
+        suspensions: the servers of the publisher that are unavailable or busy.
+
+    Attributes:
+        origin: the server.
+        is_known: whether the server has responded since the last failure.
+    """
+
+    def __init__(self, origin: Origin, options: LaneOptions, suspensions: Suspensions[Origin]) -> None:
+        self.origin = origin
+        self.is_known = False
+        self._suspensions = suspensions
+        self._failures = 0
+        self._busy = ""
+        self._busy_until = 0.0
+        self._options = options
+        self._deadline = Deadline()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether nothing is sent, except on trial."""
+        return self.origin in self._suspensions
+
+    @property
+    def busy(self) -> str:
+        """The response of the server that asked for the current pause; blank if there is none."""
+        return self._busy if self.is_suspended and time.monotonic() < self._busy_until else ""
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Send requests as soon as possible, or not at all after `close`."""
+        with self._lock:
+            if self._is_closed:
+                for job in jobs:
+                    job.batch.finish(job.place, Failure("the publisher was closed", "http.closed", sent=False))
+                return
+            while len(self._threads) < min(self._options.concurrency, len(jobs)):
+                name = f"outbox-http-{self._options.publisher_alias}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            for job in jobs:
+                self._jobs.put(job)
+
+    def close(self) -> None:
+        """Close the connections and end the threads."""
+        with self._lock:
+            self._is_closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    def _run(self) -> None:
+        with self._make_pool() as pool:
+            while self._run_next(pool):
+                pass
+
+    def _run_next(self, pool: httpcore.ConnectionPool) -> bool:
+        """Process the next job. Return False if there is none any more."""
+        # In a function, so that a thread that waits keeps no request alive.
+        job = self._jobs.get()
+        if job is None:
+            return False
+        result: Result = Failure("the request could not be sent", "http.connection", sent=False)
+        try:
+            result = self._process(job, pool)
+        except Exception as error:
+            # The thread has to go on: nothing else would send what is waiting.
+            logger.exception("Publisher %r: a request failed", self._options.publisher_alias)
+            result = explain(error)
+        finally:
+            job.batch.finish(job.place, result)
+        return True
+
+    def _process(self, job: Job, pool: httpcore.ConnectionPool) -> Result:
+        if job.batch.is_late or (self.is_suspended and not job.is_trial):
+            return None
+        result = self._send(job.request, pool)
+        if isinstance(result, Failure):
+            self._note_failure(result)
+        elif isinstance(result, Response):
+            self._note_response(result, is_busy=job.request is not None and self._options.is_busy(result))
+        return result
+
+    def _note_failure(self, failure: Failure) -> None:
+        """Suspend the server, unless the request may be to blame."""
+        with self._lock:
+            self.is_known = False
+            self._failures += 1
+            is_suspended = not failure.sent or self._failures >= MAX_FAILURES
+        if is_suspended:
+            self._suspensions.begin(self.origin, failure.error, UNAVAILABLE)
+
+    def _note_response(self, response: Response, *, is_busy: bool) -> None:
+        self.is_known = True
+        if is_busy:
+            asked = None if response.retry_after is None else min(response.retry_after, MAX_ASKED_WAIT)
+            text = f"the receiver responded {response.text}"
+            outcome = self._suspensions.begin(self.origin, text, UNAVAILABLE, asked=asked)
+            self._busy, self._busy_until = text, time.monotonic() + (outcome.retry_after or 0.0)
+        else:
+            self._failures, self._busy_until = 0, 0.0
+            self._suspensions.end(self.origin)
+
+    def _send(self, request: Request | None, pool: httpcore.ConnectionPool) -> Result:
+        self._deadline.start(self._options.timeout)
+        try:
+            try:
+                return self._exchange(request, pool)
+            except DISCONNECTED:
+                if self._deadline.connected:
+                    raise
+                # The server may close an idle connection at any time. Receivers know a repeated message by its ID.
+                return self._exchange(request, pool)
+        except httpcore.UnsupportedProtocol as error:
+            return _reject(error)
+        except httpcore.LocalProtocolError as error:
+            # That of h2 may be about the connection.
+            return _reject(error) if isinstance(error.__cause__, h11.LocalProtocolError) else explain(error)
+        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, *BEFORE_SENDING) as error:
+            return explain(error)
+
+    def _exchange(self, request: Request | None, pool: httpcore.ConnectionPool) -> Response:
+        """Send a request and return the response, of which at most `MAX_RESPONSE_BYTES` are read."""
+        response = pool.handle_request(self._probe() if request is None else self._signed(request))
+        try:
+            found = _read_response(response)
+            size = 0
+            try:
+                for chunk in response.iter_stream():
+                    size += len(chunk)
+                    if size > MAX_RESPONSE_BYTES:
+                        break
+            except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError):
+                # The status is the response; the body is read only to use the connection again.
+                return found
+        finally:
+            response.close()
+        return found
+
+    def _signed(self, request: Request) -> httpcore.Request:
+        headers = self._options.sign(request, time.time())
+        return httpcore.Request(b"POST", self._url(request.target), headers=headers, content=request.body)
+
+    def _probe(self) -> httpcore.Request:
+        """Return a request that does nothing: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.7."""
+        return httpcore.Request(
+            b"OPTIONS", self._url(b"*"), headers=[(b"host", self.origin.authority.encode()), (b"content-length", b"0")]
+        )
+
+    def _url(self, target: bytes) -> httpcore.URL:
+        scheme, host, port = self.origin
+        return httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target)
+
+    def _make_pool(self) -> httpcore.ConnectionPool:
+        options = self._options
+        network = Network(
+            self._deadline,
+            connect_timeout=options.connect_timeout,
+            allow_private=options.allow_private_addresses,
+        )
+        return httpcore.ConnectionPool(
+            ssl_context=options.ssl,
+            max_connections=1,
+            max_keepalive_connections=1,
+            keepalive_expiry=KEEPALIVE_SECONDS,
+            http2=options.http2,
+            network_backend=network,
+        )
+
+
+def _reject(error: Exception) -> Outcome:
+    return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")
+
+
+def _read_response(response: httpcore.Response) -> Response:
+    retry_after, location = None, ""
+    if response.status >= 300:
+        for name, value in response.headers:
+            if name.lower() == b"retry-after":
+                retry_after = read_retry_after(value, time.time())
+            elif name.lower() == b"location":
+                location = read_location(value)
+    return Response(response.status, retry_after, location)

@@ -1,0 +1,178 @@
+"""A publisher for webhooks: an HTTP request for each message."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.cloudevents import PLAIN, validate_format
+from django_outbox.brokers.http.batch import Batch
+from django_outbox.brokers.http.encoding import Encoder
+from django_outbox.brokers.http.errors import Failure
+from django_outbox.brokers.http.lane import Job, Lane, LaneOptions
+from django_outbox.brokers.http.responses import Response, Statuses
+from django_outbox.brokers.http.signing import Signer
+from django_outbox.brokers.http.sorting import Sorting
+from django_outbox.brokers.http.urls import Origin, Urls
+from django_outbox.brokers.options import require_flag, require_number, require_seconds
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.suspensions import Suspensions
+from django_outbox.brokers.tls import read_ssl
+from django_outbox.messages import Message, Outcome
+
+MAX_CONCURRENCY = 200
+
+
+class HTTPPublisher(Publisher):
+    """Sends each message in an HTTP POST request, signed as specified by Standard Webhooks.
+
+    A message is accepted if the response is 2xx, and rejected if it is a redirect or 4xx, except 408, 425 and 429. With
+    408, 425 or 5xx it is deferred. 429 and 503 mean that the receiver is busy: its messages are set aside, for as long
+    as `Retry-After` says, and no attempts are used up.
+
+    If there is no response, and none to any other message of the batch for the same server, the server is unavailable:
+    its messages are set aside while those for other servers are delivered. If all servers in `url` are unavailable, the
+    messages are unanswered. A message that alone has no response, while others have, is deferred.
+
+    Args:
+        alias: the publisher's name in the settings.
+        url: where messages are sent: an `http://` or `https://` URL, whose path and query may contain `{topic}`,
+            `{type}` and `{key}`; or a dict of patterns of types and URLs, of which the first that matches is used.
+        secrets: the secret of Standard Webhooks with which requests are signed, `whsec_` and base64; or a list, for
+            example the new and the old one while the receiver changes them.
+        headers: headers to send with each message.
+        timeout: seconds that a request may take in all. `publish` takes at most about twice as long.
+        connect_timeout: seconds for connecting to one address.
+        concurrency: maximum number of requests at once to one server, up to 200.
+        http2: whether HTTP/2 may be used over TLS, if the server supports it.
+        ssl: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
+            (the client's certificate), all paths of PEM files. The server is always verified.
+        allow_private_addresses: whether servers may have private, loopback, link-local or reserved addresses.
+        reject: a list of statuses from 400 to 599 with which a message is rejected.
+        retry: a list of statuses from 400 to 599 with which a message is deferred.
+        format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, or `"cloudevents-structured"`.
+        source: the attribute `source` of CloudEvents, a URI reference.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a secret.
+    """
+
+    # Not keeps_order: the relay publishes the messages of a key one after the other. It alone knows whether a message
+    # that is rejected blocks its key, and a response must be awaited before the next message of the key in any case.
+    messaging_system: ClassVar[str] = "http"
+    broker_name = "HTTP"
+    # The claim's transaction stays open until the slowest receiver of the batch has responded.
+    batch_size: ClassVar[int | None] = 100
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        url: str | Mapping[str, str] = "",
+        secrets: str | Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        concurrency: int = 20,
+        http2: bool = False,
+        ssl: Mapping[str, str] | None = None,
+        allow_private_addresses: bool = False,
+        reject: Sequence[int] = (),
+        retry: Sequence[int] = (),
+        format: str = PLAIN,
+        source: str = "",
+    ) -> None:
+        super().__init__(alias)
+        urls = Urls(url)
+        require_seconds("timeout", timeout)
+        require_seconds("connect_timeout", connect_timeout)
+        require_number("concurrency", concurrency, 1, MAX_CONCURRENCY)
+        require_flag("http2", http2)
+        require_flag("allow_private_addresses", allow_private_addresses)
+        validate_format(format, source)
+        uses_tls = any(origin.scheme == "https" for origin in urls.origins)
+        if ssl is not None and not uses_tls:
+            raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
+        self._encoder = Encoder(urls, headers, Signer(secrets), format=format, source=source)
+        self._statuses = Statuses(reject, retry)
+        self._origins = urls.origins
+        self._options = LaneOptions(
+            publisher_alias=alias,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            concurrency=concurrency,
+            http2=http2,
+            allow_private_addresses=allow_private_addresses,
+            ssl=read_ssl({} if ssl is None else ssl) if uses_tls else None,
+            sign=self._encoder.sign,
+            is_busy=self._statuses.is_busy,
+        )
+        self._lanes: dict[Origin, Lane] = {}
+        self._suspensions: Suspensions[Origin]
+        self._start_over()
+        after_fork(self, type(self)._start_over)
+
+    def describe(self) -> str:
+        # Neither paths nor queries, which may contain secrets.
+        return f"HTTP POST to {', '.join(map(str, self._origins))}"
+
+    def prepare(self) -> str:
+        lanes = list(self._current_lanes().values())
+        if any(lane.is_known and not lane.is_suspended for lane in lanes):
+            return ""
+        busy = [f"{lane.origin}: {reason}" for lane in lanes if (reason := lane.busy)]
+        if len(busy) == len(lanes):
+            return busy[0]
+        willing = [lane for lane in lanes if not lane.busy]
+        problems = self._probe(willing)
+        return problems[0] if len(problems) == len(willing) else ""
+
+    def check(self) -> Sequence[str]:
+        return self._probe(list(self._current_lanes().values()))
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        sorting = Sorting(
+            messages,
+            self._current_lanes(),
+            self._suspensions,
+            self._encoder,
+            self._statuses,
+            timeout=self._options.timeout,
+        )
+        sorting.publish()
+        return sorting.result()
+
+    def close(self) -> None:
+        with self._lock:
+            lanes = self._lanes
+            self._lanes = {}
+        for lane in lanes.values():
+            lane.close()
+
+    def _probe(self, lanes: Sequence[Lane]) -> list[str]:
+        """Send each server a request that does nothing. Return why those that did not respond are unavailable."""
+        batch = Batch(len(lanes), self._options.timeout)
+        batch.expect(range(len(lanes)))
+        for index, lane in enumerate(lanes):
+            lane.submit([Job(batch, index, None, is_trial=True)])
+        batch.wait(self._options.timeout + 1)
+        return [
+            f"{lane.origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
+            for lane, result in zip(lanes, batch.results, strict=True)
+            if not isinstance(result, Response)
+        ]
+
+    def _current_lanes(self) -> Mapping[Origin, Lane]:
+        with self._lock:
+            if not self._lanes:
+                # The relay itself logs the outage of an only server.
+                owner = f"Publisher {self.alias!r}" if len(self._origins) > 1 else ""
+                self._suspensions = Suspensions(owner)
+                self._lanes = {origin: Lane(origin, self._options, self._suspensions) for origin in self._origins}
+            return self._lanes
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._lanes = {}

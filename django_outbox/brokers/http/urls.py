@@ -1,0 +1,140 @@
+"""The option `url`: where each message is sent."""
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers.call import Unencodable
+from django_outbox.brokers.templates import Template
+from django_outbox.messages import Message
+
+EXAMPLE = '"https://shop.example.com/hooks/{type}"'
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+_REST = re.compile(r"[!-~]*")
+"""Printable ASCII without the space: everything else in a URL is percent-encoded."""
+
+
+class Origin(NamedTuple):
+    """The server of a URL. `host` is a name or an IP address, without the brackets of IPv6."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+    @property
+    def authority(self) -> str:
+        """The value of the header `Host`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+class Url:
+    """One URL; its path and query may depend on the message.
+
+    Args:
+        text: the URL. `{topic}`, `{type}` and `{key}` in its path or query stand for those of the message, as in
+            `Template`, percent-encoded.
+
+    Raises:
+        ImproperlyConfigured: it cannot be read. The error never shows it, because its path may hold a secret.
+    """
+
+    def __init__(self, text: object) -> None:
+        self.origin, rest = _split(text)
+        if not _REST.fullmatch(rest):
+            raise ImproperlyConfigured("url has characters that must be percent-encoded, such as a space as %20.")
+        try:
+            self._template = Template("url", rest, encode=lambda value: quote(value, safe=""))
+        except ImproperlyConfigured:
+            raise ImproperlyConfigured(
+                "url has placeholders that are not known; it may have {topic}, {type} and {key}, as in "
+                f"{EXAMPLE}. Write braces as {{{{ and }}}}."
+            ) from None
+        self._is_fixed = "{" not in rest and "}" not in rest
+        self._fixed = rest.encode()
+        self._needs_key = "{key}" in rest
+
+    def target(self, message: Message) -> bytes:
+        """Return the path and the query for a message.
+
+        Raises:
+            Unencodable: the message would leave the path, or has no key although the URL needs one.
+        """
+        if self._is_fixed:
+            return self._fixed
+        if self._needs_key and not message.key:
+            raise Unencodable("the url contains {key}, but the message has no key")
+        try:
+            target = self._template.render(message)
+        except UnicodeEncodeError:
+            raise Unencodable("a lone surrogate in topic, type or key cannot be encoded in UTF-8") from None
+        # Dots cannot be percent-encoded: servers read %2E%2E as "..".
+        if {".", ".."} & set(target.partition("?")[0].split("/")):
+            raise Unencodable('the path of the url would contain "." or ".."')
+        return target.encode()
+
+
+class Urls:
+    """The option `url`: one URL, or a dict of patterns of types and URLs, of which the first that matches is used.
+
+    Raises:
+        ImproperlyConfigured: it is something else, or a URL cannot be read.
+    """
+
+    def __init__(self, option: object) -> None:
+        given = option if isinstance(option, Mapping) else {"*": option}
+        if not given or not all(isinstance(pattern, str) and pattern for pattern in given):
+            raise ImproperlyConfigured(
+                f'url must be a string like {EXAMPLE}, or a dict such as {{"order.*": {EXAMPLE}}}.'
+            )
+        self._urls = {pattern: Url(text) for pattern, text in given.items()}
+        self.origins = list(dict.fromkeys(url.origin for url in self._urls.values()))
+
+    def find(self, message: Message) -> Url:
+        """Return the URL for a message.
+
+        Raises:
+            Unencodable: no pattern matches its type.
+        """
+        for url in self._matching(message.type):
+            return url
+        raise Unencodable("no pattern in the option url matches its type")
+
+    def _matching(self, type: str) -> Iterator[Url]:
+        return (url for pattern, url in self._urls.items() if pattern == "*" or fnmatchcase(type, pattern))
+
+
+def _split(text: object) -> tuple[Origin, str]:
+    """Return the origin of a URL, and its path with the query."""
+    if not isinstance(text, str) or not text:
+        raise ImproperlyConfigured(f"url is missing; set it to a string like {EXAMPLE}.")
+    unreadable = ImproperlyConfigured(
+        f"url cannot be read (it is not shown because it may hold a secret); write it as {EXAMPLE}, without a fragment."
+    )
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise unreadable from None
+    if "{" in parts.netloc or "}" in parts.netloc:
+        raise ImproperlyConfigured("url has a placeholder in its host; only the path and the query may have some.")
+    if not parts.netloc.isascii():
+        # Python's own encoding turns "ß" into "ss", which is another host by the current standard.
+        raise ImproperlyConfigured("url has a host that is not ASCII; write its name as in DNS: xn--bcher-kva.example.")
+    if "@" in parts.netloc:
+        raise ImproperlyConfigured(
+            "url contains a user or a password; set the header authorization in headers instead."
+        )
+    if parts.scheme not in DEFAULT_PORTS or not host or port == 0 or parts.fragment or not text.isprintable():
+        raise unreadable
+    query = f"?{parts.query}" if parts.query else ""
+    return Origin(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme]), (parts.path or "/") + query

@@ -1,0 +1,169 @@
+"""One producer of librdkafka, with what it knows of the brokers."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from django_outbox.brokers.kafka.encoding import Record
+from django_outbox.brokers.kafka.errors import Blame, meaning_of
+from django_outbox.brokers.kafka.health import Health
+from django_outbox.brokers.kafka.logs import Log
+from django_outbox.brokers.kafka.metadata import Metadata
+
+POLL_TIME = 0.1
+"""Seconds of one wait for reports. For 0.2 s or more the client keeps waiting although reports have come."""
+
+PURGE_TIME = 1.0
+"""Seconds that a producer has to report the messages that were taken from it."""
+
+TOPIC_INTERVAL = 0.05
+"""Seconds between two looks for a topic that the broker is creating."""
+
+MISSING_INTERVAL = 60.0
+"""Seconds for which a topic that is missing is not waited for again."""
+
+MAX_SINGLE_TOPICS = 10
+"""Number of unknown topics beyond which all topics of the cluster are listed first."""
+
+Report = Callable[[KafkaError | None, Message], None]
+
+
+class Client:
+    """A producer that one thread uses at a time.
+
+    Args:
+        config: the options of the producer.
+
+    Attributes:
+        health: the state of its connections.
+        produce: the producer's own method. The report of each message is given to a function by `poll`, once.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.health = Health(config)
+        self._topics: set[str] = set()
+        self._missing_until: dict[str, float] = {}
+        # The producer must not refer to this object: it ends as soon as nothing refers to it.
+        self._producer = Producer({**config, "error_cb": self.health.note_error, "logger": Log()})
+        self.produce = self._producer.produce
+        self._metadata = Metadata(self._producer.list_topics, self.health)
+
+    def connect(self, deadline: float) -> str:
+        """Connect unless connected. Return the reason if that fails before the deadline, or if all brokers are down.
+
+        After a failure the client is to be discarded, because librdkafka reports only once that all brokers are down.
+        """
+        self.poll(0)
+        if not (self.health.is_connected or self.health.is_broken):
+            self._metadata.list_topics(None, deadline, self._read_events)
+        return "" if self.health.is_connected else self.health.reason
+
+    def responds(self, seconds: float) -> bool:
+        """Return whether a broker responds within some seconds."""
+        self._metadata.list_topics(None, time.monotonic() + seconds, self._read_events)
+        return self.health.is_connected
+
+    def find_missing(self, topics: Iterable[str], deadline: float, patience: float) -> dict[str, KafkaError]:
+        """Return those topics to which nothing can be sent, each with the error. Kafka may create one by this request.
+
+        If no broker responds, it is not connected afterwards. A topic that was found missing within the last minute is
+        not waited for.
+
+        Args:
+            topics: the names.
+            deadline: when to give up, by the monotonic clock.
+            patience: seconds that the brokers have to create topics.
+        """
+        unknown = [topic for topic in topics if topic not in self._topics]
+        if len(unknown) > MAX_SINGLE_TOPICS:
+            found = self._metadata.list_topics(None, deadline, self._read_events)
+            self._topics.update(topic for topic in unknown if topic in found and found[topic] is None)
+            unknown = [topic for topic in unknown if topic not in self._topics]
+        missing: dict[str, KafkaError] = {}
+        now = time.monotonic()
+        for topic in unknown:
+            was_missing = now < self._missing_until.get(topic, 0.0)
+            error = self._find_topic(topic, now if was_missing else min(deadline, now + patience), deadline)
+            if not self.health.is_connected:
+                break
+            if error is None:
+                self._missing_until.pop(topic, None)
+            else:
+                missing[topic] = error
+                if not was_missing:
+                    self._missing_until[topic] = now + MISSING_INTERVAL
+        return missing
+
+    def forget_topic(self, topic: str) -> None:
+        """Look for the topic again before the next message for it."""
+        self._topics.discard(topic)
+
+    def send(self, record: Record, report: Report, deadline: float) -> None:
+        """Pass a record to the producer, like `produce`, and wait while its queue is full.
+
+        Raises:
+            KafkaException: the producer does not take it.
+            BufferError: the queue remained full until the deadline.
+        """
+        topic, value, key, headers = record
+        while True:
+            try:
+                self.produce(topic, value, key, on_delivery=report, headers=headers)
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    raise
+                self.poll(POLL_TIME)
+            else:
+                return
+
+    def poll(self, seconds: float) -> None:
+        """Wait for reports, for at most a tenth of a second."""
+        try:
+            self._producer.poll(max(min(seconds, POLL_TIME), 0.0))
+        except KafkaException as error:
+            self.health.note_end(error.args[0])
+
+    def has_ended(self, error: KafkaError) -> bool:
+        """Return whether an error of `send` means that the producer cannot be used any more."""
+        if error.code() == KafkaError._FATAL or error.fatal():
+            # The reason comes with the reports.
+            self.poll(0)
+            self.health.is_broken = True
+        return self.health.is_broken
+
+    def discard(self) -> None:
+        """End the producer's work, and report every message that it still has."""
+        self.health.is_broken = True
+        self.health.is_connected = False
+        self._producer.purge()
+        until = time.monotonic() + PURGE_TIME
+        while len(self._producer) and time.monotonic() < until:
+            self.poll(POLL_TIME)
+
+    def abandon(self) -> None:
+        """Never end the producer: in a forked process its threads do not exist, and ending it would wait for them."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producer))
+
+    def _read_events(self) -> None:
+        self.poll(0)
+
+    def _find_topic(self, topic: str, until: float, deadline: float) -> KafkaError | None:
+        while True:
+            found = self._metadata.list_topics(topic, deadline, self._read_events)
+            if not self.health.is_connected:
+                return None
+            error = found.get(topic)
+            if topic in found and error is None:
+                self._topics.add(topic)
+                return None
+            if error is None or meaning_of(error).blame is Blame.BROKER:
+                # It is being created, or has no leader yet.
+                error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            elif error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return error
+            if time.monotonic() >= until:
+                return error
+            time.sleep(TOPIC_INTERVAL)

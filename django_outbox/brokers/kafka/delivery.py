@@ -1,0 +1,178 @@
+"""The messages of one call of `publish` on their way to the brokers, and their outcomes."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Message as Delivered
+
+from django_outbox.brokers.call import Call
+from django_outbox.brokers.kafka.client import Client
+from django_outbox.brokers.kafka.encoding import Record
+from django_outbox.brokers.kafka.errors import Blame, meaning_of
+from django_outbox.brokers.kafka.pool import Pool
+from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.error_text import describe
+from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
+
+T = TypeVar("T")
+
+NO_RESPONSE = "Kafka did not respond in time"
+STALLED = "Kafka responds, but did not confirm the message: its partition has no leader, or too few in-sync replicas"
+STALLED_CLASS = "kafka.stalled"
+
+
+class Delivery(Call[T, Record]):
+    """Sends messages and collects their outcomes.
+
+    Args:
+        messages: the messages, of any type.
+        encode: returns the record of a message.
+        pool: lends producers.
+        timeout: seconds for all of it.
+    """
+
+    def __init__(self, messages: Sequence[T], encode: Callable[[T], Record], pool: Pool, timeout: float) -> None:
+        super().__init__(messages, encode, carrier="Kafka", error_class="kafka")
+        self._pool = pool
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
+        self._errors: list[tuple[int, KafkaError, int]] = []
+        self._missing = 0
+        self._outage = ""
+        self._is_stalled = False
+        self._refusal: BatchRefused | None = None
+
+    def run(self) -> list[Outcome]:
+        """Send all messages and return their outcomes.
+
+        Raises:
+            BatchRefused: Kafka refused several messages together because of one of them.
+        """
+        waiting = self.unsettled()
+        while waiting and not self._has_ended():
+            count = len(waiting)
+            with self._pool.client() as client:
+                self._send(client, waiting)
+                self._read_errors(client)
+                reason = client.health.reason
+            # Some are sent again because of others. Each round must settle one, or there would be no end.
+            waiting = self.unsettled(waiting)
+            if len(waiting) == count and not self._has_ended():
+                self._outage = reason or NO_RESPONSE
+        if self._refusal and not self._outage:
+            self._refusal.outcomes = self.outcomes
+            raise self._refusal
+        if self._is_stalled and not self._outage:
+            return self.complete(set_aside(STALLED, self._timeout, error_class=STALLED_CLASS))
+        return self.complete(unanswered(self._outage))
+
+    def _has_ended(self) -> bool:
+        return bool(self._outage or self._is_stalled or self._refusal)
+
+    def _send(self, client: Client, indexes: Sequence[int]) -> None:
+        """Send messages and wait for their reports."""
+        records, report, deadline = self.encoded, self._report, self._deadline
+        missing = self._find_missing_topics(client, indexes)
+        self._missing = 0
+        if self._outage:
+            client.discard()
+            return
+        produce, sent = client.produce, 0
+        for index in indexes:
+            record = records[index]
+            topic, value, key, headers = record
+            if missing and topic in missing:
+                self._errors.append((index, missing[topic], -1))
+                continue
+            try:
+                try:
+                    produce(topic, value, key, on_delivery=partial(report, index), headers=headers)
+                except BufferError:
+                    # Reports of the messages so far make room.
+                    self._missing, sent = self._missing + sent, 0
+                    client.send(record, partial(report, index), deadline)
+            except KafkaException as error:
+                if client.has_ended(error.args[0]):
+                    break
+                self._errors.append((index, error.args[0], index))
+            except BufferError:
+                break
+            except Exception as error:
+                self._reject(index, error)
+            else:
+                sent += 1
+        self._missing += sent
+        self._await_reports(client)
+
+    def _find_missing_topics(self, client: Client, indexes: Sequence[int]) -> Mapping[str, KafkaError]:
+        missing: dict[str, KafkaError] = {}
+        if not client.connect(self._deadline):
+            topics = {self.encoded[index][0] for index in indexes}
+            missing = client.find_missing(sorted(topics), self._deadline, self._timeout / 4)
+        if not client.health.is_connected:
+            self._outage = client.health.reason or NO_RESPONSE
+        return missing
+
+    def _await_reports(self, client: Client) -> None:
+        """Wait until the timeout; for a sixth of it if other messages were confirmed, but these are not.
+
+        If the brokers respond all the same, this is no outage: others can be delivered, which may not be in this batch.
+        """
+        sent = missing = self._missing
+        changed = time.monotonic()
+        while self._missing:
+            client.poll(self._deadline - time.monotonic())
+            now = time.monotonic()
+            if self._missing < missing:
+                missing, changed = self._missing, now
+            elif now >= self._deadline:
+                if client.responds(self._timeout / 6):
+                    self._is_stalled = True
+                else:
+                    self._outage = client.health.reason or NO_RESPONSE
+                break
+            elif missing < sent and now - changed > self._timeout / 6 and client.health.is_connected:
+                self._is_stalled = True
+                break
+        if self._missing or client.health.is_broken:
+            client.discard()
+
+    def _report(self, index: int, error: KafkaError | None, delivered: Delivered) -> None:
+        self._missing -= 1
+        if error is None:
+            # Without an offset librdkafka only concludes that it was written, because the broker has confirmed a later
+            # sequence number. A broker that knows nothing of a producer accepts any number, so it is sent again.
+            if delivered.offset() is not None:
+                self.outcomes[index] = ACCEPTED
+        else:
+            self._errors.append((index, error, delivered.partition() or 0))
+
+    def _read_errors(self, client: Client) -> None:
+        """Turn errors into outcomes."""
+        batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
+        for index, error, partition in self._errors:
+            meaning, topic = meaning_of(error), self.encoded[index][0]
+            if meaning.blame is Blame.BATCH:
+                batches.setdefault((topic, partition, error.code()), (error, []))[1].append(index)
+            elif meaning.blame is Blame.BROKER:
+                self._outage = self._outage or client.health.explain(error)
+            elif meaning.blame is not Blame.NONE:
+                client.forget_topic(topic)
+                self.outcomes[index] = meaning.outcome(error.str())
+        for error, indexes in batches.values():
+            meaning = meaning_of(error)
+            outcome = meaning.outcome(error.str())
+            if len(indexes) == 1:
+                self.outcomes[indexes[0]] = outcome
+            else:
+                self._refusal = BatchRefused(
+                    outcome.error, (), permanent=meaning.permanent, error_class=outcome.error_class
+                )
+        self._errors.clear()
+
+    def _reject(self, index: int, error: Exception) -> None:
+        text = f"Kafka cannot carry the message: {describe(error)}"
+        self.outcomes[index] = rejected(text, error_class="kafka.unencodable")

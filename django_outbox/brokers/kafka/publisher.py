@@ -1,0 +1,96 @@
+"""A publisher for Kafka: idempotent producers, whose delivery reports are the outcomes."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.cloudevents import validate_format
+from django_outbox.brokers.kafka.client import Client
+from django_outbox.brokers.kafka.delivery import Delivery
+from django_outbox.brokers.kafka.encoding import make_encoder
+from django_outbox.brokers.kafka.options import read_config, servers
+from django_outbox.brokers.kafka.pool import Pool
+from django_outbox.brokers.options import require_seconds
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.templates import Template
+from django_outbox.messages import Message, Outcome
+
+
+class KafkaPublisher(Publisher):
+    """Publishes to topics of Kafka.
+
+    A message is accepted when all in-sync replicas of its partition have it. It is rejected if it is too large, or if
+    the broker refuses the record for good. It is deferred if its topic does not exist, or if the user may not write to
+    it. If the broker refuses several records together because of one of them, that one must first be found. Messages
+    without a response in time are unanswered.
+
+    The record's key is the message's key, so all messages of a key for one topic are in one partition; those without a
+    key are spread over all partitions.
+
+    Args:
+        alias: the publisher's name in the settings.
+        config: a dict of librdkafka's options for the producer, with `bootstrap.servers` and those for TLS and SASL.
+            Options that the publisher's promises depend on are refused.
+        topic: the topic, in which `{topic}` stands for the message's topic (its type if that is blank), `{type}` for
+            its type and `{key}` for its key.
+        format: `plain`, `cloudevents` or `cloudevents-structured`.
+        source: the attribute `source` of CloudEvents, a URI reference.
+        timeout: seconds for connecting, and for the brokers to confirm a batch. At most a day.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
+            password.
+    """
+
+    # Idempotence alone does not keep the order of a key within a batch, so the relay publishes one message per key at a
+    # time. librdkafka builds a partition's next request while one is in flight, even if only one may be. If the broker
+    # refuses that one, its sequence check refuses the next one too, but not if it is the producer's first one for this
+    # partition: a broker that knows nothing of a producer accepts any sequence (`checkSequence` in Kafka's
+    # ProducerAppendInfo). And messages of a key may go to several topics.
+    keeps_order = False
+    messaging_system: ClassVar[str] = "kafka"
+    broker_name = "Kafka"
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        config: Mapping[str, Any] | None = None,
+        topic: str = "{topic}",
+        format: str = "plain",
+        source: str = "",
+        timeout: float = 30.0,
+    ) -> None:
+        super().__init__(alias)
+        require_seconds("timeout", timeout)
+        validate_format(format, source)
+        self._topic = Template("topic", topic)
+        self._timeout = timeout
+        self._config = read_config(config, timeout)
+        self._encode = make_encoder(self._topic, format, source)
+        self._pool = Pool(self._make_client)
+        # The threads of producers do not exist in the child process.
+        after_fork(self._pool, Pool.abandon)
+
+    def describe(self) -> str:
+        return f"Kafka at {servers(self._config)}, topic {self._topic.text!r}"
+
+    def prepare(self) -> str:
+        with self._pool.client() as client:
+            reason = client.connect(time.monotonic() + self._timeout)
+            if reason:
+                client.discard()
+        return reason
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return Delivery(messages, self._encode, self._pool, self._timeout).run() if messages else []
+
+    def name_destination(self, message: Message) -> str:
+        return self._topic.render(message)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _make_client(self) -> Client:
+        return Client(self._config)

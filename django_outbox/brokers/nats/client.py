@@ -1,0 +1,165 @@
+"""nats-py's client, extended by what a publisher needs.
+
+It never does without TLS if the URL begins with tls:// (nats-py sends user and password unprotected if the server does
+not ask for TLS), it writes many messages at once, and hands each response over without an object and a queue for it.
+
+The methods that begin with an underscore and are overridden are nats-py's own; the tests notice if they change.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.client import RawCredentials
+
+from django_outbox.brokers.nats.errors import denied_subject
+from django_outbox.brokers.nats.options import ConnectionOptions, Server, read_credentials
+
+MessageHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
+"""Takes the subject, the subject to reply to, the data, and the headers if there are any."""
+
+MAX_DENIED = 100
+"""Maximum number of subjects that are remembered because the user may not publish to them."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds that nats-py has to end its tasks."""
+
+
+class Client(NatsClient):
+    """A connection to one server, which is not opened again when it is lost.
+
+    Args:
+        on_error: called with each error that does not end the connection, such as a missing permission.
+        on_closed: called with the reason, if it is known, when an open connection has ended.
+
+    Attributes:
+        inbox: messages arrive on subjects that begin with this and have one token more.
+    """
+
+    def __init__(
+        self, *, on_error: Callable[[Exception], None], on_closed: Callable[[BaseException | None], None]
+    ) -> None:
+        super().__init__()
+        self.inbox = b""
+        self._inbox_sid = 0
+        self._on_error = on_error
+        self._on_closed = on_closed
+        self._on_message: MessageHandler
+        self._requires_tls = False
+        self._is_open = False
+        self._first_error: Exception | None = None
+        self._denied: set[str] = set()
+
+    async def open(self, server: Server, options: ConnectionOptions, on_message: MessageHandler) -> None:
+        """Connect, and subscribe to a new inbox.
+
+        Args:
+            server: the server.
+            options: the options of the connection.
+            on_message: takes the messages that arrive in the inbox.
+
+        Raises:
+            Exception: any error of the network, of TLS or of nats-py.
+        """
+        self._requires_tls = server.requires_tls
+        await self.connect(
+            servers=[server.url],
+            name=f"django_outbox {options.alias}",
+            error_cb=self._handle_error,
+            closed_cb=self._handle_closed,
+            allow_reconnect=False,
+            connect_timeout=max(round(options.connect_timeout), 1),
+            tls=options.ssl,
+            inbox_prefix=options.inbox_prefix,
+            **_login(server, options),
+        )
+        self._on_message = on_message
+        inbox = self.new_inbox()
+        self.inbox = f"{inbox}.".encode()
+        subscription = await self.subscribe(f"{inbox}.*")
+        self._inbox_sid = subscription._id
+        # A refused subscription is reported before the response to the second ping: nats-py may send the first one
+        # before the subscription.
+        await self.flush()
+        await self.flush()
+        if self._first_error is not None:
+            raise self._first_error
+        self._is_open = True
+
+    async def write(self, pieces: Sequence[bytes]) -> None:
+        """Send bytes after everything that was sent before; wait while the server does not read."""
+        assert self._transport is not None
+        self._transport.write(b"".join(pieces))
+        await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    def send(self, pieces: Sequence[bytes]) -> None:
+        """Send bytes after everything that was sent before, without waiting."""
+        assert self._transport is not None
+        self._transport.write(b"".join(pieces))
+
+    def close_inbox(self) -> None:
+        """Let nothing more arrive in the inbox."""
+        self.send([b"UNSUB %d\r\n" % self._inbox_sid])
+
+    def is_denied(self, subject: str) -> bool:
+        """Return whether the server has refused to let the user publish to a subject."""
+        return subject.lower() in self._denied
+
+    def abort(self) -> None:
+        """Cut the connection, without sending what is still to be sent."""
+        self._is_open = False
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    async def abandon(self) -> None:
+        """Cut the connection and end nats-py's tasks."""
+        self.abort()
+        with suppress(Exception):
+            await asyncio.wait_for(self.close(), CLOSE_TIMEOUT)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._requires_tls and not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise errors.SecureConnWantedError
+            # nats-py looks at this only.
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        if sid == self._inbox_sid:
+            self._on_message(subject, reply, data, headers)
+        else:
+            await super()._process_msg(sid, subject, reply, data, headers)
+
+    async def _handle_error(self, error: Exception) -> None:
+        if self._is_open:
+            denied = denied_subject(error)
+            if denied is not None:
+                self._denied = {*list(self._denied)[-MAX_DENIED:], denied}
+            self._on_error(error)
+        elif self.is_connected:
+            self._first_error = error
+        else:
+            # nats-py would try again.
+            raise error
+
+    async def _handle_closed(self) -> None:
+        if self._is_open:
+            self._on_closed(self.last_error)
+
+
+def _login(server: Server, options: ConnectionOptions) -> dict[str, Any]:
+    """Return the arguments of nats-py that log in."""
+    if options.credentials:
+        # It is read again, because it may have been renewed; nats-py itself would read one without a JWT forever.
+        credentials = read_credentials(options.credentials)
+        if credentials.seed:
+            return {"nkeys_seed_str": credentials.seed}
+        return {"user_credentials": RawCredentials(credentials.jwt_and_seed)}
+    if server.password is not None:
+        return {"user": server.user, "password": server.password}
+    return {} if server.user is None else {"token": server.user}

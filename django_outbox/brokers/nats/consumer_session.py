@@ -1,0 +1,336 @@
+"""The life of one consuming connection to NATS, on the thread of its event loop."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from django_outbox.brokers.consumer import Unavailable
+from django_outbox.brokers.intake import Intake
+from django_outbox.brokers.nats import wire
+from django_outbox.brokers.nats.api import Api, NoAnswer
+from django_outbox.brokers.nats.client import Client
+from django_outbox.brokers.nats.connector import NotConnected, connect
+from django_outbox.brokers.nats.consumer_options import DurableOptions
+from django_outbox.brokers.nats.decoding import Delivery, origin_of, read_delivery, status_of
+from django_outbox.brokers.nats.durable import Counts, NotUsable, Terms, bind, read_counts
+from django_outbox.brokers.nats.errors import explain
+from django_outbox.brokers.nats.options import ConnectionOptions
+from django_outbox.brokers.nats.responses import read_response
+from django_outbox.brokers.nats.tasks import Tasks
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED
+
+REQUEST_TIME = 0.5
+"""Seconds for which the server answers one request for messages. It cannot be withdrawn, and messages are given back
+only after its end."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the server has to confirm dead letters, and to read the last acknowledgements."""
+
+POLL_INTERVAL = 0.25
+"""Seconds between two questions whether another process has settled its messages."""
+
+FIRST_REQUEST = 100
+"""Number of messages in the first request, while their size is not known."""
+
+
+class ConsumingSession:
+    """Connects, reads through a durable consumer and ends; a new connection needs a new session.
+
+    All methods run on the connection's thread.
+
+    Args:
+        options: how to connect.
+        durable: what to read, and how.
+        intake: takes the messages.
+
+    Attributes:
+        is_ready: set when messages can be received, or the session has ended; any thread may wait for it.
+        refusal: why no stream has stored a dead letter; blank if there is no such one. The reader resets it.
+    """
+
+    def __init__(self, options: ConnectionOptions, durable: DurableOptions, intake: Intake) -> None:
+        self.is_ready = threading.Event()
+        self.refusal = ""
+        self._options = options
+        self._durable = durable
+        self._intake = intake
+        self._client: Client
+        self._api: Api
+        self._address = "NATS"
+        self._terms: Terms
+        self._is_connected = False
+        self._is_paused = False
+        self._is_closing = False
+        self._last_tag = 0
+        self._unsettled: dict[int, Delivery] = {}
+        self._mean_size = 0.0
+        self._last_request = 0
+        self._expected = 0
+        self._dying: dict[bytes, Delivery] = {}
+        self._tasks = Tasks(self._on_failure)
+        self._changed = asyncio.Event()
+        self._connecting: asyncio.Task[None]
+
+    # Connecting
+
+    async def run(self) -> None:
+        """Connect, and read until the connection ends."""
+        try:
+            await self._run()
+        except Exception as error:
+            logger.exception("Consumer %r: the connection to NATS failed", self._options.alias)
+            self._end(f"the connection to NATS failed: {explain(error)}")
+
+    async def _run(self) -> None:
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+        try:
+            await self._connecting
+        except (NotConnected, NotUsable) as error:
+            self._end(str(error))
+        except asyncio.CancelledError:
+            self._end("the consumer was closed")
+        else:
+            logger.info("Consumer %r: reads stream %r at %s", self._options.alias, self._durable.stream, self._address)
+            self.is_ready.set()
+            self._tasks.start(self._read())
+            self._tasks.start(self._keep())
+            await self._wait(self._is_over)
+            if self._is_closing:
+                await self._finish()
+            self._end("the consumer was closed")
+        if self._is_connected:
+            await self._client.abandon()
+
+    async def _connect(self) -> None:
+        self._client, server = await connect(
+            self._options, lambda: Client(on_error=self._on_error, on_closed=self._on_closed), self._on_message
+        )
+        self._is_connected = True
+        self._address = server.address
+        self._api = Api(self._client, self._options)
+        self._terms = await bind(self._api, self._durable)
+
+    def _on_failure(self, error: BaseException) -> None:
+        if not isinstance(error, OSError):
+            logger.error("Consumer %r: the connection to NATS failed", self._options.alias, exc_info=error)
+        self._end(f"the connection to NATS at {self._address} failed: {explain(error)}")
+
+    def _is_over(self) -> bool:
+        return self._is_closing or self._intake.error is not None
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Receiving
+
+    async def _read(self) -> None:
+        await self._let_others_finish()
+        while not self._is_over():
+            await self._wait(lambda: self._wanted() > 0 or self._is_over())
+            number = self._wanted()
+            if number > 0:
+                await self._request(number)
+
+    async def _let_others_finish(self) -> None:
+        """Wait until messages that another connection has received are settled, or are delivered again.
+
+        Otherwise, later messages would be stored before those that a process left when it died.
+        """
+        # The server's timers are late now and then.
+        deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
+        while time.monotonic() < deadline and not self._is_over():
+            counts = await self._read_counts()
+            if counts is None or not counts.unsettled:
+                return
+            await asyncio.sleep(POLL_INTERVAL)
+
+    def _wanted(self) -> int:
+        """Return how many messages to request."""
+        if self._is_paused or self._is_over() or not self._intake.has_room:
+            return 0
+        prefetch = self._durable.prefetch
+        room = prefetch - len(self._unsettled)
+        # While at least half of them are in hand, a request would be for a few only.
+        if room < prefetch / 2:
+            return 0
+        fitting = int(self._durable.max_buffer_bytes / self._mean_size) if self._mean_size else FIRST_REQUEST
+        return max(min(room, fitting, self._terms.max_batch), 1)
+
+    async def _request(self, number: int) -> None:
+        """Request messages, and wait until all have come or the server answers no more."""
+        self._last_request += 1
+        self._expected = number
+        token = b"%d" % self._last_request
+        subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._durable.stream}.{self._durable.durable}".encode()
+        seconds = min(REQUEST_TIME, self._terms.max_seconds)
+        request = wire.request_messages(subject, self._client.inbox + token, number, seconds)
+        await self._client.write([request])
+        waiting = self._wait(lambda: not self._expected or self._is_over())
+        try:
+            await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
+        except asyncio.TimeoutError:
+            # The server does not respond to requests for a consumer that does not exist.
+            await self._read_counts()
+
+    async def _read_counts(self) -> Counts | None:
+        """Return the counts of the durable consumer; None if it cannot be used any more, which ends the session."""
+        try:
+            return await read_counts(self._api, self._durable)
+        except NoAnswer as error:
+            self._end(f"the consumer {self._durable.durable!r} of stream {self._durable.stream!r}: {error}")
+            return None
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self._receive(Delivery(subject, reply, headers or b"", data))
+        elif subject.startswith(self._client.inbox):
+            token = subject[len(self._client.inbox) :]
+            if token in self._dying:
+                self._settle_dying(token, data)
+            elif token == b"%d" % self._last_request and headers is not None:
+                self._on_status(status_of(headers), headers)
+
+    def _receive(self, delivery: Delivery) -> None:
+        self._last_tag += 1
+        self._unsettled[self._last_tag] = delivery
+        size = len(delivery.body)
+        self._mean_size = max(size, 1) if not self._mean_size else 0.9 * self._mean_size + 0.1 * size
+        self._intake.put(read_delivery(delivery, self._last_tag))
+        self._expected = max(self._expected - 1, 0)
+        if not self._expected:
+            self._changed.set()
+
+    def _on_status(self, status: int, headers: bytes) -> None:
+        """Note the end of a request: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-37.md."""
+        text = headers[:200].split(b"\r\n")[0].decode("ascii", "replace")
+        if status == 100:
+            return
+        if status not in (404, 408):
+            # Another request at once would be refused as well.
+            durable = self._durable
+            self._end(f"the consumer {durable.durable!r} of stream {durable.stream!r} refuses requests ({text})")
+        self._expected = 0
+        self._changed.set()
+
+    def request_more(self) -> None:
+        """Note that there is room for more messages."""
+        self._changed.set()
+
+    def set_paused(self, paused: bool) -> None:
+        """Request no more messages, or request them again."""
+        self._is_paused = paused
+        self._changed.set()
+
+    # Settling
+
+    def settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
+        """Publish rejected messages to the dead letters, and acknowledge all others with these tags."""
+        if not self._is_connected or self._intake.error is not None:
+            return
+        pieces = []
+        for tag in tags:
+            delivery = self._unsettled.pop(tag)
+            if tag in rejected and not self._durable.dead_letters:
+                # The message is too large to be stored; the caller has logged that it is lost.
+                pieces.append(wire.publish(delivery.reply, wire.TERM))
+            elif tag in rejected:
+                # If an earlier copy was not confirmed, this one replaces it.
+                token = b"dead" + origin_of(delivery.reply)[2]
+                self._dying[token] = delivery
+                subject = self._durable.dead_letters.encode()
+                reply = self._client.inbox + token
+                pieces.append(wire.dead_letter(delivery, subject, reply, self._client.max_payload))
+            else:
+                pieces.append(wire.publish(delivery.reply, wire.ACK))
+        self._client.send(pieces)
+        self._changed.set()
+
+    def _settle_dying(self, token: bytes, data: bytes) -> None:
+        """Give up a message whose copy the stream of the dead letters has confirmed."""
+        delivery = self._dying.pop(token)
+        outcome = read_response(data)
+        if outcome is ACCEPTED:
+            self._client.send([wire.publish(delivery.reply, wire.TERM)])
+        else:
+            self.refusal = outcome.error if outcome is not None else "no stream has this subject"
+            logger.error(
+                "Consumer %r: no stream has stored a dead letter at %r; the message will come again: %s",
+                self._options.alias,
+                self._durable.dead_letters,
+                self.refusal,
+            )
+        self._changed.set()
+
+    async def _keep(self) -> None:
+        """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
+        while True:
+            await asyncio.sleep(self._terms.ack_wait / 4)
+            if self._unsettled:
+                held = [delivery.reply for delivery in self._unsettled.values()]
+                await self._client.write([wire.publish(reply, wire.IN_PROGRESS) for reply in held])
+
+    async def count_left(self) -> int:
+        """Return the number of messages that are not settled.
+
+        Raises:
+            Unavailable: JetStream does not respond.
+        """
+        try:
+            counts = await read_counts(self._api, self._durable)
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+        return counts.pending + counts.unsettled
+
+    # Ending
+
+    def close(self) -> None:
+        """Send everything that was settled, give the other messages back, and end."""
+        self._is_closing = True
+        self._changed.set()
+        if not self.is_ready.is_set():
+            self._connecting.cancel()
+
+    async def _finish(self) -> None:
+        self._tasks.cancel()
+        try:
+            await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "Consumer %r: dead letters are not confirmed; their messages will come again", self._options.alias
+            )
+        try:
+            if self._unsettled:
+                await self._wait_for_request()
+            self._client.close_inbox()
+            await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
+        except Exception as error:
+            logger.info("Consumer %r: the last acknowledgements may be lost: %s", self._options.alias, explain(error))
+
+    async def _give_back(self) -> None:
+        await self._client.write([wire.publish(each.reply, wire.NAK) for each in self._unsettled.values()])
+        await self._client.flush()
+
+    async def _wait_for_request(self) -> None:
+        """Wait for the end of the last request; otherwise, messages that are given back would be its answer."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
+
+    def _on_error(self, error: Exception) -> None:
+        logger.debug("Consumer %r: NATS at %s: %s", self._options.alias, self._address, explain(error))
+
+    def _on_closed(self, error: BaseException | None) -> None:
+        reason = "" if error is None else f": {explain(error)}"
+        self._end(f"the connection to NATS at {self._address} was lost{reason}")
+
+    def _end(self, error: str) -> None:
+        self._intake.end(error)
+        self.is_ready.set()
+        self._changed.set()
+        if self._is_connected and not self._is_closing:
+            # It may be waiting until the server reads.
+            self._client.abort()

@@ -1,0 +1,123 @@
+"""Decode a message of JetStream."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from django_outbox.brokers.cloudevents import read_event
+from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.nats.encoding import MESSAGE_ID_HEADER
+from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE
+from django_outbox.brokers.times import read_time
+from django_outbox.error_text import describe
+
+CONTENT_ENCODING = "content-encoding"
+
+PREFIX = "ce-"
+"""How the headers begin that hold the attributes of CloudEvents, percent-encoded:
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
+
+
+class Delivery(NamedTuple):
+    """A message as it came over the wire.
+
+    Args:
+        subject: the subject.
+        reply: where to acknowledge it.
+        headers: the block of headers, from the version line to the blank line; blank if there is none.
+        body: the body.
+    """
+
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    body: bytes
+
+
+def read_delivery(delivery: Delivery, tag: int) -> Incoming:
+    """Return a message as the inbox reads it.
+
+    Its ID, type, key and time are in headers, as an outbox sends them, or in a CloudEvent. Without an ID, `Nats-Msg-Id`
+    is the ID; without a type, the subject is the type. If the headers cannot be decoded, the message's `problem` is the
+    reason.
+    """
+    problem = ""
+    try:
+        headers = parse_headers(delivery.headers)
+    except ValueError as error:
+        headers = {}
+        problem = f"its headers cannot be decoded: {describe(error)}"
+    known = {name.lower(): name for name in headers}
+
+    def take(name: str) -> str:
+        return headers.pop(known[name]) if name in known else ""
+
+    found = {name: take(name) for name in (MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE, CONTENT_ENCODING)}
+    own_id = take(MESSAGE_ID_HEADER.lower())
+    topic = delivery.subject.decode("utf-8", "replace")
+    incoming = Incoming(
+        tag=tag,
+        body=delivery.body,
+        message_id=found[MESSAGE_ID] or own_id,
+        type=found[TYPE] or topic,
+        topic=topic,
+        key=found[KEY],
+        headers=dict(_own_headers(headers)),
+        encoding=found[CONTENT_ENCODING],
+        sent_at=read_time(found[OCCURRED_AT]),
+        problem=problem,
+        position=b" ".join(place_of(delivery.reply)).decode("utf-8", "replace"),
+    )
+    return read_event(incoming, found[CONTENT_TYPE], (PREFIX,))
+
+
+def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers but those of NATS; the names of CloudEvents' attributes are in lower case."""
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower.startswith(PREFIX):
+            yield lower, unquote(value)
+        elif not lower.startswith("nats-"):
+            yield name, value
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """Return the headers of a message; of several values of one name, the last one.
+
+    Raises:
+        UnicodeDecodeError: they are not UTF-8.
+    """
+    found = {}
+    for line in block.decode().split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name] = value.strip(" \t")
+    return found
+
+
+def origin_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return stream, consumer and stream sequence of a message, by the subject of its acknowledgement."""
+    start, tokens = _tokens_of(reply)
+    return tokens[start], tokens[start + 1], tokens[start + 3]
+
+
+def place_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return stream, stream sequence and time of storage of a message, by the subject of its acknowledgement."""
+    start, tokens = _tokens_of(reply)
+    return tokens[start], tokens[start + 3], tokens[start + 5]
+
+
+def _tokens_of(reply: bytes) -> tuple[int, list[bytes]]:
+    """Return the tokens of the subject of an acknowledgement, and where the stream is among them.
+
+    There are 9 tokens; a server since 2.10 may put the domain and the account's hash before the stream:
+    https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-15.md.
+    """
+    tokens = reply.split(b".")
+    return (2 if len(tokens) == 9 else 4), tokens
+
+
+def status_of(headers: bytes) -> int:
+    """Return the status in the first line of a block of headers; 0 if there is none."""
+    status = headers[len(b"NATS/1.0 ") :][:3]
+    return int(status) if status.isdigit() else 0

@@ -1,0 +1,135 @@
+"""Encode messages for NATS before anything is sent, so that a message that NATS cannot carry is rejected alone."""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote
+
+from django_outbox.brokers import cloudevents
+from django_outbox.brokers.call import Unencodable
+from django_outbox.brokers.nats.subjects import explain_invalid_subject
+from django_outbox.brokers.templates import Template
+from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
+from django_outbox.messages import Message
+
+MESSAGE_ID_HEADER = "Nats-Msg-Id"
+"""By this header a stream recognizes a message that it has stored before, within its duplicate window:
+https://docs.nats.io/nats-concepts/jetstream/headers."""
+
+EXPECTED_STREAM_HEADER = "Nats-Expected-Stream"
+"""The stream that has to store the message; another one refuses it."""
+
+MAX_HEADER_BYTES = 65_535
+"""Maximum bytes of a message's headers in a stream: `JSStreamHeaderExceedsMaximumErr` in the server's errors.json."""
+
+_NAME = re.compile(r"[!-9;-~]+")
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+
+
+class Encoded(NamedTuple):
+    """A message for NATS.
+
+    Args:
+        subject: the subject.
+        headers: the block of headers, from the version line to the blank line.
+        payload: the payload.
+    """
+
+    subject: bytes
+    headers: bytes
+    payload: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that count for the server's `max_payload`: headers and payload."""
+        return len(self.headers) + len(self.payload)
+
+
+class Encoder:
+    """Encodes messages.
+
+    Args:
+        subject: the subject.
+        stream: the stream that has to store the messages; blank for any.
+        format: `plain`, `cloudevents` or `cloudevents-structured`.
+        source: the source of CloudEvents.
+    """
+
+    def __init__(self, *, subject: Template, stream: str, format: str, source: str) -> None:
+        self._subject = subject
+        self._expected = f"{EXPECTED_STREAM_HEADER}: {stream}\r\n" if stream else ""
+        self._own = {MESSAGE_ID_HEADER.lower(), *([EXPECTED_STREAM_HEADER.lower()] if stream else [])}
+        self._format = format
+        self._source = source
+
+    def encode(self, message: Message) -> Encoded:
+        """Encode a message.
+
+        Raises:
+            Unencodable: NATS cannot carry it.
+        """
+        subject = self._subject.render(message)
+        encoded_subject = _encode_subject(subject)
+        payload = message.payload
+        if self._format == cloudevents.PLAIN:
+            headers = text_headers(message)
+        elif self._format == cloudevents.BINARY:
+            headers = _event_headers(message, self._source)
+        else:
+            headers = [(CONTENT_TYPE, cloudevents.STRUCTURED_CONTENT_TYPE), *_other_headers(message)]
+            payload = cloudevents.structured(message, self._source)
+        return Encoded(encoded_subject, self._encode_headers(message, subject, headers), payload)
+
+    def _encode_headers(self, message: Message, subject: str, headers: list[tuple[str, str]]) -> bytes:
+        # Copies of a message for several publishers, and its dead-letter copy, have the same ID; a stream that takes
+        # several of these subjects would discard all but the first one.
+        lines = [f"NATS/1.0\r\n{self._expected}{MESSAGE_ID_HEADER}: {message.message_id}:{subject}\r\n"]
+        lines += [f"{_check_name(name)}: {value}\r\n" for name, value in headers if name.lower() not in self._own]
+        lines.append("\r\n")
+        text = "".join(lines)
+        breaks = len(lines) + 1 + bool(self._expected)
+        if text.count("\n") != breaks or text.count("\r") != breaks:
+            name = next(name for name, value in headers if "\n" in value or "\r" in value)
+            raise Unencodable(f"headers[{name!r}] contains a line break, which ends a header of NATS")
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:
+            raise Unencodable("a header has a lone surrogate, which cannot be encoded in UTF-8") from None
+        if len(encoded) > MAX_HEADER_BYTES:
+            reason = f"its headers are {len(encoded):,} bytes long; the limit of JetStream is {MAX_HEADER_BYTES:,}"
+            raise Unencodable(reason, "too_large")
+        return encoded
+
+
+def _event_headers(message: Message, source: str) -> list[tuple[str, str]]:
+    """Return the headers of an event in binary mode.
+
+    https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/nats-protocol-binding.md
+    """
+    found = {f"ce-{name}": quote(value, _PRINTABLE) for name, value in cloudevents.attributes(message, source).items()}
+    found["ce-datacontenttype"] = "application/json"
+    return [*found.items(), *_other_headers(message)]
+
+
+def _other_headers(message: Message) -> list[tuple[str, str]]:
+    """Return the message's own headers, without those that would be taken for attributes of the event."""
+    return [(name, value) for name, value in own_headers(message) if not name.lower().startswith("ce-")]
+
+
+# There are usually few of them.
+@lru_cache(maxsize=1000)
+def _encode_subject(subject: str) -> bytes:
+    if reason := explain_invalid_subject(subject):
+        raise Unencodable(f"its subject {subject!r} is invalid: {reason}", "invalid_subject")
+    try:
+        return subject.encode()
+    except UnicodeEncodeError:
+        reason = f"its subject {subject!r} has a lone surrogate, which cannot be encoded in UTF-8"
+        raise Unencodable(reason, "invalid_subject") from None
+
+
+@lru_cache(maxsize=1000)
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Unencodable(f"headers[{name!r}]: the name of a header of NATS is printable ASCII without colon or space")
+    return name

@@ -1,0 +1,160 @@
+"""A publisher for NATS JetStream: many messages in flight over one connection for all threads."""
+
+import datetime
+import threading
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.cloudevents import validate_format
+from django_outbox.brokers.nats.batch import Batch
+from django_outbox.brokers.nats.connection import NatsConnection
+from django_outbox.brokers.nats.encoding import Encoder
+from django_outbox.brokers.nats.options import read_options, require_in_flight, require_name
+from django_outbox.brokers.nats.subjects import explain_invalid_subject
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.templates import Template
+from django_outbox.messages import Message, Outcome
+
+EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
+"""A message with which the option `subject` must be a valid subject."""
+
+
+class JetStreamPublisher(Publisher):
+    """Publishes to NATS JetStream.
+
+    A message is accepted when a stream has confirmed that it is stored (on the majority of its replicas). It is
+    rejected if no stream has its subject, if it is too large, if the stream is not the expected one, or if NATS cannot
+    carry it. If its stream is full or has no leader, it is set aside for a few seconds, and no attempts are used up. If
+    the connection is lost or unresponsive, or JetStream itself is unavailable, messages that are not confirmed are
+    unanswered, and the next call of `publish` reconnects.
+
+    The header `Nats-Msg-Id` is the message's ID with the subject, by which a stream recognizes a message that it has
+    stored within its duplicate window: two minutes, unless the stream sets another one. The other headers are
+    `outbox-message-id`, `outbox-type`, `outbox-key`, `outbox-occurred-at` and `content-type`, and those of the message.
+
+    Args:
+        alias: the publisher's name in the settings.
+        servers: `nats://user:password@host:4222`, `nats://token@host:4222`, or `tls://` for TLS; for a cluster, a list
+            with a URL for each server, of which one that responds is used.
+        subject: the subject, in which `{topic}` stands for the message's topic (its type if that is blank), `{type}`
+            for its type and `{key}` for its key.
+        stream: the name of the stream that has to store the messages; another one refuses them. Blank for any stream
+            that has the subject.
+        credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey. It is read for each
+            connection.
+        ssl: for `tls://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
+            and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
+        domain: the JetStream domain of the streams; blank for that of the server.
+        inbox_prefix: the first tokens of the subjects on which responses arrive; the user must be permitted to
+            subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
+        format: `plain`, `cloudevents` for CloudEvents with their attributes in headers, or `cloudevents-structured`.
+        source: the `source` of CloudEvents, a URI reference such as `/shop`.
+        timeout: seconds for connecting, all servers together, and for a batch to be confirmed. At most a day.
+        connect_timeout: seconds for connecting to one server; at most its share of `timeout`.
+        max_in_flight: maximum number of messages that were sent and are not confirmed, from 1 to 10,000.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
+            password.
+    """
+
+    # A message of a batch may be accepted after an earlier one was not: its stream was full for a moment, or the old
+    # leader of the stream lost the earlier one and the new leader stored the later one.
+    keeps_order = False
+
+    messaging_system: ClassVar[str] = "nats"
+    broker_name = "NATS JetStream"
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        servers: str | Sequence[str] = (),
+        subject: str = "{topic}",
+        stream: str = "",
+        credentials: str = "",
+        ssl: Mapping[str, str] | None = None,
+        domain: str = "",
+        inbox_prefix: str = "_INBOX",
+        format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain",
+        source: str = "",
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        max_in_flight: int = 1000,
+    ) -> None:
+        super().__init__(alias)
+        self._options = read_options(
+            alias,
+            servers=servers,
+            credentials=credentials,
+            ssl=ssl,
+            domain=domain,
+            inbox_prefix=inbox_prefix,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+        )
+        require_name("stream", stream)
+        require_in_flight(max_in_flight)
+        validate_format(format, source)
+        self._subject = _read_subject(subject)
+        self._stream = stream
+        self._max_in_flight = max_in_flight
+        self._encode = Encoder(subject=self._subject, stream=stream, format=format, source=source).encode
+        self._connection: NatsConnection | None = None
+        self._lock = threading.Lock()
+        after_fork(self, type(self)._start_over)
+
+    def describe(self) -> str:
+        servers = ", ".join(server.url for server in self._options.servers)
+        stream = f", stream {self._stream!r}" if self._stream else ""
+        return f"NATS JetStream at {servers}, subject {self._subject.text!r}{stream}"
+
+    def prepare(self) -> str:
+        return self._usable_connection().wait_until_ready()
+
+    def check(self) -> Sequence[str]:
+        connection = self._usable_connection()
+        subject = self._subject.render(EXAMPLE) if self._subject.is_fixed else ""
+        reason = connection.wait_until_ready() or connection.check(stream=self._stream, subject=subject)
+        return [reason] if reason else []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        batch = Batch(messages, self._encode)
+        while batch.missing and not self._usable_connection().submit(batch):
+            pass
+        return batch.result()
+
+    def name_destination(self, message: Message) -> str:
+        return self._subject.render(message)
+
+    def close(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _usable_connection(self) -> NatsConnection:
+        with self._lock:
+            if self._connection is None or not self._connection.is_usable:
+                self._connection = NatsConnection(self._options, self._max_in_flight)
+            return self._connection
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        _of_parents.append(self._connection)
+        self._connection = None
+
+
+def _read_subject(subject: str) -> Template:
+    template = Template("subject", subject)
+    reason = explain_invalid_subject(template.render(EXAMPLE))
+    if reason:
+        raise ImproperlyConfigured(f"subject is {subject!r}: {reason}.")
+    return template
+
+
+_of_parents: list[NatsConnection | None] = []
+"""Connections of the parent process. They are kept, because their end would close what the parent still uses."""

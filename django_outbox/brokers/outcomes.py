@@ -1,0 +1,164 @@
+"""The relay's calls of a publisher: anything it returns or raises is turned into valid outcomes, or into an error."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any
+
+from django_outbox.brokers.publisher import BatchRefused, Publisher
+from django_outbox.error_text import describe, is_interrupt, one_line
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
+
+NO_REASON = "the publisher gave no reason"
+
+MAX_ERROR_CLASS_LENGTH = 255
+"""Maximum number of characters of an `error_class`, as in its column."""
+
+MAX_DESCRIPTION_LENGTH = 300
+"""Maximum number of characters of a publisher's description."""
+
+
+CallResult = tuple[list[Outcome | None], BaseException | None]
+"""One entry per message, None if the publisher reported no valid outcome for it, and the publisher's error, if any.
+
+A plain tuple, because constructing a class costs another call for each wave.
+"""
+
+
+def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Sequence[Message]) -> CallResult:
+    """Publish messages and return their outcomes, and the error if the publisher misbehaved.
+
+    It raises nothing but the user's Ctrl-C; any other BaseException is the publisher's. A return value that has no
+    outcomes, or the wrong number of them, is an error too; the valid outcomes of a batch still count.
+
+    Args:
+        publish: a publisher's method.
+        messages: the batch.
+    """
+    try:
+        return _read_outcomes(publish(messages), len(messages))
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return _read_refusal(error, len(messages)), error
+
+
+def prepare_publisher(publisher: Publisher) -> str:
+    """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string.
+
+    It raises nothing but the user's Ctrl-C.
+    """
+    try:
+        reason = publisher.prepare()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return describe(error, MAX_ERROR_LENGTH)
+    return _read_error(reason) if reason else ""
+
+
+def check_publisher(publisher: Publisher) -> list[str]:
+    """Let a publisher check its broker. Return the problems, each on one line; none if it works.
+
+    It raises nothing but the user's Ctrl-C.
+    """
+    try:
+        problems = publisher.check()
+        # A string has letters, not problems.
+        given: list[object] = [problems] if isinstance(problems, str) else list(problems)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return [describe(error, MAX_ERROR_LENGTH)]
+    return [_read_error(problem) for problem in given if problem]
+
+
+def describe_publisher(publisher: Publisher) -> str:
+    """Return where a publisher publishes to, on one line; the name of its class if that is unknown.
+
+    It raises nothing but the user's Ctrl-C.
+    """
+    try:
+        return one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return type(publisher).__name__
+
+
+def read_outcome(given: object) -> Outcome:
+    """Return an outcome with fields of the right types, and a reason that is one line and not blank.
+
+    Raises:
+        TypeError: it is not an outcome, or its verdict is reserved for the relay.
+    """
+    if given is ACCEPTED:
+        return ACCEPTED
+    if not isinstance(given, Outcome):
+        raise TypeError(f"the publisher returned an object of type {type(given).__name__} instead of an Outcome")
+    # Python does not check the types of a dataclass's fields.
+    outcome: Any = given
+    verdict = outcome.verdict
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"the publisher returned an Outcome whose verdict is of type {type(verdict).__name__}")
+    if verdict is Verdict.BLOCKED:
+        raise TypeError("the publisher returned an Outcome with Verdict.BLOCKED, which is reserved for the relay")
+    if verdict is Verdict.ACCEPTED:
+        return ACCEPTED
+    error_class = outcome.error_class if isinstance(outcome.error_class, str) else ""
+    return Outcome(
+        verdict,
+        _read_error(outcome.error),
+        one_line(error_class, MAX_ERROR_CLASS_LENGTH),
+        next((each for each in (outcome.cause, outcome.error) if isinstance(each, BaseException)), None),
+        outcome.retry_after if _is_delay(outcome.retry_after) else None,
+        counted=outcome.counted is not False,
+    )
+
+
+def _read_outcomes(given: object, count: int) -> CallResult:
+    """Validate a publisher's return value for a batch of `count` messages.
+
+    Raises:
+        TypeError: it is not a collection of outcomes.
+        ValueError: it has too few or too many outcomes.
+    """
+    if type(given) is list and len(given) == count == given.count(ACCEPTED):
+        return [ACCEPTED] * count, None
+    if not isinstance(given, Iterable):
+        raise TypeError(f"the publisher returned an object of type {type(given).__name__} instead of outcomes")
+    # A generator may be endless.
+    found = list(itertools.islice(given, count + 1))
+    if len(found) != count:
+        number = len(given) if isinstance(given, Sized) else len(found)
+        raise ValueError(f"the publisher returned the wrong number of outcomes: {number:,} instead of {count:,}")
+    outcomes: list[Outcome | None] = []
+    problem: BaseException | None = None
+    for each in found:
+        try:
+            outcomes.append(read_outcome(each))
+        except Exception as error:
+            outcomes.append(None)
+            problem = error if problem is None else problem
+    return outcomes, problem
+
+
+def _read_refusal(error: BaseException, count: int) -> list[Outcome | None]:
+    """Return the outcomes that an exception carries."""
+    if isinstance(error, BatchRefused):
+        try:
+            return _read_outcomes(error.outcomes, count)[0]
+        except BaseException as invalid:
+            if is_interrupt(invalid):
+                raise
+    return [None] * count
+
+
+def _read_error(error: object) -> str:
+    if isinstance(error, BaseException):
+        return describe(error, MAX_ERROR_LENGTH)
+    return (one_line(error, MAX_ERROR_LENGTH) if error is not None else "") or NO_REASON
+
+
+def _is_delay(seconds: object) -> bool:
+    # Comparisons with NaN are false.
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0

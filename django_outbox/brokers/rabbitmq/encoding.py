@@ -1,0 +1,255 @@
+"""Encode messages for AMQP 0-9-1 before anything is sent, so that a message that AMQP cannot carry is rejected alone.
+
+pika's own encoder does not support floats, which JSON headers may contain (they are sent as AMQP doubles), and takes
+several times as long, because it creates objects for a few bytes.
+"""
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+from pika import BasicProperties
+from pika.spec import Basic
+
+from django_outbox.brokers.call import Unencodable
+from django_outbox.brokers.rabbitmq.frames import HEADER_FRAME_OVERHEAD
+from django_outbox.messages import Message
+
+MAX_SHORT_STRING = 255
+"""Maximum number of UTF-8 bytes of an AMQP short string: names, routing keys and most properties."""
+
+ROUTING_HEADERS = ("CC", "BCC")
+"""Headers from which RabbitMQ reads further routing keys; it closes the channel if one of them is not a list."""
+
+MAX_DEPTH = 500
+"""Maximum nesting of a header; the outbox stores no deeper JSON."""
+
+
+class Encoded(NamedTuple):
+    """A message in AMQP without its payload, which is sent unchanged.
+
+    Args:
+        method: `basic.publish` with its arguments.
+        properties: the property flags and the property list.
+    """
+
+    method: bytes
+    properties: bytes
+
+    @property
+    def header_size(self) -> int:
+        """Bytes of the header frame; unlike the body, it cannot be split."""
+        return HEADER_FRAME_OVERHEAD + len(self.properties)
+
+
+class Encoder:
+    """Encodes messages for one exchange.
+
+    Args:
+        exchange: the exchange's name.
+        mandatory: whether the broker returns a message that reaches no queue.
+        persistent: whether a message survives a restart of the broker.
+        key_header: the name of the header that carries the message's key.
+        content_type: the type of the payload.
+    """
+
+    def __init__(
+        self,
+        *,
+        exchange: str,
+        mandatory: bool,
+        persistent: bool,
+        key_header: str,
+        content_type: str = "application/json",
+    ) -> None:
+        self._exchange = exchange
+        self._mandatory = mandatory
+        self._delivery_mode = b"\x02" if persistent else b"\x01"
+        self._key_header = key_header
+        self._key_name = short_string("key_header", key_header)
+        content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
+        self._flags = _SET.to_bytes(2, "big") + content
+        self._flags_with_correlation_id = (_SET | BasicProperties.FLAG_CORRELATION_ID).to_bytes(2, "big") + content
+        # There are usually few types and topics.
+        self._method = lru_cache(maxsize=1000)(self._encode_method)
+        self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
+
+    def encode(self, message: Message) -> Encoded:
+        """Encode a message. A key that is not blank is sent in the header `key_header`.
+
+        Raises:
+            Unencodable: AMQP cannot carry it.
+        """
+        flags, headers, correlation_id = self._flags, b"", b""
+        if message.headers:
+            headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)
+            value = message.headers.get("correlation_id")
+            if isinstance(value, str) and len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
+                flags = self._flags_with_correlation_id
+                correlation_id = short_string("headers['correlation_id']", value)
+        if message.key:
+            key = message.key.encode()
+            headers += self._key_name + b"S" + len(key).to_bytes(4, "big") + key
+        try:
+            timestamp = _TIMESTAMP.pack(int(message.occurred_at.timestamp()))
+        except (struct.error, OverflowError):
+            raise Unencodable("occurred_at is before 1970, which an AMQP timestamp cannot represent") from None
+        properties = (
+            flags,
+            len(headers).to_bytes(4, "big"),
+            headers,
+            self._delivery_mode,
+            correlation_id,
+            _MESSAGE_ID_LENGTH,
+            message.message_id.encode(),
+            timestamp,
+            self._type(message.type),
+        )
+        return Encoded(self._method(message.destination), b"".join(properties))
+
+    def _encode_method(self, routing_key: str) -> bytes:
+        # pika's own error for a name that is too long mentions neither the part nor the limit.
+        short_string("the routing key (topic, or type)", routing_key)
+        publish = Basic.Publish(exchange=self._exchange, routing_key=routing_key, mandatory=self._mandatory)
+        return Basic.Publish.INDEX.to_bytes(4, "big") + b"".join(publish.encode())
+
+
+def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
+    """Encode headers as the fields of an AMQP table, without its length.
+
+    Args:
+        headers: JSON values by name.
+        leave_out: a name to leave out.
+
+    Raises:
+        Unencodable: AMQP cannot carry one of them.
+    """
+    pieces = []
+    for name, value in headers.items():
+        if name == leave_out:
+            continue
+        if name in ROUTING_HEADERS and not isinstance(value, list):
+            raise Unencodable(f"headers[{name!r}] must be a list: RabbitMQ reads routing keys from it")
+        try:
+            pieces.append(_header_name(name))
+            pieces.append(_encode_value(value))
+        except Unencodable as error:
+            raise Unencodable(f"headers[{name!r}]: {error}") from None
+        except UnicodeEncodeError:
+            raise Unencodable(f"headers[{name!r}]: a lone surrogate cannot be encoded in UTF-8") from None
+    return b"".join(pieces)
+
+
+def _encode_value(value: Any) -> bytes:
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        raise Unencodable(f"an object of type {type(value).__name__} is not a JSON value")
+    return encoder(value)
+
+
+def _encode_int(value: int) -> bytes:
+    if -(2**31) <= value < 2**31:
+        return struct.pack(">ci", b"I", value)
+    if -(2**63) <= value < 2**63:
+        return struct.pack(">cq", b"l", value)
+    # PostgreSQL writes a float such as 1e19 without its exponent, so Python reads it as an integer.
+    with suppress(OverflowError):
+        number = float(value)
+        if value in (int(number), int(Decimal(repr(number)))):
+            return _encode_float(number)
+    raise Unencodable("an integer beyond 64 bits, the most that AMQP carries; send it as a string")
+
+
+def _encode_float(value: float) -> bytes:
+    # RabbitMQ closes the connection, with everything in flight, if it reads NaN or infinity.
+    if not math.isfinite(value):
+        raise Unencodable(f"{value} is not a number that RabbitMQ can read")
+    return struct.pack(">cd", b"d", value)
+
+
+def _encode_nested(value: list[Any] | dict[str, Any]) -> bytes:
+    """Encode a list or a dict with its contents.
+
+    Not recursively, because Python's recursion limit includes the caller's depth.
+    """
+    stack = [_open_container(value)]
+    while True:
+        kind, items, pieces = stack[-1]
+        for name, inner in items:
+            if kind == _TABLE:
+                pieces.append(short_string("a name in it", name))
+            if isinstance(inner, list | dict):
+                if len(stack) == MAX_DEPTH:
+                    raise Unencodable(f"it is nested more than {MAX_DEPTH} levels deep")
+                stack.append(_open_container(inner))
+                break
+            pieces.append(_encode_value(inner))
+        else:
+            stack.pop()
+            encoded = kind + _with_length(b"".join(pieces))
+            if not stack:
+                return encoded
+            stack[-1][2].append(encoded)
+
+
+def _open_container(value: list[Any] | dict[str, Any]) -> tuple[bytes, Iterator[tuple[Any, Any]], list[bytes]]:
+    """Return the AMQP type of a list or a dict, an iterator over its names and values, and a list for the pieces."""
+    if isinstance(value, dict):
+        return _TABLE, iter(value.items()), []
+    return _ARRAY, iter(enumerate(value)), []
+
+
+_TABLE, _ARRAY = b"F", b"A"
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    str: lambda value: b"S" + _with_length(value.encode()),
+    bool: lambda value: b"t\x01" if value else b"t\x00",
+    int: _encode_int,
+    float: _encode_float,
+    type(None): lambda _value: b"V",
+    list: _encode_nested,
+    dict: _encode_nested,
+}
+
+
+def _with_length(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def short_string(part: str, value: str) -> bytes:
+    """Encode an AMQP short string.
+
+    Args:
+        part: its name, for the error.
+        value: at most 255 bytes of UTF-8.
+
+    Raises:
+        Unencodable: it is longer, or not UTF-8.
+    """
+    try:
+        data = value.encode()
+    except UnicodeEncodeError:
+        raise Unencodable(f"{part} has a lone surrogate, which cannot be encoded in UTF-8") from None
+    if len(data) > MAX_SHORT_STRING:
+        raise Unencodable(f"{part} is {len(data)} bytes long in UTF-8; the limit of AMQP is {MAX_SHORT_STRING}")
+    return len(data).to_bytes(1, "big") + data
+
+
+# Most messages have the same few headers.
+_header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
+
+_SET = (
+    BasicProperties.FLAG_CONTENT_TYPE
+    | BasicProperties.FLAG_CONTENT_ENCODING
+    | BasicProperties.FLAG_HEADERS
+    | BasicProperties.FLAG_DELIVERY_MODE
+    | BasicProperties.FLAG_MESSAGE_ID
+    | BasicProperties.FLAG_TIMESTAMP
+    | BasicProperties.FLAG_TYPE
+)
+_MESSAGE_ID_LENGTH = b"\x24"
+_TIMESTAMP = struct.Struct(">Q")

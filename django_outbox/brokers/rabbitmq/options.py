@@ -1,0 +1,165 @@
+"""The options of the RabbitMQ publisher: validate them, and turn URLs into pika's connection parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import SplitResult, parse_qs
+
+import pika
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers.options import require_flag, require_seconds
+from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
+from django_outbox.brokers.tls import read_ssl
+from django_outbox.brokers.urls import UrlOption
+
+URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
+
+EXCHANGE_TYPES = ("direct", "topic", "fanout", "headers")
+
+OPTION_INSTEAD = {
+    "ssl_options": "the option ssl",
+    "blocked_connection_timeout": "the option blocked_timeout",
+    "socket_timeout": "the option connect_timeout",
+    "stack_timeout": "the option connect_timeout",
+    "connection_attempts": "a list of urls; each publish makes one attempt at each",
+    "retry_delay": "a list of urls; each publish makes one attempt at each",
+}
+"""Parameters of pika's URLs, and the publisher's option that replaces each one."""
+
+MIN_FRAME_MAX = 8192
+"""Minimum frame size in bytes that RabbitMQ 4 accepts."""
+
+MAX_HEARTBEAT = 65_535
+"""Maximum heartbeat interval in seconds, as AMQP encodes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelOptions:
+    """The options of each channel."""
+
+    exchange: str
+    declare_exchange: str | None
+    confirms: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """The options of a connection; times are in seconds."""
+
+    publisher_alias: str
+    hosts: tuple[pika.URLParameters, ...]
+    channel: ChannelOptions
+    timeout: float
+    blocked_timeout: float
+
+    @property
+    def stall_timeout(self) -> float:
+        """Seconds that a channel may go without a response before the broker is probed."""
+        return self.timeout / 6
+
+
+def validate_message_options(*, mandatory: object, persistent: object, key_header: object) -> None:
+    """Validate the options that decide how messages are encoded.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid.
+    """
+    require_flag("mandatory", mandatory)
+    require_flag("persistent", persistent)
+    _require_short_string("key_header", key_header)
+    if not key_header:
+        raise ImproperlyConfigured("key_header is blank; set it to the name of the header that carries the key.")
+    if key_header in ROUTING_HEADERS:
+        raise ImproperlyConfigured(f"key_header is {key_header!r}: RabbitMQ reads routing keys there; rename it.")
+
+
+def read_options(
+    publisher_alias: str,
+    *,
+    url: str | Sequence[str],
+    exchange: str,
+    declare_exchange: str | None,
+    timeout: float,
+    connect_timeout: float,
+    blocked_timeout: float,
+    heartbeat: int | None,
+    ssl: Mapping[str, str] | None,
+    dangerously_disable_confirms: bool,
+) -> ConnectionOptions:
+    """Validate the options that decide how to connect.
+
+    They are described in `RabbitMQPublisher`. RabbitMQ's management pages show `publisher_alias` as part of the
+    connection's name.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid. The error never shows a url, which may hold a password.
+    """
+    _require_short_string("exchange", exchange)
+    if declare_exchange is not None and declare_exchange not in EXCHANGE_TYPES:
+        raise ImproperlyConfigured(
+            f"declare_exchange is {declare_exchange!r}; it must be None or one of {', '.join(EXCHANGE_TYPES)}."
+        )
+    if declare_exchange is not None and not exchange:
+        raise ImproperlyConfigured("declare_exchange is set, but exchange is blank; name the exchange to declare.")
+    require_flag("dangerously_disable_confirms", dangerously_disable_confirms)
+    require_seconds("timeout", timeout)
+    require_seconds("connect_timeout", connect_timeout)
+    require_seconds("blocked_timeout", blocked_timeout)
+    if heartbeat is not None and (type(heartbeat) is not int or not 0 <= heartbeat <= MAX_HEARTBEAT):
+        raise ImproperlyConfigured(
+            f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_HEARTBEAT}, 0 for none, or None."
+        )
+    urls = list(URL.read(url))
+    hosts = tuple(_read_url(*each) for each in urls)
+    if ssl is not None:
+        _set_tls(hosts, ssl)
+    for host, (_, parts) in zip(hosts, urls, strict=True):
+        if "heartbeat" not in parse_qs(parts.query):
+            host.heartbeat = heartbeat
+        host.socket_timeout = host.stack_timeout = min(connect_timeout, timeout / len(hosts))
+        host.blocked_connection_timeout = blocked_timeout
+        host.connection_attempts = 1
+        name = f"django_outbox {publisher_alias}"
+        host.client_properties = {**(host.client_properties or {}), "connection_name": name}
+    return ConnectionOptions(
+        publisher_alias=publisher_alias,
+        hosts=hosts,
+        channel=ChannelOptions(
+            exchange=exchange, declare_exchange=declare_exchange, confirms=not dangerously_disable_confirms
+        ),
+        timeout=timeout,
+        blocked_timeout=blocked_timeout,
+    )
+
+
+def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
+    if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
+        raise URL.unreadable
+    if parts.username is not None and parts.password is None:
+        raise URL.unreadable
+    for parameter in parse_qs(parts.query):
+        if parameter in OPTION_INSTEAD:
+            raise ImproperlyConfigured(f"url must not set {parameter}; use {OPTION_INSTEAD[parameter]}.")
+    try:
+        parameters = pika.URLParameters(url)
+    except Exception as error:
+        raise ImproperlyConfigured(f"url has a query that cannot be read: {error}.") from None
+    if parameters.frame_max < MIN_FRAME_MAX:
+        raise ImproperlyConfigured(
+            f"url sets frame_max to {parameters.frame_max}; RabbitMQ 4 refuses less than {MIN_FRAME_MAX}. "
+            f"Leave it out, or set it to {MIN_FRAME_MAX} or more."
+        )
+    return parameters
+
+
+def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
+    context = read_ssl(files)
+    if not all(host.ssl_options for host in hosts):
+        raise ImproperlyConfigured("ssl is set, but a url is without TLS; every url must begin with amqps://.")
+    for host in hosts:
+        host.ssl_options = pika.SSLOptions(context, host.host)
+
+
+def _require_short_string(option: str, value: object) -> None:
+    if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_SHORT_STRING:
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of at most {MAX_SHORT_STRING} bytes.")

@@ -1,0 +1,245 @@
+"""A publisher for RabbitMQ: publisher confirms, many messages in flight, one connection for all threads."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+from urllib.parse import quote
+
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE, validate_format
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
+from django_outbox.brokers.rabbitmq.destinations import Destinations
+from django_outbox.brokers.rabbitmq.encoding import Encoder
+from django_outbox.brokers.rabbitmq.events import Events
+from django_outbox.brokers.rabbitmq.nodes import Nodes
+from django_outbox.brokers.rabbitmq.options import read_options, validate_message_options
+from django_outbox.brokers.rabbitmq.sorting import Sorting
+from django_outbox.logs import logger
+from django_outbox.messages import Message, Outcome
+
+
+class RabbitMQPublisher(Publisher):
+    """Publishes to a RabbitMQ exchange over AMQP 0-9-1.
+
+    A message is accepted when the broker has confirmed it. It is rejected if the broker returned it as unroutable, if
+    it is too large, or if AMQP cannot carry it. It is deferred if the broker refused it with `basic.nack`, but
+    confirmed others for its destination. If the broker accepts no message for a destination (because a queue is full,
+    or without quorum), the destination is set aside for a while, and no attempts are used up.
+
+    If the broker closes the channel because of a single message, that message is rejected; in a batch it must first be
+    found. If the connection is lost, blocked or unresponsive, or the exchange is missing, unconfirmed messages are
+    unanswered, and the next call of `publish` reconnects.
+
+    The routing key is the message's topic, or its type if the topic is blank. The properties are `message_id`, `type`,
+    `timestamp` (`occurred_at`), `content_type`, `content_encoding`, `delivery_mode`, the headers including the key, and
+    `correlation_id` if there is a header of that name whose value is a string.
+
+    Args:
+        alias: the publisher's name in the settings.
+        url: `amqp://user:password@host:5672/vhost`, or `amqps://` for TLS; for a cluster, a list with a URL for each
+            node, of which one that responds is used. Its query may set `heartbeat`, `frame_max`, `channel_max`,
+            `locale`, `tcp_options` and `client_properties`.
+        exchange: the exchange's name. If blank, the default exchange, where the routing key is the name of a queue.
+        declare_exchange: `direct`, `topic`, `fanout` or `headers` to declare a durable exchange of that type when
+            connecting; None if it exists.
+        mandatory: whether a message that reaches no queue is rejected; otherwise the broker drops it, and it counts as
+            accepted.
+        persistent: whether messages in durable queues survive a restart of the broker.
+        timeout: seconds for connecting, all nodes together, and for the broker to respond while messages are
+            unconfirmed. At most a day, like all timeouts.
+        connect_timeout: seconds for connecting to one node; at most its share of `timeout`.
+        blocked_timeout: seconds for which the broker may block the connection, as it does when it is short of memory
+            or disk.
+        heartbeat: interval of AMQP heartbeats in seconds, up to 65,535. An idle connection that shows no activity is
+            closed after one to two intervals of `heartbeat` + 5 seconds. 0 disables heartbeats; None uses the broker's
+            suggestion. The URL's query takes precedence.
+        ssl: for `amqps://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
+            and `keyfile` (the client's certificate), all paths of PEM files. The broker is always verified.
+        key_header: the header that carries the message's key, unless the key is blank.
+        format: `"plain"`; `"cloudevents"` for CloudEvents in binary mode, whose attributes are headers with the prefix
+            `ce-`; or `"cloudevents-structured"`, whose body is the event as JSON.
+        source: the attribute `source` of CloudEvents, a URI reference.
+        dangerously_disable_confirms: accept a message as soon as the broker has read it, without waiting until it is
+            stored. MESSAGES ARE LOST when the broker or a queue's node dies, or a queue refuses them.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
+            password.
+    """
+
+    messaging_system: ClassVar[str] = "rabbitmq"
+    broker_name = "RabbitMQ"
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        url: str | Sequence[str] = (),
+        exchange: str = "",
+        declare_exchange: str | None = None,
+        mandatory: bool = True,
+        persistent: bool = True,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        blocked_timeout: float = 30.0,
+        heartbeat: int | None = 30,
+        ssl: Mapping[str, str] | None = None,
+        key_header: str = "outbox-key",
+        format: str = PLAIN,
+        source: str = "",
+        dangerously_disable_confirms: bool = False,
+    ) -> None:
+        super().__init__(alias)
+        self._exchange = exchange
+        validate_message_options(mandatory=mandatory, persistent=persistent, key_header=key_header)
+        validate_format(format, source)
+        self._options = read_options(
+            alias,
+            url=url,
+            exchange=exchange,
+            declare_exchange=declare_exchange,
+            timeout=timeout,
+            connect_timeout=connect_timeout,
+            blocked_timeout=blocked_timeout,
+            heartbeat=heartbeat,
+            ssl=ssl,
+            dangerously_disable_confirms=dangerously_disable_confirms,
+        )
+        self._connection: RabbitMQConnection | None = None
+        self._trials: RabbitMQConnection | None = None
+        self._silent_since: float | None = None
+        self._retired: list[RabbitMQConnection] = []
+        encoder = Encoder(
+            exchange=exchange,
+            mandatory=mandatory,
+            persistent=persistent,
+            key_header=key_header,
+            content_type=STRUCTURED_CONTENT_TYPE if format == STRUCTURED else "application/json",
+        )
+        self._events = None if format == PLAIN else Events(format, source)
+        self._encode = encoder.encode
+        self._start_over()
+        after_fork(self, type(self)._start_over)
+
+    def describe(self) -> str:
+        nodes = ", ".join(
+            f"{'amqps' if host.ssl_options else 'amqp'}://{host.host}:{host.port}/{quote(host.virtual_host, safe='')}"
+            for host in self._options.hosts
+        )
+        return f"RabbitMQ at {nodes}, exchange {self._options.channel.exchange!r}"
+
+    def prepare(self) -> str:
+        connection = self._connection
+        if connection is not None and self._nodes.prefers_another(connection.host):
+            self._retire(connection)
+        return self._usable_connection().wait_until_ready()
+
+    def check(self) -> Sequence[str]:
+        reason = self.prepare()
+        # The default exchange always exists. With `declare_exchange` it exists as soon as a channel is open.
+        if not reason and self._exchange and not self._options.channel.declare_exchange:
+            connection = self._usable_connection()
+            reason = connection.wait_until_ready() or connection.check_exchange(self._exchange, self._options.timeout)
+        return [reason] if reason else []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        if self._events is not None:
+            messages = [self._events.convert(message) for message in messages]
+        began = time.monotonic()
+        self._destinations.update()
+        sorting = Sorting(messages, self._submit, self._submit_trial, self._destinations)
+        if self._destinations:
+            sorting.publish()
+        else:
+            self._end_trials()
+            batch = self._submit(messages)
+            batch.wait()
+            if batch.is_clean:
+                self._silent_since = None
+                return batch.complete()
+            sorting.take(range(len(messages)), batch)
+        outcomes = sorting.result()
+        if sorting.has_outcome:
+            self._silent_since = None
+        elif sorting.has_stalled:
+            self._leave_silent_node(began)
+        return outcomes
+
+    def name_destination(self, message: Message) -> str:
+        return ":".join(filter(None, (self._exchange, message.destination)))
+
+    def close(self) -> None:
+        with self._lock:
+            connections = [*self._retired, *filter(None, (self._connection, self._trials))]
+            self._connection, self._trials, self._retired = None, None, []
+        for connection in connections:
+            connection.close()
+
+    def _submit(self, messages: Sequence[Message]) -> Batch:
+        batch = Batch(messages, self._encode)
+        while batch.missing and not self._usable_connection().submit(batch):
+            pass
+        return batch
+
+    def _submit_trial(self, message: Message) -> Batch:
+        """Send a message over the connection for trials, because one that tries a sick queue stalls its connection."""
+        batch = Batch([message], self._encode)
+        while batch.missing and not self._usable_trials().submit(batch):
+            pass
+        return batch
+
+    def _usable_trials(self) -> RabbitMQConnection:
+        with self._lock:
+            if self._trials is None or not self._trials.accepts_batches:
+                self._trials = RabbitMQConnection(self._options, self._nodes, is_for_trials=True)
+            return self._trials
+
+    def _end_trials(self) -> None:
+        if self._trials is not None:
+            with self._lock:
+                trials, self._trials = self._trials, None
+            if trials is not None:
+                trials.retire()
+
+    def _usable_connection(self) -> RabbitMQConnection:
+        with self._lock:
+            if self._connection is None or not self._connection.accepts_batches:
+                self._connection = RabbitMQConnection(self._options, self._nodes)
+            return self._connection
+
+    def _retire(self, connection: RabbitMQConnection) -> None:
+        """Let a connection finish the batches in hand; the next one is sent over a new connection."""
+        with self._lock:
+            if connection is self._connection:
+                self._connection = None
+                self._retired = [*(each for each in self._retired if each.is_alive), connection]
+        connection.retire()
+
+    def _leave_silent_node(self, began: float) -> None:
+        """Try another node of the cluster if this one has confirmed nothing for a while, although it responds."""
+        if self._silent_since is None:
+            self._silent_since = began
+        connection = self._connection
+        if connection is None or len(self._options.hosts) == 1:
+            return
+        seconds = time.monotonic() - self._silent_since
+        if seconds >= self._options.stall_timeout:
+            self._silent_since = None
+            logger.warning(
+                "Publisher %r: RabbitMQ at %s has confirmed nothing for %.0f s; trying another node",
+                self.alias,
+                connection.address,
+                seconds,
+            )
+            self._nodes.note_failure(connection.host)
+            self._retire(connection)
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._nodes = Nodes(self._options.hosts)
+        self._destinations = Destinations(self.alias)
+        self._connection, self._trials, self._retired = None, None, []
+        self._silent_since = None

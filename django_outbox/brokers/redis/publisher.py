@@ -1,0 +1,182 @@
+"""A publisher for Redis streams."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import redis
+
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.options import require_number, require_seconds
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.redis.encoding import Encoder
+from django_outbox.brokers.redis.errors import explain
+from django_outbox.brokers.redis.link import Link, Lost
+from django_outbox.brokers.redis.options import Address, read_options
+from django_outbox.brokers.redis.pipeline import Guarantees, find_missing_replicas
+from django_outbox.brokers.redis.sending import Sending
+from django_outbox.brokers.redis.servers import make_servers
+from django_outbox.brokers.templates import Template
+from django_outbox.messages import Message, Outcome
+
+MAX_LENGTH = 2**53
+MAX_REPLICAS = 1000
+
+STALL_SHARE = 6
+"""The share of `timeout` without progress after which a node of a cluster is given up."""
+
+
+class RedisStreamsPublisher(Publisher):
+    """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
+
+    A message is accepted when Redis has replied with the ID of its entry. What that is worth depends on the server:
+    without `appendfsync always` it has the message in memory, and loses up to a second of messages (or everything since
+    the last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
+    received.
+
+    An entry has the fields `id`, `type`, `topic` and `key` (each unless it is blank), `occurred_at` (ISO 8601, UTC),
+    `headers` (a JSON object, unless there are none) and `payload` (the JSON text of the message, unchanged).
+
+    Args:
+        alias: the publisher's name in the settings.
+        url: `redis://user:password@host:6379/0`, `rediss://` for TLS, or `unix://user:password@/path?db=0`. With
+            `cluster`, it may be a list of nodes. With `sentinels`, it names the master instead of a host:
+            `redis://user:password@mymaster/0`.
+        sentinels: the Sentinels' URLs, such as `redis://host:26379`, which may have their own login.
+        cluster: whether the server belongs to a cluster.
+        stream: the name of a message's stream, in which `{topic}` stands for its topic (its type if that is blank),
+            `{type}` for its type and `{key}` for its key.
+        max_length: number of entries to which streams are trimmed, approximately; None for no limit. ENTRIES ARE
+            DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
+        replicas: number of replicas that must have received a message before it is accepted, by WAIT. With 0, the
+            master's reply is enough.
+        replica_timeout: seconds that the replicas have for it; at most half of what is left of `timeout`.
+        timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
+        connect_timeout: seconds for connecting; at most `timeout`.
+        ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
+            and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows a
+            password.
+    """
+
+    # Redis runs a pipeline in order, but refuses each command on its own: for want of memory, because of the type of
+    # one stream, or of permissions. The commands behind a refused one are run all the same, and no transaction helps:
+    # EXEC does not undo or stop for an error of a command, and cannot span the slots of a cluster.
+    keeps_order = False
+    messaging_system: ClassVar[str] = "redis"
+    broker_name = "Redis"
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        url: str | Sequence[str] = (),
+        sentinels: str | Sequence[str] = (),
+        cluster: bool = False,
+        stream: str = "{topic}",
+        max_length: int | None = None,
+        replicas: int = 0,
+        replica_timeout: float = 5.0,
+        timeout: float = 30.0,
+        connect_timeout: float = 5.0,
+        ssl: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(alias)
+        self._options = read_options(
+            url=url, sentinels=sentinels, cluster=cluster, ssl=ssl, timeout=timeout, connect_timeout=connect_timeout
+        )
+        if max_length is not None:
+            require_number("max_length", max_length, 1, MAX_LENGTH)
+        require_number("replicas", replicas, 0, MAX_REPLICAS)
+        require_seconds("replica_timeout", replica_timeout)
+        self._template = Template("stream", stream)
+        self._encoder = Encoder(self._template, max_length)
+        # A server that is the only one may take all of the time.
+        stall_timeout = timeout / STALL_SHARE if cluster else timeout
+        self._guarantees = Guarantees(replicas, replica_timeout, timeout, stall_timeout)
+        self._start_over()
+        after_fork(self, type(self)._start_over)
+
+    def describe(self) -> str:
+        return f"Redis at {self._options.describe()}, stream {self._template.text!r}"
+
+    def prepare(self) -> str:
+        # A server that accepts messages is enough: `publish` sets the messages for other nodes of a cluster aside.
+        failed: dict[Address, tuple[str, float]] = {}
+        deadline = time.monotonic() + self._options.timeout
+        try:
+            for server in self._servers.all():
+                started = time.monotonic()
+                reason = self._ask(server, self._find_missing_replicas)
+                if not reason:
+                    for each, (reason, seconds) in failed.items():
+                        self._servers.suspend(each, reason, seconds)
+                    return ""
+                failed[server] = reason, time.monotonic() - started
+                if time.monotonic() > deadline:
+                    break
+        except Lost as error:
+            return self._explain_lost(error)
+        return "; ".join(dict.fromkeys(reason for reason, _ in failed.values()))
+
+    def check(self) -> Sequence[str]:
+        try:
+            servers = self._servers.all()
+        except Lost as error:
+            return [self._explain_lost(error)]
+        found = (self._ask(each, self._find_missing_replicas) or self._ask(each, find_wrong_role) for each in servers)
+        return [*dict.fromkeys(reason for reason in found if reason)]
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return Sending(messages, self._encoder, self._servers, self._guarantees).run()
+
+    def name_destination(self, message: Message) -> str:
+        return self._encoder.stream_of(message)
+
+    def close(self) -> None:
+        self._servers.close()
+
+    def _ask(self, server: Address, question: Callable[[Link], str]) -> str:
+        """Return the answer of a server to a question, or why there is no connection."""
+        links = self._servers.links(server)
+        try:
+            link = links.take()
+        except Lost as error:
+            self._servers.forget()
+            return self._explain_lost(error)
+        try:
+            answer = question(link)
+        except Lost as error:
+            link.close()
+            # Another server may be the right one now.
+            self._servers.forget()
+            return f"Redis at {self._options.describe()}: {error}"
+        links.put(link)
+        return answer
+
+    def _find_missing_replicas(self, link: Link) -> str:
+        return find_missing_replicas(link, self._guarantees)
+
+    def _explain_lost(self, error: Lost) -> str:
+        return f"cannot connect to Redis at {self._options.describe()}: {error}"
+
+    def _start_over(self) -> None:
+        self._servers = make_servers(self._options, f"Publisher {self.alias!r}")
+
+
+def find_wrong_role(link: Link) -> str:
+    """Return what is wrong if the server is a replica, which accepts no messages; an empty string otherwise.
+
+    Raises:
+        Lost: it does not respond.
+    """
+    try:
+        role = link.execute("ROLE")[0]
+    except redis.ResponseError:
+        # The user may not ask, or the service has no such command.
+        return ""
+    except (redis.RedisError, OSError) as error:
+        raise Lost(explain(error)) from error
+    return "" if role == b"master" else "the server is a replica: name the master in url, or use sentinels"

@@ -1,0 +1,67 @@
+"""Construct publishers from the settings."""
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.conf import PublisherConfig, SettingsProblem, get_settings
+
+EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
+"""The extras of this app, each of which installs the driver for the packages of the same name."""
+
+
+def make_publisher(publisher_alias: str) -> Publisher:
+    """Construct the publisher with this alias from the settings; it does not connect yet.
+
+    Raises:
+        ImproperlyConfigured: there is no such alias, its class cannot be imported, or it refuses its options.
+    """
+    publishers = get_settings().publishers
+    if publisher_alias not in publishers:
+        known = ", ".join(sorted(publishers))
+        raise SettingsProblem(
+            "E004", f"OUTBOX has no publisher {publisher_alias!r}.", f"Configured publishers: {known}."
+        )
+    return build_publisher(publisher_alias, publishers[publisher_alias])
+
+
+def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
+    """Construct a publisher from its entry in the settings.
+
+    Raises:
+        SettingsProblem: its class cannot be imported (E006), is not a publisher (E007) or refuses its options (E008).
+    """
+    where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
+    try:
+        backend = import_string(config.backend)
+    except ImportError as error:
+        raise SettingsProblem(
+            "E006",
+            f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
+            import_hint(config.backend),
+        ) from error
+    if not (isinstance(backend, type) and issubclass(backend, Publisher)):
+        raise SettingsProblem(
+            "E007",
+            f"{where}: BACKEND {config.backend!r} is not a publisher.",
+            "It must be the dotted path of a subclass of django_outbox.brokers.Publisher.",
+        )
+    try:
+        return backend(publisher_alias, **config.options)
+    except (TypeError, ImproperlyConfigured) as error:
+        reason = str(error).replace(f"{backend.__name__}.__init__() ", "").rstrip(".")
+        raise SettingsProblem(
+            "E008", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
+        ) from error
+
+
+def import_hint(backend: str) -> str:
+    """Return the remedy for a publisher or consumer that cannot be imported.
+
+    Args:
+        backend: the dotted path of its class.
+    """
+    parts = backend.split(".")
+    if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS:
+        return f'Correct the dotted path, or install the driver: pip install "django-transactional-outbox[{parts[2]}]".'
+    return "Correct the dotted path, or install what it imports."

@@ -1,5 +1,0 @@
-"""HTTP: publishes each message as a webhook, signed as Standard Webhooks."""
-
-from django_outbox.publishers.http.publisher import HTTPPublisher
-
-__all__ = ["HTTPPublisher"]
