@@ -7,8 +7,7 @@ from typing import NamedTuple
 from django.db import IntegrityError, connections, router, transaction
 from django.db.models import F, QuerySet
 
-from django_outbox.db.functions import DatabaseNow
-from django_outbox.db.lookups import IsExactly
+from django_outbox.db.functions import DatabaseNow, IsExactly
 from django_outbox.db.transactions import in_transaction
 from django_outbox.exceptions import TransactionForbidden
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause

@@ -11,7 +11,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from django_outbox.celery.context import TaskId
 from django_outbox.celery.producer import StoringProducer
-from django_outbox.db.uuid7 import uuid7
+from django_outbox.db.fields import uuid7
 from django_outbox.exceptions import InvalidMessage
 
 

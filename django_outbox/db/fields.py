@@ -1,5 +1,7 @@
-"""Fields: a payload, the partition of a key, whether a message blocks its key, and text that is compared exactly."""
+"""Fields of the tables: IDs, payloads, partitions of keys, and text that is compared exactly."""
 
+import sys
+import uuid
 import zlib
 from typing import Any
 
@@ -55,3 +57,14 @@ class ExactCharField(models.CharField):  # type: ignore[type-arg]
 def partition_of(key: str) -> int:
     """Return the partition of a key: 0 for a blank key, otherwise 1 to 2,147,483,647, derived from its CRC-32."""
     return 1 + zlib.crc32(key.encode()) % (2**31 - 1) if key else 0
+
+
+if sys.version_info >= (3, 14):
+    from uuid import uuid7 as _uuid7
+else:
+    from uuid6 import uuid7 as _uuid7
+
+
+def uuid7() -> uuid.UUID:
+    """Return a new UUID of version 7. Migrations refer to this name on every version of Python."""
+    return _uuid7()

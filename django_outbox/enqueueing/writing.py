@@ -1,13 +1,16 @@
-"""Write valid messages to the table, in the current transaction."""
+"""Write valid messages to the table, in the current transaction, one row for each publisher of their route."""
 
+import copy
 from collections.abc import Sequence
 
 from django.db import transaction
 from django.db.models.expressions import Combinable
 
+from django_outbox.conf import get_settings
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
+from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store
 
 
@@ -113,3 +116,21 @@ def _forget_unread_defaults(message: OutboxMessage) -> None:
     for name in ("occurred_at", "available_at"):
         if isinstance(message.__dict__.get(name), Combinable):
             del message.__dict__[name]
+
+
+def route(message: OutboxMessage) -> list[OutboxMessage]:
+    """Return a message and its copies for further publishers, with the same `message_id`.
+
+    Args:
+        message: a valid message. If it names no publisher, it gets the first one that `OUTBOX["ROUTES"]` chooses for
+            its type.
+    """
+    if not isinstance(message.publisher, type(BY_ROUTES)):
+        return [message]
+    first, *others = get_settings().publishers_of(message.type)
+    message.publisher = first
+    messages = [message]
+    for publisher_alias in others:
+        messages.append(other := copy.copy(message))
+        other.publisher = publisher_alias
+    return messages

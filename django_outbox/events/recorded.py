@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.db.fields import uuid7
 from django_outbox.db.transactions import waits_for_commit
-from django_outbox.db.uuid7 import uuid7
 from django_outbox.enqueueing.events import ATTRIBUTE, Event
 from django_outbox.events.enqueueing import enqueue_events
 from django_outbox.exceptions import InvalidMessage, UnsavedEvents

@@ -12,8 +12,7 @@ from django.db.models import F, Q
 from django.utils.timezone import localtime
 
 from django_outbox.conf import get_settings
-from django_outbox.db.functions import DatabaseNow
-from django_outbox.db.lookups import IsExactly, MatchesPattern
+from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
 from django_outbox.management.arguments import moment, whole_number
 from django_outbox.models import OutboxMessageQuerySet
 from django_outbox.wording import counted

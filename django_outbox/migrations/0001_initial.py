@@ -5,7 +5,7 @@ import django.core.serializers.json
 import django_outbox.db.fields
 import django_outbox.db.functions
 import django_outbox.db.indexes
-import django_outbox.db.uuid7
+import django_outbox.db.fields
 from django.db import migrations, models
 
 
@@ -69,7 +69,7 @@ class Migration(migrations.Migration):
             name='OutboxMessage',
             fields=[
                 ('id', models.BigAutoField(help_text='Numbers messages in the order in which they were enqueued.', primary_key=True, serialize=False, verbose_name='ID')),
-                ('message_id', models.UUIDField(default=django_outbox.db.uuid7.uuid7, editable=False, help_text='Identifies the message to consumers, which use it to discard duplicates.', verbose_name='message ID')),
+                ('message_id', models.UUIDField(default=django_outbox.db.fields.uuid7, editable=False, help_text='Identifies the message to consumers, which use it to discard duplicates.', verbose_name='message ID')),
                 ('type', models.CharField(help_text='Name of the event, such as order.created.', max_length=255, verbose_name='type')),
                 ('topic', models.CharField(blank=True, default='', help_text='Destination, if it is not the type.', max_length=255, verbose_name='topic')),
                 ('key', models.CharField(blank=True, default='', help_text='Messages with the same key are delivered in order.', max_length=255, verbose_name='key')),

@@ -1,8 +1,5 @@
-"""The tables of the outbox: one module for each."""
+"""The tables of the outbox: the messages, and what operations need."""
 
-from django_outbox.models.delivery_count import DeliveryCount
-from django_outbox.models.heartbeat import Heartbeat
-from django_outbox.models.key_lock import KeyLock
 from django_outbox.models.message import (
     CANCELLED,
     EARLIEST,
@@ -15,8 +12,7 @@ from django_outbox.models.message import (
     OutboxMessageQuerySet,
     Status,
 )
-from django_outbox.models.overview import Overview
-from django_outbox.models.pause import Pause
+from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause
 
 __all__ = [
     "CANCELLED",

@@ -8,10 +8,9 @@ from django.db import models
 from django.db.models import ExpressionWrapper, Q
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField
+from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField, uuid7
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
-from django_outbox.db.uuid7 import uuid7
 from django_outbox.error_text import shorten
 from django_outbox.messages import MAX_ERROR_LENGTH
 

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message, Outcome, Unreadable
 from django_outbox.relay.dead_letters import copy_failed
+from django_outbox.relay.isolation import publish_isolated
 from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.settlement import Decided
+from django_outbox.relay.settlement import Decided, decide, leave_late
 from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
+from django_outbox.relay.waves import publish_in_waves
 from django_outbox.stores import Claim, Failed, Held, Settlement
 
 UNREADABLE = "outbox.unreadable"
@@ -125,3 +128,38 @@ class _Sorted:
             [row for row in self.unreadable if row.id < blocks.get(row.key, row.id + 1)],
             [Held(message.id, publisher_alias, message.type) for message in held],
         )
+
+
+@dataclass(kw_only=True)
+class PublishedBatches(Batches):
+    """Delivers batches of a publisher that sends them to a broker."""
+
+    def run(self, limit: int) -> Tally:
+        """Deliver a batch of at most `limit` messages.
+
+        Raises:
+            DatabaseError: the database was unavailable or refused.
+        """
+        return self.deliver(self.source.claim(limit), self._publish)
+
+    def _publish(self, messages: Sequence[Message]) -> Decided:
+        alias = self.publisher.alias
+        if self.source.is_late:
+            return leave_late(alias, self.source, messages)
+        publish = partial(
+            publish_isolated, self.publisher.publish, publisher_alias=alias, is_stopping=self._may_not_begin
+        )
+        if self.publisher.keeps_order:
+            outcomes = publish(messages)
+        else:
+            outcomes = publish_in_waves(
+                publish,
+                messages,
+                failed_blocks_key=self.settings.failed_blocks_key,
+                is_stopping=self._may_not_begin,
+            )
+        return decide(alias, messages, outcomes, self.settings)
+
+    def _may_not_begin(self) -> bool:
+        """Return whether no further call of the publisher may begin: half of the claim timeout is over as well."""
+        return self.is_stopping() or self.source.is_late

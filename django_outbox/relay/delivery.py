@@ -9,9 +9,9 @@ from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.conflicts import Conflicts, Turns
 from django_outbox.relay.leased import LeasedMessages
-from django_outbox.relay.publishing import PublishedBatches
 from django_outbox.relay.sources import PollingSource, Source
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally

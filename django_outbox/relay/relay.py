@@ -16,21 +16,17 @@ from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.relay.announcements import announcing
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.budget import Budget
 from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
-from django_outbox.relay.draining import DrainingWorker
 from django_outbox.relay.limits import LIMITS, Limits
-from django_outbox.relay.listener import listening
 from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.reports import reporting
-from django_outbox.relay.running import keep_running
+from django_outbox.relay.reports import announcing, reporting
 from django_outbox.relay.state import RelayState
-from django_outbox.relay.tally import Tally
-from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.tally import Budget, Tally
+from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import watching
+from django_outbox.relay.worker import DrainingWorker, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.threads import Threads, own_connection

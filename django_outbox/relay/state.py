@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.budget import Budget
 from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
+from django_outbox.relay.tally import Budget
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.service.outages import Outages

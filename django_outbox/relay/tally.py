@@ -1,5 +1,7 @@
-"""Counts of messages, by result."""
+"""Counts of messages by result, and the limit of how many a relay may claim."""
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -53,3 +55,60 @@ class Tally:
             self.unreadable + other.unreadable,
             other.outage or self.outage,
         )
+
+
+class Budget:
+    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
+
+    Args:
+        publisher_aliases: the publishers that are served.
+        max_messages: maximum number of messages to settle; None for no limit.
+        max_bytes: maximum size of one batch.
+
+    Attributes:
+        tally: the messages of all publishers so far.
+        open_batches: number of batches that workers have in hand.
+    """
+
+    def __init__(self, publisher_aliases: Iterable[str], max_messages: int | None, max_bytes: int) -> None:
+        self.tally = Tally()
+        self._tallies = {alias: Tally() for alias in publisher_aliases}
+        self.open_batches = 0
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._reserved = 0
+        self._average_size = 0
+        self._lock = threading.Lock()
+
+    @property
+    def spent(self) -> bool:
+        """Whether `max_messages` are settled."""
+        return self._max_messages is not None and self.tally.settled >= self._max_messages
+
+    def reserve(self, wanted: int) -> int:
+        """Return how many messages to claim; 0 if other workers have reserved the rest of `max_messages`."""
+        with self._lock:
+            # Where messages are large, claiming no more rows than fit spares the database from reading a thousand
+            # payloads to return ten.
+            fitting = 2 * self._max_bytes // max(self._average_size, 1)
+            limit = max(min(wanted, fitting), 1)
+            if self._max_messages is not None:
+                limit = max(0, min(limit, self._max_messages - self.tally.settled - self._reserved))
+            self._reserved += limit
+            self.open_batches += limit > 0
+            return limit
+
+    def release(self, publisher_alias: str, limit: int, tally: Tally) -> None:
+        """Release what was reserved for a batch, and add its tally."""
+        with self._lock:
+            self._reserved -= limit
+            self.open_batches -= 1
+            self.tally += tally
+            self._tallies[publisher_alias] += tally
+            if tally.claimed:
+                self._average_size = tally.size // tally.claimed
+
+    def read(self) -> dict[str, Tally]:
+        """Return the tallies so far, by publisher."""
+        with self._lock:
+            return self._tallies.copy()

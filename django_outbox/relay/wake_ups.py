@@ -1,7 +1,17 @@
-"""Wake-ups: idle workers wait until there is work for their publisher."""
+"""Wake-ups: idle workers wait until there is work for their publisher, of which PostgreSQL notifies the relay."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from django.db import connections
+
+from django_outbox.conf import get_settings
+from django_outbox.error_text import describe
+from django_outbox.logs import logger
+from django_outbox.relay.limits import LIMITS, Limits
+from django_outbox.stores import get_store
+from django_outbox.threads import own_connection
 
 
 class WakeUps:
@@ -23,3 +33,79 @@ class WakeUps:
             woken = self._condition.wait_for(lambda: publisher_alias in self._awake, seconds)
             self._awake.discard(publisher_alias)
         return woken
+
+
+@contextmanager
+def listening(
+    using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits = LIMITS
+) -> Iterator[None]:
+    """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications.
+
+    Args:
+        using: the database alias.
+        wake_ups: wakes the workers.
+        publisher_aliases: the publishers that are served.
+        limits: the waits.
+    """
+    if not (get_settings().notify and get_store(connections[using]).can_wake):
+        yield
+        return
+    listener = Listener(using, wake_ups, publisher_aliases, limits)
+    listener.start()
+    try:
+        yield
+    finally:
+        listener.stop()
+
+
+class Listener:
+    """Listens from `start` to `stop`, over its own database connection, and reconnects when that is lost.
+
+    Args:
+        using: the database alias.
+        wake_ups: wakes the workers.
+        publisher_aliases: the publishers that are served.
+        limits: the waits.
+    """
+
+    def __init__(self, using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits) -> None:
+        self._using = using
+        self._wake_ups = wake_ups
+        self._publisher_aliases = set(publisher_aliases)
+        self._limits = limits
+        self._losses = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox-listener", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, and wait for its end at most two `listen_time`, in case the database does not answer."""
+        self._stopping.set()
+        self._thread.join(2 * self._limits.listen_time)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with own_connection(self._using):
+                    self._listen()
+            except Exception as error:
+                self._losses += 1
+                seconds = self._limits.reconnect_wait.after(self._losses)
+                logger.warning(
+                    "The connection that listens to database %r was lost: %s. Polling, and reconnecting in %.1f s.",
+                    self._using,
+                    describe(error).rstrip("."),
+                    seconds,
+                )
+                self._stopping.wait(seconds)
+
+    def _listen(self) -> None:
+        store = get_store(connections[self._using])
+        for notified in store.listen(self._limits.listen_time):
+            self._losses = 0
+            self._wake_ups.wake(self._publisher_aliases if notified is None else notified & self._publisher_aliases)
+            if self._stopping.is_set():
+                return

@@ -1,12 +1,14 @@
-"""A worker: one loop that delivers the messages of one publisher."""
+"""Workers: each is one loop that delivers the messages of one publisher, until the relay stops or nothing is due."""
 
 import abc
+import time
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breaker import Permit
-from django_outbox.relay.delivery import Attempt, Delivery, make_source
+from django_outbox.relay.delivery import Attempt, Delivery, make_source, unavailable
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
+from django_outbox.service.restarting import restart_on_crash
 
 
 class Worker(abc.ABC):
@@ -106,3 +108,91 @@ class Worker(abc.ABC):
             self._empty_claims = 0
         if seconds >= self._limits.check_connection_after:
             self._delivery.check_connection()
+
+
+class RunningWorker(Worker):
+    """Works until the relay stops, and waits longer and longer while nothing is due."""
+
+    def _is_done(self) -> bool:
+        return self._state.is_done()
+
+    def _wait_when_idle(self) -> float:
+        if self._source.lags:
+            return 0.0
+        doublings = min(self._empty_claims - 1, 16)
+        return min(self._limits.first_idle_wait * 2.0**doublings, self._state.poll_interval)
+
+
+def keep_running(publisher: Publisher, state: RelayState) -> None:
+    """Run a worker, and a new one whenever it crashes.
+
+    Raises:
+        ImproperlyConfigured: the settings are wrong. The relay stops.
+        OutboxError: for example, the outbox's table is missing. The relay stops.
+    """
+    subject = f"Publisher {publisher.alias!r}: a worker"
+    restart_on_crash(lambda: RunningWorker(publisher, state).work(), subject, state, state.limits.restart_wait)
+
+
+class DrainingWorker(Worker):
+    """Works until nothing is due, or until the broker or the database has been unavailable several times in a row.
+
+    Args:
+        publisher: sends the messages.
+        state: what the workers of the relay share.
+        deadline: when to begin no further batch, on the monotonic clock.
+    """
+
+    def __init__(self, publisher: Publisher, state: RelayState, deadline: float) -> None:
+        super().__init__(publisher, state)
+        self._deadline = deadline
+        self._drained = False
+
+    def work(self) -> None:
+        """Deliver until nothing is due.
+
+        Raises:
+            RelayUnavailable: the broker or the database was unavailable too often, or nothing was delivered because of
+                an outage when the time ran out.
+        """
+        super().work()
+        outage = self._database_outage or self._state.breakers.reason(self._alias)
+        if outage and not self._drained and not self._delivered and not self._state.is_done():
+            # An outage must not look like success.
+            raise unavailable(self._alias, outage)
+
+    def _is_done(self) -> bool:
+        return self._drained or self._state.is_done() or time.monotonic() >= self._deadline
+
+    def _wait_when_idle(self) -> float:
+        self._drained = self._source.exhausted
+        # A drain may end only after a sweep that finds nothing, and an idle worker has time for one.
+        self._source.sweep_next()
+        return self._limits.first_idle_wait if self._source.complete and not self._drained else 0.0
+
+    def _attempt(self, permit: Permit) -> Attempt:
+        attempt = super()._attempt(permit)
+        if not self._state.is_done():
+            self._require_broker()
+        return attempt
+
+    def _wait_for_broker(self) -> float:
+        # The attempts may have been those of other workers.
+        self._require_broker()
+        return super()._wait_for_broker()
+
+    def _require_broker(self) -> None:
+        if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
+            raise unavailable(self._alias, self._state.breakers.reason(self._alias))
+
+    def _wait_while_paused(self) -> float:
+        self._drained = True
+        return 0.0
+
+    def _wait_for_database(self) -> float:
+        if self._database_outages >= self._limits.drain_patience:
+            raise unavailable(self._alias, self._database_outage)
+        return super()._wait_for_database()
+
+    def _pause(self, seconds: float) -> None:
+        super()._pause(min(seconds, self._deadline - time.monotonic()))

@@ -14,7 +14,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.db.lookups import MatchesPattern
+from django_outbox.db.functions import MatchesPattern
 from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
 from django_outbox.models import OutboxMessage, Status

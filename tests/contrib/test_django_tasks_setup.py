@@ -163,7 +163,7 @@ class TestRetention:
     def store(self, using: str, **ages: float | None) -> None:
         """Store a record for each name, which was finished that many days ago; None for one that is not finished."""
         from django_outbox.contrib.django_tasks.models import TaskRecord  # noqa: PLC0415 - needs Django 6.0
-        from django_outbox.db.uuid7 import uuid7  # noqa: PLC0415
+        from django_outbox.db.fields import uuid7  # noqa: PLC0415
 
         now = timezone.now()
         for name, days in ages.items():

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.db.uuid7 import uuid7
+from django_outbox.db.fields import uuid7
 from django_outbox.enqueueing.enqueue import CHUNK_BYTES, CHUNK_SIZE
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias, isolation, someone_waits, statements

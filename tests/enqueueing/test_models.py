@@ -13,8 +13,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.db.fields import partition_of
-from django_outbox.db.uuid7 import uuid7
+from django_outbox.db.fields import partition_of, uuid7
 from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.retention import discard
 from tests.conftest import ALIASES

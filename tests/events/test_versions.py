@@ -197,7 +197,7 @@ def test_without_pydantic_the_error_names_the_extra():
     code = (
         "import sys; sys.modules['pydantic'] = None\n"
         "from django_outbox.events import event\n"
-        "import django_outbox.enqueueing.routing\n"
+        "import django_outbox.enqueueing.writing\n"
         "try:\n"
         "    event('a')(object)\n"
         "except Exception as error:\n"

@@ -18,7 +18,7 @@ from django_outbox.models.message import LATEST
 from django_outbox.pausing import Resumed, pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.running import RunningWorker
+from django_outbox.relay.worker import RunningWorker
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import statements_of_new_connections
 from tests.support.messages import Clock, put

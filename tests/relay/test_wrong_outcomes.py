@@ -140,5 +140,5 @@ def test_valid_outcomes_of_a_refused_batch_count_alongside_invalid_ones(running:
     eventually(lambda: processed("bad") == 1)
     eventually(lambda: OutboxMessage.objects.failed().filter(publisher="bad").count() == 2)
     errors = OutboxMessage.objects.failed().values_list("error", "error_class")
-    assert set(errors) == {("406", "django_outbox.brokers.BatchRefused")}
+    assert set(errors) == {("406", "django_outbox.brokers.publisher.BatchRefused")}
     assert_others_go_on()

@@ -14,7 +14,7 @@ from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.priorities import convert_priority
 from django_outbox.contrib.django_tasks.records import make_payload
 from django_outbox.contrib.django_tasks.tasks import NAME
-from django_outbox.db.uuid7 import uuid7
+from django_outbox.db.fields import uuid7
 
 
 def store_call(record: TaskRecord, using: str) -> None:

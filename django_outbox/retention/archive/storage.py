@@ -13,7 +13,7 @@ from pathlib import Path
 from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
 
-from django_outbox.db.uuid7 import uuid7
+from django_outbox.db.fields import uuid7
 from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
