@@ -1,9 +1,22 @@
 """Brokers: a room for each, with its publisher and its consumer, and what they share.
 
-A publisher of your own derives from `Publisher`, a consumer from `Consumer`.
+A publisher that you write derives from `Publisher`, a consumer from `Consumer`.
 """
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.brokers.publisher import BatchRefused, Publisher, TransactionalPublisher
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
+    from django_outbox.brokers.publisher import BatchRefused, Publisher, TransactionalPublisher
 
 __all__ = ["BatchRefused", "Consumer", "Incoming", "Publisher", "Refused", "TransactionalPublisher", "Unavailable"]
+
+_OF_CONSUMERS = ("Consumer", "Incoming", "Refused", "Unavailable")
+
+
+def __getattr__(name: str) -> Any:
+    # A publisher needs neither a consumer nor Django, so the names are imported when they are first used.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'consumer' if name in _OF_CONSUMERS else 'publisher'}"), name)

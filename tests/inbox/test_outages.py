@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from django_outbox.brokers.rabbitmq import session, window
+from django_outbox.brokers.rabbitmq import consumer_session as session
+from django_outbox.brokers.rabbitmq import window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
