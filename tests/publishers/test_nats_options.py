@@ -72,7 +72,7 @@ def test_check_names_a_missing_stream_and_a_missing_subject(nats: Nats, make_jet
         "no stream has the subject 'outbox-test-none'; add it to a stream's subjects, or correct the option subject"
     ]
     assert make_jetstream(stream=stream, subject=other).check() == [
-        f"the subject '{other}' is that of the stream '{other}'; correct the option stream or subject"
+        f"the subject '{other}' belongs to the stream '{other}'; correct the option stream or subject"
     ]
 
 

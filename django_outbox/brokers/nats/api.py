@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats import errors
 
 from django_outbox.brokers.nats.client import Client
-from django_outbox.brokers.nats.options import ConnectionOptions
+from django_outbox.brokers.nats.options import NANOSECONDS, ConnectionOptions, DurableOptions
+from django_outbox.brokers.nats.responses import BUSY_WAIT
+from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 
 STREAM_NOT_FOUND = 10059
 """JSStreamNotFoundErr: https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
@@ -16,16 +18,12 @@ STREAM_NOT_FOUND = 10059
 CONSUMER_NOT_FOUND = 10014
 """JSConsumerNotFoundErr."""
 
-NOT_ENABLED = "JetStream is not enabled on the server, or not for this account; start nats-server with -js"
+UNLIMITED = 2**31
+"""The limits of a durable consumer that has none."""
 
 
 class NoAnswer(Exception):
-    """JetStream did not respond as it should; the text is the reason.
-
-    Args:
-        reason: the reason.
-        code: the error code of JetStream, if it has sent one.
-    """
+    """JetStream did not respond as it should; the text is the reason, and `code` the error code that it sent, or 0."""
 
     def __init__(self, reason: str, code: int = 0) -> None:
         super().__init__(reason)
@@ -36,25 +34,134 @@ class NotPermitted(NoAnswer):
     """The user may not ask JetStream."""
 
 
-class Api:
-    """JetStream's API over one connection.
+class NotUsable(Exception):
+    """No server, or the durable consumer, can be used; the text has the reason and the remedy."""
 
-    Args:
-        client: the connection.
-        options: its options.
-    """
+
+class Terms(NamedTuple):
+    """The settings of a durable consumer that its readers have to respect; times are in seconds."""
+
+    ack_wait: float
+    max_batch: int
+    max_expires: float
+
+
+class Counts(NamedTuple):
+    """The messages of a durable consumer that were not delivered, and the messages that are not settled."""
+
+    pending: int
+    unsettled: int
+
+
+class Api:
+    """JetStream's API over one connection."""
 
     def __init__(self, client: Client, options: ConnectionOptions) -> None:
         self._client = client
         self._prefix = options.api
         self._seconds = options.stall_timeout
 
-    async def ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the response to a request.
+    # Streams
+
+    async def judge(self, subject: str, *, stalled: bool) -> Outcome:
+        """Return the outcome of messages that no stream has confirmed: a wrong subject differs from an outage.
 
         Args:
-            name: the subject after the prefix of the API.
-            request: the body.
+            subject: their subject.
+            stalled: whether nothing responded to them; otherwise the server knew no subscriber for them.
+        """
+        try:
+            stream = await self._find_stream(subject)
+        except NotPermitted as error:
+            reason = f"no stream has confirmed the message; whether one has its subject cannot be found out: {error}"
+            return set_aside(reason, BUSY_WAIT, error_class="nats.not_confirmed")
+        except NoAnswer as error:
+            return unanswered(str(error))
+        if not stream:
+            return rejected(_explain_missing(subject), error_class="nats.no_stream")
+        if stalled:
+            reason = f"the stream {stream!r} confirms nothing: it is without quorum, has no_ack set, or is busy"
+            return set_aside(reason, BUSY_WAIT, error_class="nats.stalled")
+        return set_aside(f"the stream {stream!r} has no leader", BUSY_WAIT, error_class="nats.no_leader")
+
+    async def check(self, stream: str, subject: str) -> str:
+        """Return what keeps messages from being stored, with the remedy; an empty string if nothing is known.
+
+        Args:
+            stream: the stream that has to exist; blank for any.
+            subject: the subject of all messages; blank if they have different ones.
+        """
+        try:
+            await self._ask(f"STREAM.INFO.{stream}" if stream else "INFO")
+            found = await self._find_stream(subject) if subject else stream
+        except NotPermitted:
+            # It may publish nevertheless.
+            return ""
+        except NoAnswer as error:
+            return _explain_no_stream(stream) if error.code == STREAM_NOT_FOUND else str(error)
+        if not found and subject:
+            return _explain_missing(subject)
+        if stream and found != stream:
+            return f"the subject {subject!r} belongs to the stream {found!r}; correct the option stream or subject"
+        return ""
+
+    async def _find_stream(self, subject: str) -> str:
+        """Return the name of the stream that has a subject; blank if there is none."""
+        found = await self._ask("STREAM.NAMES", {"subject": subject})
+        names = found.get("streams") or [""]
+        return str(names[0])
+
+    # Durable consumers
+
+    async def bind(self, durable: DurableOptions) -> Terms:
+        """Create the durable consumer if it is missing, and return its terms.
+
+        Raises:
+            NotUsable: it cannot be created, or does not fit.
+        """
+        name = durable.durable
+        try:
+            config = await self._read_or_create(durable)
+        except NoAnswer as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise NotUsable(_explain_no_stream(durable.stream)) from None
+            raise NotUsable(f"consumer {name!r} of stream {durable.stream!r}: {error}") from None
+        if config.get("deliver_subject"):
+            raise NotUsable(f"the consumer {name!r} is a push consumer; name another one in durable")
+        if config.get("ack_policy") != "explicit":
+            raise NotUsable(f"the consumer {name!r} must have ack_policy explicit; name another one in durable")
+        if (deliveries := config.get("max_deliver", -1)) > 0:
+            text = f"the consumer {name!r} has max_deliver {deliveries}, after which messages are lost; set it to -1"
+            raise NotUsable(text)
+        return Terms(
+            ack_wait=config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS,
+            max_batch=config.get("max_batch") or UNLIMITED,
+            max_expires=(config.get("max_expires") or UNLIMITED * NANOSECONDS) / NANOSECONDS,
+        )
+
+    async def read_counts(self, durable: DurableOptions) -> Counts:
+        """Return the counts of the durable consumer.
+
+        Raises:
+            NoAnswer: JetStream does not respond.
+        """
+        found = await self._ask(f"CONSUMER.INFO.{durable.stream}.{durable.durable}")
+        return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
+
+    async def _read_or_create(self, durable: DurableOptions) -> dict[str, Any]:
+        place = f"{durable.stream}.{durable.durable}"
+        try:
+            found = await self._ask(f"CONSUMER.INFO.{place}")
+        except NoAnswer as error:
+            if error.code != CONSUMER_NOT_FOUND:
+                raise
+            request = {"stream_name": durable.stream, "config": durable.config}
+            found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", request)
+        config: dict[str, Any] = found["config"]
+        return config
+
+    async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the response to a request, given the subject after the prefix of the API.
 
         Raises:
             NoAnswer: there is none, or it is an error.
@@ -65,7 +172,8 @@ class Api:
             message = await self._client.request(subject, data, timeout=self._seconds)
             response: dict[str, Any] = json.loads(message.data)
         except errors.NoRespondersError:
-            raise NoAnswer(NOT_ENABLED) from None
+            text = "JetStream is not enabled on the server, or not for this account; start nats-server with -js"
+            raise NoAnswer(text) from None
         except (errors.Error, asyncio.TimeoutError, ValueError) as error:
             if self._client.is_denied(subject):
                 raise NotPermitted(f"permit the user to publish to {subject}") from None
@@ -76,3 +184,11 @@ class Api:
             code = problem.get("err_code", 0)
             raise NoAnswer(f"JetStream: {problem.get('description')} (error {code})", code)
         return response
+
+
+def _explain_no_stream(stream: str) -> str:
+    return f"there is no stream {stream!r}; create it, or correct the option stream"
+
+
+def _explain_missing(subject: str) -> str:
+    return f"no stream has the subject {subject!r}; add it to a stream's subjects, or correct the option subject"

@@ -1,9 +1,9 @@
-"""nats-py's client, extended by what a publisher needs.
+"""nats-py's client, extended by what a publisher and a consumer need.
 
 It never does without TLS if the URL begins with tls:// (nats-py sends user and password unprotected if the server does
-not ask for TLS), it writes many messages at once, and hands each response over without an object and a queue for it.
+not ask for TLS), it writes many messages at once, and it passes each message on without an object and a queue for it.
 
-The methods that begin with an underscore and are overridden are nats-py's own; the tests notice if they change.
+The overridden methods that begin with an underscore are nats-py's own; the tests notice if they change.
 """
 
 import asyncio
@@ -13,13 +13,9 @@ from typing import Any
 
 from nats import errors
 from nats.aio.client import Client as NatsClient
-from nats.aio.client import RawCredentials
 
 from django_outbox.brokers.nats.errors import denied_subject
 from django_outbox.brokers.nats.options import ConnectionOptions, Server, read_credentials
-
-MessageHandler = Callable[[bytes, bytes, bytes, bytes | None], None]
-"""Takes the subject, the subject to reply to, the data, and the headers if there are any."""
 
 MAX_DENIED = 100
 """Maximum number of subjects that are remembered because the user may not publish to them."""
@@ -32,6 +28,8 @@ class Client(NatsClient):
     """A connection to one server, which is not opened again when it is lost.
 
     Args:
+        on_message: called with the subject, the subject to reply to, the data and the headers, if there are any, of
+            each message that arrives in the inbox.
         on_error: called with each error that does not end the connection, such as a missing permission.
         on_closed: called with the reason, if it is known, when an open connection has ended.
 
@@ -40,26 +38,25 @@ class Client(NatsClient):
     """
 
     def __init__(
-        self, *, on_error: Callable[[Exception], None], on_closed: Callable[[BaseException | None], None]
+        self,
+        *,
+        on_message: Callable[[bytes, bytes, bytes, bytes | None], None],
+        on_error: Callable[[Exception], None],
+        on_closed: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
         self.inbox = b""
         self._inbox_sid = 0
+        self._on_message = on_message
         self._on_error = on_error
         self._on_closed = on_closed
-        self._on_message: MessageHandler
         self._requires_tls = False
         self._is_open = False
         self._first_error: Exception | None = None
         self._denied: set[str] = set()
 
-    async def open(self, server: Server, options: ConnectionOptions, on_message: MessageHandler) -> None:
+    async def open(self, server: Server, options: ConnectionOptions) -> None:
         """Connect, and subscribe to a new inbox.
-
-        Args:
-            server: the server.
-            options: the options of the connection.
-            on_message: takes the messages that arrive in the inbox.
 
         Raises:
             Exception: any error of the network, of TLS or of nats-py.
@@ -76,7 +73,6 @@ class Client(NatsClient):
             inbox_prefix=options.inbox_prefix,
             **_login(server, options),
         )
-        self._on_message = on_message
         inbox = self.new_inbox()
         self.inbox = f"{inbox}.".encode()
         subscription = await self.subscribe(f"{inbox}.*")
@@ -91,8 +87,8 @@ class Client(NatsClient):
 
     async def write(self, pieces: Sequence[bytes]) -> None:
         """Send bytes after everything that was sent before; wait while the server does not read."""
+        self.send(pieces)
         assert self._transport is not None
-        self._transport.write(b"".join(pieces))
         await self._transport.drain()  # type: ignore[no-untyped-call]
 
     def send(self, pieces: Sequence[bytes]) -> None:
@@ -155,11 +151,9 @@ class Client(NatsClient):
 def _login(server: Server, options: ConnectionOptions) -> dict[str, Any]:
     """Return the arguments of nats-py that log in."""
     if options.credentials:
-        # It is read again, because it may have been renewed; nats-py itself would read one without a JWT forever.
-        credentials = read_credentials(options.credentials)
-        if credentials.seed:
-            return {"nkeys_seed_str": credentials.seed}
-        return {"user_credentials": RawCredentials(credentials.jwt_and_seed)}
+        # They are read again, because they may have been renewed; nats-py itself would read a file without a JWT
+        # forever.
+        return read_credentials(options.credentials)
     if server.password is not None:
         return {"user": server.user, "password": server.password}
     return {} if server.user is None else {"token": server.user}

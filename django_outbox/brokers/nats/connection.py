@@ -1,52 +1,200 @@
-"""One connection to NATS, as the threads that publish see it."""
+"""A connection to NATS on its own thread and event loop: what publisher and consumer do the same."""
 
-from django_outbox.brokers.nats.batch import Batch
-from django_outbox.brokers.nats.loop import LoopThread
+import abc
+import asyncio
+import random
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, ClassVar, TypeVar
+
+from django_outbox.brokers.nats.api import Api, NotUsable
+from django_outbox.brokers.nats.client import Client
+from django_outbox.brokers.nats.errors import explain
 from django_outbox.brokers.nats.options import ConnectionOptions
-from django_outbox.brokers.nats.session import Session
+from django_outbox.logs import logger
+
+T = TypeVar("T")
+
+JOIN_TIMEOUT = 15.0
+"""Seconds that a connection has to end. Everything that it waits for has a time limit, except the resolver of host
+names."""
 
 
-class NatsConnection:
-    """A thread-safe handle of a connection: any thread may use it.
+class Connection(abc.ABC):
+    """A thread-safe handle of a connection, which connects as soon as its thread is started.
 
-    It begins to connect when it is constructed. Its session has its own thread and event loop, so that responses are
-    read regardless of what the callers do. A connection that has ended is not reopened; construct a new one.
+    Methods that begin with an underscore run on the connection's thread; the others may be called from any thread.
+    A connection that has ended is not reopened; construct a new one.
 
-    Args:
-        options: the options of the connection.
-        max_in_flight: maximum number of messages without a response.
+    Attributes:
+        error: the reason why the connection has ended; blank until then.
     """
 
-    def __init__(self, options: ConnectionOptions, max_in_flight: int) -> None:
-        self._session = Session(options, max_in_flight)
-        self._thread = LoopThread(self._session.run, f"outbox-nats-{options.alias}")
-        self._thread.start()
+    kind: ClassVar[str]
+    """`publisher` or `consumer`, for the log and for errors."""
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether it has not ended."""
-        return not self._session.error
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.error = ""
+        self._options = options
+        self._owner = f"{self.kind.capitalize()} {options.alias!r}"
+        self._client: Client
+        self._api: Api
+        self._server = "NATS"
+        self._is_connected = False
+        self._is_closing = False
+        self._is_settled = threading.Event()
+        self._opening: asyncio.Task[None]
+        # asyncio itself may drop tasks that nothing refers to.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, name=f"outbox-nats-{options.alias}", daemon=True)
+
+    # Any thread
 
     def wait_until_ready(self) -> str:
-        """Wait until it is connected or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._session.is_settled.wait()
-        return self._session.error
+        """Wait until it is open or has failed. Return the reason if it failed, and otherwise an empty string."""
+        self._is_settled.wait()
+        return self.error
 
-    def submit(self, batch: Batch) -> bool:
-        """Accept a batch, to be sent as soon as possible; False if the connection has ended."""
-        return self._thread.call(lambda: self._session.submit(batch))
+    def call(self, work: Callable[[], None]) -> bool:
+        """Call a function on the connection's thread, without waiting for it; False if the connection has ended."""
+        with self._lock:
+            if not self._has_ended:
+                self._loop.call_soon_threadsafe(work)
+            return not self._has_ended
 
-    def check(self, *, stream: str, subject: str) -> str:
-        """Return what keeps messages from being stored, with the remedy; an empty string if nothing is known.
-
-        Args:
-            stream: the stream that has to exist; blank for any.
-            subject: the subject of all messages; blank if they have different ones.
-        """
-        problem = self._thread.ask(lambda: self._session.check(stream, subject))
-        return self._session.error if problem is None else problem
+    def ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Run a coroutine on the connection's thread and return its result; None if the connection ends first."""
+        with self._lock:
+            if self._has_ended:
+                return None
+            asked = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        try:
+            return asked.result()
+        except CancelledError:
+            return None
 
     def close(self) -> None:
-        """Close the connection and wait for its end; messages without an outcome are unanswered."""
-        self._thread.call(self._session.close)
-        self._thread.join()
+        """Close the connection, and wait for its end."""
+        self.call(self._close)
+        self._thread.join(JOIN_TIMEOUT)
+
+    # The connection's thread
+
+    def _run(self) -> None:
+        self._opening = self._loop.create_task(self._open())
+        try:
+            self._loop.run_until_complete(self._main())
+        finally:
+            with self._lock:
+                self._has_ended = True
+            # What other threads have asked for in the meantime is done first.
+            self._loop.run_until_complete(_finish())
+            self._loop.close()
+
+    async def _main(self) -> None:
+        try:
+            await self._opening
+            self._is_settled.set()
+            await self._work()
+        except NotUsable as error:
+            self._end(str(error))
+        except asyncio.CancelledError:
+            # `_close` has cancelled `_opening`.
+            pass
+        except Exception as error:
+            self._fail(error)
+        self._end(f"the {self.kind} was closed")
+        if self._is_connected:
+            await self._client.abandon()
+
+    async def _open(self) -> None:
+        """Connect to one server after another, in random order, so that relays spread over the cluster.
+
+        Raises:
+            NotUsable: no server can be used.
+        """
+        reasons = []
+        for server in random.sample(self._options.servers, len(self._options.servers)):
+            client = Client(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
+            try:
+                await asyncio.wait_for(client.open(server, self._options), self._options.connect_timeout)
+            except Exception as error:
+                reasons.append(f"{server.address}: {explain(error)}")
+                await client.abandon()
+            except asyncio.CancelledError:
+                await client.abandon()
+                raise
+            else:
+                self._client = client
+                self._api = Api(client, self._options)
+                self._server = f"NATS at {server.address}"
+                self._is_connected = True
+                return
+        raise NotUsable(f"cannot connect to NATS at {'; '.join(reasons)}")
+
+    @abc.abstractmethod
+    async def _work(self) -> None:
+        """Use the open connection until it ends."""
+
+    @abc.abstractmethod
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        """Take a message that arrived in the inbox."""
+
+    @abc.abstractmethod
+    def _on_error(self, error: Exception) -> None:
+        """Take an error that does not end the connection."""
+
+    def _on_closed(self, error: BaseException | None) -> None:
+        """Note that the server or the network has ended the connection."""
+        reason = "" if error is None else f": {explain(error)}"
+        self._end(f"the connection to {self._server} was lost{reason}")
+
+    @abc.abstractmethod
+    def _close(self) -> None:
+        """End the connection, even while it is being opened."""
+
+    def _fail(self, error: BaseException) -> None:
+        """End the connection because of an error."""
+        if not isinstance(error, OSError):
+            logger.error("%s: the connection to NATS failed", self._owner, exc_info=error)
+        how = "was lost" if isinstance(error, OSError) else "failed"
+        self._end(f"the connection to {self._server} {how}: {explain(error)}")
+
+    def _end(self, error: str) -> None:
+        """Note why the connection has ended, and cut it. Only the first call counts."""
+        if self.error:
+            return
+        self.error = error
+        if self._is_connected and not self._is_closing:
+            # It may be waiting until the server reads.
+            self._client.abort()
+        self._on_end()
+        self._is_settled.set()
+
+    @abc.abstractmethod
+    def _on_end(self) -> None:
+        """Let the threads that wait for messages or outcomes go on."""
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the background; its error ends the connection."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+
+async def _finish() -> None:
+    """End all other tasks and threads of the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()

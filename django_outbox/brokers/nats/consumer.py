@@ -4,9 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.brokers.nats.consumer_connection import ConsumingConnection
-from django_outbox.brokers.nats.consumer_options import read_durable_options
-from django_outbox.brokers.nats.options import read_options
+from django_outbox.brokers.nats.consumer_connection import ConsumerConnection
+from django_outbox.brokers.nats.options import DurableOptions, read_options
 
 
 class JetStreamConsumer(Consumer):
@@ -29,7 +28,7 @@ class JetStreamConsumer(Consumer):
             `unknown_types` or `invalid` is `reject`.
         credentials: the path of a `.creds` file, or of a file with the seed of a user's nkey.
         ssl: for `tls://`, a dict with any of the keys cafile, certfile, keyfile, each the path of a PEM file.
-        domain: the JetStream domain of the stream; blank for that of the server.
+        domain: the JetStream domain of the stream; blank for the server's.
         inbox_prefix: the first tokens of the subjects on which messages arrive.
         timeout: seconds until connecting to all servers is given up.
         connect_timeout: seconds until a server that does not accept the connection is given up.
@@ -67,7 +66,7 @@ class JetStreamConsumer(Consumer):
             timeout=timeout,
             connect_timeout=connect_timeout,
         )
-        self._durable = read_durable_options(
+        self._durable = DurableOptions(
             stream=stream,
             durable=durable,
             filter_subject=filter_subject,
@@ -77,7 +76,7 @@ class JetStreamConsumer(Consumer):
             batch_size=self.batch_size,
             batch_bytes=self.batch_bytes,
         )
-        self._connection: ConsumingConnection | None = None
+        self._connection: ConsumerConnection | None = None
 
     @property
     def source(self) -> str:
@@ -86,8 +85,9 @@ class JetStreamConsumer(Consumer):
 
     def open(self, max_messages: int | None = None) -> None:
         self.close()
-        self._connection = ConsumingConnection(self._options, self._durable)
-        self._connection.wait_until_ready()
+        self._connection = ConsumerConnection(self._options, self._durable)
+        if reason := self._connection.wait_until_ready():
+            raise Unavailable(reason)
 
     def receive(self, seconds: float) -> list[Incoming]:
         return self._open_connection().intake.take(self.batch_size, self.batch_bytes, seconds)
@@ -113,7 +113,7 @@ class JetStreamConsumer(Consumer):
             connection, self._connection = self._connection, None
             connection.close()
 
-    def _open_connection(self) -> ConsumingConnection:
+    def _open_connection(self) -> ConsumerConnection:
         if self._connection is None:
             raise Unavailable("the consumer is not connected")
         return self._connection

@@ -1,67 +1,290 @@
-"""One consuming connection to NATS, as the reader's thread sees it."""
+"""The consumer's connection: it reads through a durable consumer, and settles messages."""
 
-from collections.abc import Collection
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import ClassVar
 
 from django_outbox.brokers.consumer import Unavailable
 from django_outbox.brokers.intake import Intake
-from django_outbox.brokers.nats.consumer_options import DurableOptions
-from django_outbox.brokers.nats.consumer_session import ConsumingSession
-from django_outbox.brokers.nats.loop import LoopThread
-from django_outbox.brokers.nats.options import ConnectionOptions
+from django_outbox.brokers.nats import delivery as wire
+from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
+from django_outbox.brokers.nats.connection import Connection
+from django_outbox.brokers.nats.delivery import Delivery
+from django_outbox.brokers.nats.encoding import encode_pub
+from django_outbox.brokers.nats.errors import explain
+from django_outbox.brokers.nats.options import ConnectionOptions, DurableOptions
+from django_outbox.brokers.nats.responses import read_response
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED
+
+REQUEST_TIME = 0.5
+"""Seconds for which the server answers one request for messages. It cannot be withdrawn, and messages are given back
+only after its end."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the server has to confirm dead letters, and to read the last acknowledgements."""
+
+POLL_INTERVAL = 0.25
+"""Seconds between two questions whether another process has settled its messages."""
+
+FIRST_REQUEST = 100
+"""Number of messages in the first request, while their size is not known."""
 
 
-class ConsumingConnection:
-    """A handle of a connection, whose session has its own thread.
-
-    Args:
-        options: the options of the connection.
-        durable: what to read, and how.
+class ConsumerConnection(Connection):
+    """Reads through a durable consumer.
 
     Attributes:
         intake: the messages that were received.
     """
 
+    kind: ClassVar[str] = "consumer"
+
     def __init__(self, options: ConnectionOptions, durable: DurableOptions) -> None:
-        self.intake = Intake(durable.max_buffer_bytes, lambda: self._thread.call(self._session.request_more))
-        self._session = ConsumingSession(options, durable, self.intake)
-        self._thread = LoopThread(self._session.run, f"outbox-nats-{options.alias}")
+        super().__init__(options)
+        self._durable = durable
+        self._name = f"the consumer {durable.durable!r} of stream {durable.stream!r}"
+        self._changed = asyncio.Event()
+        self.intake = Intake(durable.max_buffer_bytes, lambda: self.call(self._changed.set))
+        self._refusal = ""
+        self._terms: Terms
+        self._is_paused = False
+        self._last_tag = 0
+        self._unsettled: dict[int, Delivery] = {}
+        self._mean_size = 0.0
+        self._last_request = 0
+        self._expected = 0
+        self._dying: dict[bytes, Delivery] = {}
         self._thread.start()
 
-    def wait_until_ready(self) -> None:
-        """Wait until messages can be received.
-
-        Raises:
-            Unavailable: that is not possible.
-        """
-        self._session.is_ready.wait()
-        if self.intake.error is not None:
-            raise Unavailable(self.intake.error)
+    # Any thread
 
     def take_refusal(self) -> str:
-        """Return why no stream has stored a dead letter since the last call; blank if there is no such one."""
-        refusal, self._session.refusal = self._session.refusal, ""
+        """Return why no stream has stored a dead letter since the last call; blank if all were stored."""
+        refusal, self._refusal = self._refusal, ""
         return refusal
 
     def settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
         """Publish rejected messages to the dead letters, and acknowledge all others with these tags."""
-        self._thread.call(lambda: self._session.settle(tags, rejected))
+        self.call(lambda: self._settle(tags, rejected))
 
     def set_paused(self, paused: bool) -> None:
         """Request no more messages, or request them again."""
-        self._thread.call(lambda: self._session.set_paused(paused))
+        self.call(lambda: self._set_paused(paused))
 
     def count_left(self) -> int:
-        """Return the number of messages that are not settled, those that other processes have received included.
+        """Return the number of messages that are not settled, including messages that other processes have received.
 
         Raises:
             Unavailable: the connection has ended, or JetStream does not respond.
         """
-        count = self._thread.ask(self._session.count_left)
-        if count is None:
-            raise Unavailable(self.intake.error or "the connection to NATS has ended")
-        return count
+        try:
+            counts = self.ask(lambda: self._api.read_counts(self._durable))
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+        if counts is None:
+            raise Unavailable(self.error)
+        return counts.pending + counts.unsettled
 
-    def close(self) -> None:
-        """Send everything that was settled, give the other messages back, and wait for the end of the connection."""
-        self._thread.call(self._session.close)
-        self._thread.join()
+    # The connection's thread
+
+    async def _open(self) -> None:
+        await super()._open()
+        self._terms = await self._api.bind(self._durable)
+        logger.info("%s: reads stream %r from %s", self._owner, self._durable.stream, self._server)
+
+    async def _work(self) -> None:
+        self._start(self._read())
+        self._start(self._keep())
+        await self._wait(self._is_over)
+        if self._is_closing:
+            await self._finish()
+
+    def _is_over(self) -> bool:
+        return self._is_closing or bool(self.error)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Receiving
+
+    async def _read(self) -> None:
+        await self._let_others_finish()
+        while not self._is_over():
+            await self._wait(lambda: self._wanted() > 0 or self._is_over())
+            number = self._wanted()
+            if number > 0:
+                await self._request(number)
+
+    async def _let_others_finish(self) -> None:
+        """Wait until messages that another connection has received are settled, or are delivered again.
+
+        Otherwise, later messages would be stored before those that a process left when it died.
+        """
+        # The server's timers are late now and then.
+        deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
+        while time.monotonic() < deadline and not self._is_over():
+            counts = await self._read_counts()
+            if counts is None or not counts.unsettled:
+                return
+            await asyncio.sleep(POLL_INTERVAL)
+
+    def _wanted(self) -> int:
+        """Return how many messages to request."""
+        if self._is_paused or self._is_over() or not self.intake.has_room:
+            return 0
+        prefetch = self._durable.prefetch
+        room = prefetch - len(self._unsettled)
+        # While at least half of them are in hand, a request would be for a few only.
+        if room < prefetch / 2:
+            return 0
+        fitting = int(self._durable.max_buffer_bytes / self._mean_size) if self._mean_size else FIRST_REQUEST
+        return max(min(room, fitting, self._terms.max_batch), 1)
+
+    async def _request(self, number: int) -> None:
+        """Request messages, and wait until all have come or the server answers no more."""
+        self._last_request += 1
+        self._expected = number
+        token = b"%d" % self._last_request
+        subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._durable.stream}.{self._durable.durable}".encode()
+        seconds = min(REQUEST_TIME, self._terms.max_expires)
+        await self._client.write([wire.request_messages(subject, self._client.inbox + token, number, seconds)])
+        waiting = self._wait(lambda: not self._expected or self._is_over())
+        try:
+            await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
+        except asyncio.TimeoutError:
+            # The server does not respond to requests for a consumer that does not exist.
+            await self._read_counts()
+
+    async def _read_counts(self) -> Counts | None:
+        """Return the counts of the durable consumer; None if it cannot be used any more, which ends the connection."""
+        try:
+            return await self._api.read_counts(self._durable)
+        except NoAnswer as error:
+            self._end(f"{self._name}: {error}")
+            return None
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self._receive(Delivery(subject, reply, headers or b"", data))
+        elif subject.startswith(self._client.inbox):
+            token = subject[len(self._client.inbox) :]
+            if token in self._dying:
+                self._settle_dying(token, data)
+            elif token == b"%d" % self._last_request and headers is not None:
+                self._on_status(wire.status_of(headers), headers)
+
+    def _receive(self, delivery: Delivery) -> None:
+        self._last_tag += 1
+        self._unsettled[self._last_tag] = delivery
+        size = len(delivery.body)
+        self._mean_size = max(size, 1) if not self._mean_size else 0.9 * self._mean_size + 0.1 * size
+        self.intake.put(wire.read_delivery(delivery, self._last_tag))
+        self._expected = max(self._expected - 1, 0)
+        if not self._expected:
+            self._changed.set()
+
+    def _on_status(self, status: int, headers: bytes) -> None:
+        """Note the end of a request: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-37.md."""
+        if status == 100:
+            return
+        if status not in (404, 408):
+            # Another request at once would be refused as well.
+            text = headers[:200].split(b"\r\n")[0].decode("ascii", "replace")
+            self._end(f"{self._name} refuses requests ({text})")
+        self._expected = 0
+        self._changed.set()
+
+    def _set_paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        self._changed.set()
+
+    # Settling
+
+    def _settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
+        if not self._is_connected or self.error:
+            return
+        pieces = []
+        for tag in tags:
+            delivery = self._unsettled.pop(tag)
+            if tag in rejected and not self._durable.dead_letters:
+                # The message is too large to be stored; the caller has logged that it is lost.
+                pieces.append(encode_pub(delivery.reply, wire.TERM))
+            elif tag in rejected:
+                # If an earlier copy was not confirmed, this one replaces it.
+                token = b"dead" + wire.origin_of(delivery.reply)[2]
+                self._dying[token] = delivery
+                subject = self._durable.dead_letters.encode()
+                reply = self._client.inbox + token
+                pieces.append(wire.dead_letter(delivery, subject, reply, self._client.max_payload))
+            else:
+                pieces.append(encode_pub(delivery.reply, wire.ACK))
+        self._client.send(pieces)
+        self._changed.set()
+
+    def _settle_dying(self, token: bytes, data: bytes) -> None:
+        """Give up a message once the stream of the dead letters has confirmed its copy."""
+        delivery = self._dying.pop(token)
+        outcome = read_response(data)
+        if outcome is ACCEPTED:
+            self._client.send([encode_pub(delivery.reply, wire.TERM)])
+        else:
+            self._refusal = outcome.error if outcome is not None else "no stream has this subject"
+            logger.error(
+                "%s: no stream has stored a dead letter at %r; the message will come again: %s",
+                self._owner,
+                self._durable.dead_letters,
+                self._refusal,
+            )
+        self._changed.set()
+
+    async def _keep(self) -> None:
+        """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
+        while True:
+            await asyncio.sleep(self._terms.ack_wait / 4)
+            if self._unsettled:
+                held = [delivery.reply for delivery in self._unsettled.values()]
+                await self._client.write([encode_pub(reply, wire.IN_PROGRESS) for reply in held])
+
+    # Ending
+
+    def _close(self) -> None:
+        """Send everything that was settled, give the other messages back, and end."""
+        self._is_closing = True
+        self._changed.set()
+        self._opening.cancel()
+
+    async def _finish(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
+        except asyncio.TimeoutError:
+            logger.warning("%s: dead letters are not confirmed; their messages will come again", self._owner)
+        try:
+            if self._unsettled:
+                await self._wait_for_request()
+            self._client.close_inbox()
+            await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
+        except Exception as error:
+            logger.info("%s: the last acknowledgements may be lost: %s", self._owner, explain(error))
+
+    async def _give_back(self) -> None:
+        await self._client.write([encode_pub(each.reply, wire.NAK) for each in self._unsettled.values()])
+        await self._client.flush()
+
+    async def _wait_for_request(self) -> None:
+        """Wait for the end of the last request; otherwise, messages that are given back would be its answer."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
+
+    def _on_error(self, error: Exception) -> None:
+        logger.debug("%s: %s: %s", self._owner, self._server, explain(error))
+
+    def _on_end(self) -> None:
+        self.intake.end(self.error)
+        self._changed.set()

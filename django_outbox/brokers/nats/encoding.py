@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.nats.subjects import explain_invalid_subject
+from django_outbox.brokers.nats.options import explain_invalid_subject
 from django_outbox.brokers.templates import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
@@ -27,33 +27,15 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", 
 
 
 class Encoded(NamedTuple):
-    """A message for NATS.
-
-    Args:
-        subject: the subject.
-        headers: the block of headers, from the version line to the blank line.
-        payload: the payload.
-    """
+    """A message for NATS; its block of headers is from the version line to the blank line."""
 
     subject: bytes
     headers: bytes
     payload: bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes that count for the server's `max_payload`: headers and payload."""
-        return len(self.headers) + len(self.payload)
-
 
 class Encoder:
-    """Encodes messages.
-
-    Args:
-        subject: the subject.
-        stream: the stream that has to store the messages; blank for any.
-        format: `plain`, `cloudevents` or `cloudevents-structured`.
-        source: the source of CloudEvents.
-    """
+    """Encodes messages; the options are described in `JetStreamPublisher`."""
 
     def __init__(self, *, subject: Template, stream: str, format: str, source: str) -> None:
         self._subject = subject
@@ -101,6 +83,17 @@ class Encoder:
         return encoded
 
 
+def encode_pub(subject: bytes, payload: bytes, reply: bytes = b"") -> bytes:
+    """Return a message without headers: https://docs.nats.io/reference/reference-protocols/nats-protocol."""
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+
+
+def encode_hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """Return a message with a block of headers."""
+    size = len(headers)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
+
+
 def _event_headers(message: Message, source: str) -> list[tuple[str, str]]:
     """Return the headers of an event in binary mode.
 
@@ -112,7 +105,7 @@ def _event_headers(message: Message, source: str) -> list[tuple[str, str]]:
 
 
 def _other_headers(message: Message) -> list[tuple[str, str]]:
-    """Return the message's own headers, without those that would be taken for attributes of the event."""
+    """Return the message's own headers, but none that would be taken for an attribute of the event."""
     return [(name, value) for name, value in own_headers(message) if not name.lower().startswith("ce-")]
 
 

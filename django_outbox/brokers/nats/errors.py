@@ -51,9 +51,9 @@ def explain(error: BaseException) -> str:
     return text or type(error).__name__
 
 
-def blames_message(error: BaseException | None) -> bool:
+def blames_message(error: BaseException) -> bool:
     """Return whether the server ended the connection because of a message, which it did not identify."""
-    return error is not None and any(text in str(error).lower() for text in BLAMED)
+    return any(text in str(error).lower() for text in BLAMED)
 
 
 def denied_subject(error: BaseException) -> str | None:

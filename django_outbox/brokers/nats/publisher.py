@@ -9,17 +9,19 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
-from django_outbox.brokers.nats.batch import Batch
-from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import Encoder
-from django_outbox.brokers.nats.options import read_options, require_in_flight, require_name
-from django_outbox.brokers.nats.subjects import explain_invalid_subject
+from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
+from django_outbox.brokers.nats.publisher_connection import NatsCall, PublisherConnection
+from django_outbox.brokers.options import require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.templates import Template
 from django_outbox.messages import Message, Outcome
 
 EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
 """A message with which the option `subject` must be a valid subject."""
+
+MAX_IN_FLIGHT = 10_000
+"""Maximum number of messages in flight: NATS 2.11 refuses more for one stream (`max_buffered_msgs`)."""
 
 
 class JetStreamPublisher(Publisher):
@@ -33,12 +35,12 @@ class JetStreamPublisher(Publisher):
 
     The header `Nats-Msg-Id` is the message's ID with the subject, by which a stream recognizes a message that it has
     stored within its duplicate window: two minutes, unless the stream sets another one. The other headers are
-    `outbox-message-id`, `outbox-type`, `outbox-key`, `outbox-occurred-at` and `content-type`, and those of the message.
+    `outbox-message-id`, `outbox-type`, `outbox-key`, `outbox-occurred-at` and `content-type`, and the message's own.
 
     Args:
         alias: the publisher's name in the settings.
         servers: `nats://user:password@host:4222`, `nats://token@host:4222`, or `tls://` for TLS; for a cluster, a list
-            with a URL for each server, of which one that responds is used.
+            with a URL for each server. One that responds is used.
         subject: the subject, in which `{topic}` stands for the message's topic (its type if that is blank), `{type}`
             for its type and `{key}` for its key.
         stream: the name of the stream that has to store the messages; another one refuses them. Blank for any stream
@@ -47,7 +49,7 @@ class JetStreamPublisher(Publisher):
             connection.
         ssl: for `tls://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
-        domain: the JetStream domain of the streams; blank for that of the server.
+        domain: the JetStream domain of the streams; blank for the server's.
         inbox_prefix: the first tokens of the subjects on which responses arrive; the user must be permitted to
             subscribe to `_INBOX.>`, or to this prefix instead of `_INBOX`.
         format: `plain`, `cloudevents` for CloudEvents with their attributes in headers, or `cloudevents-structured`.
@@ -97,13 +99,13 @@ class JetStreamPublisher(Publisher):
             connect_timeout=connect_timeout,
         )
         require_name("stream", stream)
-        require_in_flight(max_in_flight)
+        require_number("max_in_flight", max_in_flight, 1, MAX_IN_FLIGHT)
         validate_format(format, source)
         self._subject = _read_subject(subject)
         self._stream = stream
         self._max_in_flight = max_in_flight
         self._encode = Encoder(subject=self._subject, stream=stream, format=format, source=source).encode
-        self._connection: NatsConnection | None = None
+        self._connection: PublisherConnection | None = None
         self._lock = threading.Lock()
         after_fork(self, type(self)._start_over)
 
@@ -122,10 +124,10 @@ class JetStreamPublisher(Publisher):
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        batch = Batch(messages, self._encode)
-        while batch.missing and not self._usable_connection().submit(batch):
+        call = NatsCall(messages, self._encode)
+        while call.missing and not self._usable_connection().submit(call):
             pass
-        return batch.result()
+        return call.result()
 
     def name_destination(self, message: Message) -> str:
         return self._subject.render(message)
@@ -136,10 +138,10 @@ class JetStreamPublisher(Publisher):
         if connection is not None:
             connection.close()
 
-    def _usable_connection(self) -> NatsConnection:
+    def _usable_connection(self) -> PublisherConnection:
         with self._lock:
-            if self._connection is None or not self._connection.is_usable:
-                self._connection = NatsConnection(self._options, self._max_in_flight)
+            if self._connection is None or self._connection.error:
+                self._connection = PublisherConnection(self._options, self._max_in_flight)
             return self._connection
 
     def _start_over(self) -> None:
@@ -156,5 +158,5 @@ def _read_subject(subject: str) -> Template:
     return template
 
 
-_of_parents: list[NatsConnection | None] = []
+_of_parents: list[PublisherConnection | None] = []
 """Connections of the parent process. They are kept, because their end would close what the parent still uses."""

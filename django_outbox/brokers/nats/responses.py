@@ -1,6 +1,6 @@
-"""What a stream responds to a message, and the outcome.
+"""The outcome of a message by the response of a stream.
 
-The codes are those of https://github.com/nats-io/nats-server/blob/main/server/errors.json (read in version 2.12, main
+The codes are listed in https://github.com/nats-io/nats-server/blob/main/server/errors.json (read in version 2.12, main
 of August 2026); `server/stream.go` and `server/jetstream_cluster.go` show which of them a publisher is sent.
 """
 
@@ -10,14 +10,14 @@ from typing import NamedTuple
 from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later, set_aside
 
 FULL_WAIT = 5.0
-"""Seconds that a message waits whose stream is full, or has no storage left."""
+"""Seconds that a message waits if its stream is full, or has no storage left."""
 
 BUSY_WAIT = 2.0
-"""Seconds that a message waits whose stream has no leader, or has too much to do."""
+"""Seconds that a message waits if its stream has no leader, or has too much to do."""
 
 
 class _Response(NamedTuple):
-    """What an error code of JetStream means.
+    """The meaning of an error code of JetStream.
 
     Args:
         error_class: the last part of the outcome's `error_class`.
@@ -76,7 +76,7 @@ _RESPONSES = {
 }
 
 STORE_FAILED = 10077
-"""JSStreamStoreFailedF: the text is that of an error in `server/store.go`."""
+"""JSStreamStoreFailedF: the text comes from an error in `server/store.go`."""
 
 _FULL = _Response("stream_full", "raise the stream's limits, or let its consumers catch up", FULL_WAIT)
 
@@ -88,7 +88,8 @@ _STORE_ERRORS = {
 }
 
 NO_RESPONDERS = b"NATS/1.0 503"
-"""How the headers begin with which the server responds if no stream, and no other subscriber, has the subject."""
+"""The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
+subject."""
 
 
 def read_response(data: bytes) -> Outcome | None:

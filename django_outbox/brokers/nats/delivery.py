@@ -1,21 +1,31 @@
-"""Decode a message of JetStream."""
+"""A message that JetStream delivered: decode it, acknowledge it, and copy it to the dead letters."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
-from django_outbox.brokers.nats.encoding import MESSAGE_ID_HEADER
+from django_outbox.brokers.nats.encoding import MESSAGE_ID_HEADER, encode_hpub, encode_pub
+from django_outbox.brokers.nats.options import NANOSECONDS
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE
 from django_outbox.brokers.times import read_time
 from django_outbox.error_text import describe
 
+ACK = b"+ACK"
+TERM = b"+TERM"
+NAK = b"-NAK"
+IN_PROGRESS = b"+WPI"
+"""Bodies of acknowledgements: https://docs.nats.io/reference/reference-protocols/nats_api_reference."""
+
 CONTENT_ENCODING = "content-encoding"
 
 PREFIX = "ce-"
-"""How the headers begin that hold the attributes of CloudEvents, percent-encoded:
+"""Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
+
+_NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
 
 
 class Delivery(NamedTuple):
@@ -72,7 +82,7 @@ def read_delivery(delivery: Delivery, tag: int) -> Incoming:
 
 
 def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the headers but those of NATS; the names of CloudEvents' attributes are in lower case."""
+    """Yield all headers except NATS's; the names of CloudEvents' attributes are in lower case."""
     for name, value in headers.items():
         lower = name.lower()
         if lower.startswith(PREFIX):
@@ -121,3 +131,26 @@ def status_of(headers: bytes) -> int:
     """Return the status in the first line of a block of headers; 0 if there is none."""
     status = headers[len(b"NATS/1.0 ") :][:3]
     return int(status) if status.isdigit() else 0
+
+
+def request_messages(subject: bytes, inbox: bytes, number: int, seconds: float) -> bytes:
+    """Return a request for up to `number` messages, which the server answers for that many seconds."""
+    body = json.dumps({"batch": number, "expires": round(seconds * NANOSECONDS)}).encode()
+    return encode_pub(subject, body, inbox)
+
+
+def dead_letter(delivery: Delivery, subject: bytes, reply: bytes, max_size: int) -> bytes:
+    """Return a copy of a message for the dead letters.
+
+    It has another ID, because the stream of the dead letters may know the message's. Without that ID, the copy is never
+    larger than the message, so the ID is left out if the copy would exceed `max_size` bytes with it.
+    """
+    lines = [line for line in delivery.headers.split(b"\r\n")[1:] if not line.lower().startswith(_NOT_COPIED)]
+    id = b"dead:%b:%b:%b" % origin_of(delivery.reply)
+    copied = b"".join(line + b"\r\n" for line in lines if line) + b"\r\n"
+    headers = b"NATS/1.0\r\n%b: %b\r\n%b" % (MESSAGE_ID_HEADER.encode(), id, copied)
+    if len(headers) + len(delivery.body) > max_size:
+        if copied == b"\r\n":
+            return encode_pub(subject, delivery.body, reply)
+        headers = b"NATS/1.0\r\n" + copied
+    return encode_hpub(subject, reply, headers, delivery.body)
