@@ -114,13 +114,15 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         """Make the pending messages in this queryset due now, whatever they wait for, and return their number.
 
         This also releases held messages. They keep their attempts. Messages that are due already stay in their place.
+        On SQLite, which has no row locks, a message that a relay is publishing at that moment is published again.
         """
         return self.filter(available_at__gt=DatabaseNow()).update(available_at=DatabaseNow())
 
     def hold(self) -> int:
         """Hold the pending messages in this queryset until `retry_now` releases them, and return their number.
 
-        Later messages with the same key wait for a held message.
+        Later messages with the same key wait for a held message. On SQLite, which has no row locks, a message that a
+        relay is publishing at that moment is held too, and is published again when it is released.
         """
         return self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(available_at=HELD_BY_OPERATOR)
 

@@ -29,6 +29,9 @@ SUCCESSION = datetime.timedelta(minutes=3)
 """Silence after which the report of a predecessor is deleted: a process that is silent for so long does not count as
 alive."""
 
+_writing = threading.Lock()
+"""All relays of a process write one row."""
+
 
 class Reporter(abc.ABC):
     """Writes the reports of one process.
@@ -79,7 +82,7 @@ class Reporter(abc.ABC):
             last: whether the process ends.
         """
         try:
-            with own_connection(self._using):
+            with _writing, own_connection(self._using):
                 self.write(last=last)
             self._complained = False
         except Exception as error:

@@ -146,6 +146,12 @@ WHERE {table}.id = json_extract(found.value, '$[0]') AND {table}.available_at = 
 # A different lease means that another relay has taken the row over; leave it alone.
 MINE = "AND {table}.available_at = %s"
 # In a transaction that is open since the claim, no other relay can have taken it over.
+LOST = (
+    "another program changed them, or their lease ran out, so they may be published again; if a batch takes that long, "
+    "raise OUTBOX['CLAIM_TIMEOUT']"
+)
+"""Why claimed messages cannot be settled, and the remedy."""
+
 PENDING_STILL = "AND {table}.available_at IS NOT NULL"
 
 PROCESSED = f"""
@@ -349,9 +355,7 @@ class SQLiteStore(Store):
         lease.due.clear()
         lease.partitions.clear()
         lost = settlement.count + len(left) - settled
-        report_lost(
-            claim, lost, "their lease had run out, so they may be published again; raise OUTBOX['CLAIM_TIMEOUT']"
-        )
+        report_lost(claim, lost, LOST)
 
     def _while_leased(self, lease: Lease, write: Callable[[], int]) -> int:
         """Write in a transaction; if another connection keeps the database locked, again while the lease lasts.

@@ -67,6 +67,19 @@ def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str):
 
 
 @pytest.mark.parametrize("using", LOCKING)
+def test_all_relays_of_a_process_report_to_one_row(using: str, caplog: pytest.LogCaptureFixture):
+    """As Celery's threads do that drain at the same time."""
+    with caplog.at_level(logging.WARNING, "django_outbox"), relays_in_threads(using=using, limits=OFTEN) as start:
+        for _ in range(8):
+            start()
+        eventually(lambda: Heartbeat.objects.using(using).exists())
+        put(200, using)
+        eventually(lambda: sum(row[2] for row in counted(using)) == 200)
+    assert "could not be written" not in caplog.text
+    assert [row[:2] for row in counted(using)] in ([("default", NAME)], [("default", NAME)] * 2)
+
+
+@pytest.mark.parametrize("using", LOCKING)
 @pytest.mark.parametrize("mode", ["drain", "once"])
 def test_a_drain_reports_when_it_ends(using: str, mode: str):
     put(4, using)
