@@ -10,7 +10,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_outbox.brokers.rabbitmq.events import Events
+from django_outbox.brokers.rabbitmq.encoding import Events
 from django_outbox.messages import ACCEPTED
 from tests.support.claimed import make_message
 from tests.support.http_receiver import Call, MakePublisher, Receiver

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.consumer_wire import Delivery, DeliveryWire
 from django_outbox.brokers.rabbitmq.decoding import decode_properties, read_delivery
 from django_outbox.brokers.rabbitmq.encoding import Encoder
+from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
 from tests.support.claimed import make_message
 
 NAMES = st.text(max_size=20)
@@ -33,7 +33,7 @@ ENCODER = Encoder(exchange="", mandatory=True, persistent=True, key_header="outb
 def test_headers_are_decoded_as_the_publisher_encodes_them(headers):
     message = make_message("orders", headers=headers, key="order-7")
     encoded = ENCODER.encode(message)
-    found = read_delivery(Delivery(3, b"orders", encoded.properties, b"{}"), key_header="outbox-key")
+    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"), key_header="outbox-key")
     assert found.headers == headers
     assert (found.message_id, found.type, found.topic, found.key) == (
         message.message_id,
@@ -47,14 +47,14 @@ def test_headers_are_decoded_as_the_publisher_encodes_them(headers):
 
 @given(st.binary(max_size=200))
 def test_no_properties_raise(data):
-    found = read_delivery(Delivery(1, b"\xff", data, b""), key_header="outbox-key")
+    found = read_delivery(Delivered(1, b"\xff", data, b""), key_header="outbox-key")
     assert found.topic == "\\xff"
 
 
 @given(flags=st.just(b"\x20\x00"), kind=st.binary(min_size=1, max_size=1), rest=st.binary(max_size=60))
 def test_no_header_raises(flags, kind, rest):
     inner = b"\x01a" + kind + rest
-    found = read_delivery(Delivery(1, b"k", flags + len(inner).to_bytes(4, "big") + inner, b""), key_header="k")
+    found = read_delivery(Delivered(1, b"k", flags + len(inner).to_bytes(4, "big") + inner, b""), key_header="k")
     assert isinstance(found, Incoming)
 
 
@@ -122,10 +122,10 @@ def test_deliveries_are_taken_out_and_everything_else_is_passed_on_however_it_is
         for part in (each[:20], each[20:]):
             if part:
                 data += pika.frame.Body(1, part).marshal()
-    found: list[Delivery] = []
+    found: list[Delivered] = []
     pika_side = Pika()
     wire = DeliveryWire(pika_side, found.append)  # type: ignore[arg-type]
-    wire._heartbeat_at = math.inf
+    wire._pass_on_at = math.inf
     position = 0
     while position < len(data):
         size = sizes[position % len(sizes)]

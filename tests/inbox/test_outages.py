@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from django_outbox.brokers.rabbitmq import consumer_session as session
-from django_outbox.brokers.rabbitmq import window
+from django_outbox.brokers.rabbitmq import consuming, window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
@@ -68,7 +67,7 @@ def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_i
 
 
 def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
-    monkeypatch.setattr(session, "MAX_HOLD_TIME", 0.05)
+    monkeypatch.setattr(consuming, "MAX_HOLD_TIME", 0.05)
     source.send(*range(300))
     with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:
         eventually(lambda: inbox.paused)
@@ -100,12 +99,12 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
 def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
     """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
-    monkeypatch.setattr(session, "READ_INTERVAL", 60)
+    monkeypatch.setattr(consuming, "READ_INTERVAL", 60)
     store = Storing.store
     sizes: list[int] = []
 
     def measure(self, batch):
-        intake = inbox.consumers[0]._session.intake
+        intake = inbox.consumers[0]._connection.intake
         time.sleep(0.05)
         sizes.append(intake._size)
         return store(self, batch)
@@ -125,12 +124,12 @@ def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(s
     """Heartbeats must be read, and with them comes one read of the socket, of at most 100 KiB."""
     interval, body, batch_bytes = 0.1, "x" * 1_000, 100_000
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
-    monkeypatch.setattr(session, "READ_INTERVAL", interval)
+    monkeypatch.setattr(consuming, "READ_INTERVAL", interval)
     store = Storing.store
     growths: list[tuple[float, int]] = []
 
     def stand_still(self, batch):
-        intake = inbox.consumers[0]._session.intake
+        intake = inbox.consumers[0]._connection.intake
         if not growths:
             eventually(lambda: not intake.has_room)
             started, size = time.monotonic(), intake._size

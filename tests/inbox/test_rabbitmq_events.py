@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.consumer_wire import Delivery
 from django_outbox.brokers.rabbitmq.decoding import read_delivery
-from django_outbox.brokers.rabbitmq.encoding import Encoder
-from django_outbox.brokers.rabbitmq.events import Events
+from django_outbox.brokers.rabbitmq.encoding import Encoder, Events
+from django_outbox.brokers.rabbitmq.wire import Delivered
 from tests.support.claimed import make_message
 
 TIME = datetime.datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=datetime.timezone.utc)
@@ -36,7 +35,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 def deliver(headers: dict[str, Any], content_type: str | None, body: bytes, **properties: Any) -> Incoming:
     encoded = b"".join(pika.BasicProperties(headers=headers, content_type=content_type, **properties).encode())
-    return read_delivery(Delivery(1, b"routing.key", encoded, body), key_header="outbox-key")
+    return read_delivery(Delivered(1, b"routing.key", encoded, body), key_header="outbox-key")
 
 
 def an_event(data: Any = None, **attributes: Any) -> CloudEvent:
@@ -80,7 +79,7 @@ def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
     event = Events(format, "/shop").convert(message)
     encoder = Encoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type)
     found = read_delivery(
-        Delivery(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
+        Delivered(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
     )
     assert (found.message_id, found.type, found.topic, found.key) == (
         message.message_id,

@@ -9,7 +9,7 @@ import pytest
 from django.conf import settings
 from pika import spec
 
-from django_outbox.brokers.rabbitmq import session
+from django_outbox.brokers.rabbitmq import connection
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
@@ -331,7 +331,7 @@ def test_close_ends_the_connection_and_its_thread(broker: Broker, proxy: TcpProx
 def test_close_does_not_wait_for_an_unresponsive_broker(
     broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(session, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(connection, "CLOSE_TIMEOUT", 0.2)
     queue = broker.queue()
     publisher = make_publisher(broker_url(port=proxy.port))
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]

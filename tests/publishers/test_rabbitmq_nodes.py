@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 from pika import spec
 
-from django_outbox.brokers.rabbitmq import nodes
-from django_outbox.brokers.rabbitmq.nodes import AVOIDED_FOR, Nodes
+from django_outbox.brokers.rabbitmq import connection
+from django_outbox.brokers.rabbitmq.connection import AVOIDED_FOR, Nodes
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
@@ -103,7 +103,7 @@ def test_a_publisher_returns_to_its_preferred_node_between_batches(
     queue = broker.queue()
     publisher = make_publisher([broker_url(port=proxy.port), broker_url(port=other.port)])
     assert publisher.prepare() == ""
-    monkeypatch.setattr(nodes, "AVOIDED_FOR", 1.0)
+    monkeypatch.setattr(connection, "AVOIDED_FOR", 1.0)
     first = connection_of(publisher)
     proxy.end_connections()
     eventually(lambda: not first.accepts_batches, "the publisher noticed the end")

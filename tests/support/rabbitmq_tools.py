@@ -17,7 +17,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.channel import BatchChannel
-from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
+from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
 from django_outbox.messages import Message, Outcome, Verdict
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
@@ -242,13 +242,13 @@ def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
     return [outcome.verdict for outcome in outcomes]
 
 
-def connection_of(publisher: RabbitMQPublisher) -> RabbitMQConnection:
+def connection_of(publisher: RabbitMQPublisher) -> PublishingConnection:
     assert publisher._connection is not None
     return publisher._connection
 
 
 def channels_of(publisher: RabbitMQPublisher) -> list[BatchChannel]:
-    return connection_of(publisher)._session._pool.channels
+    return connection_of(publisher)._channels
 
 
 def in_flight(publisher: RabbitMQPublisher) -> bool:

@@ -1,7 +1,7 @@
 """One channel of a connection to RabbitMQ: sends one batch at a time and reads the broker's responses."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pika
 from pika.channel import Channel
@@ -10,13 +10,38 @@ from pika.spec import Basic, BasicProperties
 
 from django_outbox.brokers.rabbitmq.batch import Batch
 from django_outbox.brokers.rabbitmq.frames import append_message
-from django_outbox.brokers.rabbitmq.options import ChannelOptions
-from django_outbox.brokers.rabbitmq.unconfirmed import Unconfirmed
+from django_outbox.brokers.rabbitmq.options import ConnectionOptions
 from django_outbox.messages import ACCEPTED, rejected, retry_later
 
 NACKED = retry_later(
     "the broker refused the message (basic.nack): a queue is full, or could not store it", error_class="rabbitmq.nack"
 )
+
+
+class Unconfirmed:
+    """The messages sent over a channel that are not confirmed yet, by delivery tag.
+
+    Confirms arrive in any order, for single tags and for all tags up to one, so tags are looked up and never counted.
+    """
+
+    def __init__(self) -> None:
+        self.last_tag = 0
+        self._lowest_tag = 1
+        self._indexes: dict[int, int] = {}
+
+    def add(self, indexes: Iterable[int]) -> None:
+        """Add messages that have just been sent, by their index in the batch."""
+        for index in indexes:
+            self.last_tag += 1
+            self._indexes[self.last_tag] = index
+
+    def confirm(self, tag: int, *, multiple: bool) -> list[int]:
+        """Remove the message with this tag, or with `multiple` all messages up to it. Return their indexes."""
+        tags = range(tag, tag + 1)
+        if multiple:
+            tags = range(self._lowest_tag, tag + 1)
+            self._lowest_tag = max(self._lowest_tag, tag + 1)
+        return [self._indexes.pop(each) for each in tags if each in self._indexes]
 
 
 class BatchChannel:
@@ -26,7 +51,7 @@ class BatchChannel:
 
     Args:
         connection: an open connection.
-        options: the exchange, and whether to use confirms.
+        options: the options of the connection.
         write: sends bytes over the connection.
         on_free: called when the channel is open, and whenever its batch is complete.
         on_closed: called with the reason when the channel is closed.
@@ -41,7 +66,7 @@ class BatchChannel:
     def __init__(
         self,
         connection: pika.SelectConnection,
-        options: ChannelOptions,
+        options: ConnectionOptions,
         *,
         write: Callable[[bytes], None],
         on_free: Callable[["BatchChannel"], None],

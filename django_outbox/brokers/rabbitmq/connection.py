@@ -1,115 +1,219 @@
-"""One connection to RabbitMQ, as the threads that publish see it."""
+"""One connection to RabbitMQ, to the first node of a cluster that responds."""
 
+import abc
+import copy
+import logging
+import random
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import ClassVar
 
 import pika
+from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 
-from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.exchange_check import ExchangeCheck
-from django_outbox.brokers.rabbitmq.handover import Intake
-from django_outbox.brokers.rabbitmq.loop import Loop
-from django_outbox.brokers.rabbitmq.nodes import Nodes
+from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import ConnectionOptions
-from django_outbox.brokers.rabbitmq.session import Session
+from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
+from django_outbox.logs import logger
+
+AVOIDED_FOR = 300.0
+"""Minimum seconds for which a node that failed is tried last; at most twice that, so that relays return one by one."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the broker has to close the connection cleanly, before it is cut."""
+
+NO_RESPONSE = "no response in time"
 
 
-class RabbitMQConnection:
-    """A thread-safe handle of a connection: any thread may use it.
+class Nodes:
+    """Remembers which nodes failed. Thread-safe.
 
-    It begins to connect when it is constructed. Its session has its own thread, so that confirms, heartbeats and
-    `connection.blocked` are read regardless of what the callers do. A connection that has ended is not reopened;
-    construct a new one.
+    Each publisher or consumer prefers a random node, so that they spread over the cluster.
+    """
+
+    def __init__(self, hosts: Sequence[pika.URLParameters], clock: Callable[[], float] = time.monotonic) -> None:
+        first = random.randrange(len(hosts))  # noqa: S311 (for load, not for security)
+        self._hosts = [*hosts[first:], *hosts[:first]]
+        self._avoided: dict[int, float] = {}
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def order(self) -> list[pika.URLParameters]:
+        """Return all nodes: the preferred one first, nodes that failed recently last."""
+        now = self._clock()
+        with self._lock:
+            return sorted(self._hosts, key=lambda host: max(self._avoided.get(id(host), 0.0) - now, 0.0))
+
+    def note_failure(self, host: pika.URLParameters) -> None:
+        """Try this node last for 5 to 10 minutes."""
+        with self._lock:
+            seconds = AVOIDED_FOR * (1 + random.random())  # noqa: S311
+            self._avoided[id(host)] = self._clock() + seconds
+
+    def prefers_another(self, host: pika.URLParameters) -> bool:
+        """Return whether a connection opened now would go to another node than this one."""
+        return self.order()[0] is not host
+
+
+class RabbitMQConnection(abc.ABC):
+    """A connection that is not reopened after its end; construct another one.
+
+    Its own thread handles heartbeats and responses regardless of what the callers do. Underscore methods run on that
+    thread; public methods are thread-safe. A subclass starts the thread at the end of its constructor.
 
     Args:
         options: the options of the connection.
         nodes: the order in which to try the nodes; failed ones are reported to it.
-        is_for_trials: whether its messages try destinations, so that messages without a confirm are expected.
-        on_ready: called on the connection's thread when it can be used.
+        make_wire: makes the wire of one of pika's connections.
+
+    Attributes:
+        host: the node that it is connected to, or is trying to connect to.
+        error: the reason why it has ended; blank until then.
     """
 
+    owner: ClassVar[str]
+    """The class of its owner, for the log."""
+
     def __init__(
-        self,
-        options: ConnectionOptions,
-        nodes: Nodes,
-        *,
-        is_for_trials: bool = False,
-        on_ready: Callable[[], object] = lambda: None,
+        self, options: ConnectionOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
     ) -> None:
         self._options = options
-        self._intake = Intake()
+        self._nodes = nodes
+        self._untried_hosts = deque(nodes.order())
+        self._failures: list[str] = []
+        self.host = self._untried_hosts[0]
+        self.error = ""
+        # Set when the connection can be used, or has ended.
+        self._is_settled = threading.Event()
         self._loop = Loop()
-        self._probe: RabbitMQConnection | None = None
-        probe = None if is_for_trials else self._connect_to_probe
-        self._session = Session(options, nodes, self._intake, self._loop, probe=probe, on_ready=on_ready)
-        self._status = self._session.status
-        name = f"outbox-rabbitmq-{options.publisher_alias}"
-        self._thread = threading.Thread(target=self._session.run, name=name, daemon=True)
-        self._thread.start()
+        self._call = self._loop.add_callback_threadsafe
+        self._wire = WireServices(self._loop, make_wire)
+        self._connection: pika.SelectConnection
+        self._thread = threading.Thread(target=self._run, name=f"outbox-rabbitmq-{options.alias}", daemon=True)
 
     @property
-    def accepts_batches(self) -> bool:
-        """Whether it is neither retired nor ended."""
-        return not self._intake.is_closed
+    def address(self) -> str:
+        """Host and port of the node."""
+        return f"{self.host.host}:{self.host.port}"
 
     @property
     def is_alive(self) -> bool:
         """Whether its thread is running."""
         return self._thread.is_alive()
 
-    @property
-    def host(self) -> pika.URLParameters:
-        """The node that it is connected to, or is trying to connect to."""
-        return self._status.host
-
-    @property
-    def address(self) -> str:
-        """Host and port of that node."""
-        return self._status.address
-
     def wait_until_ready(self) -> str:
-        """Wait until it is connected or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._status.is_settled.wait()
-        return self._status.error
+        """Wait until it can be used or has failed. Return the reason if it failed, and otherwise an empty string."""
+        self._is_settled.wait()
+        return self.error
 
-    def check_exchange(self, exchange: str, seconds: float) -> str:
-        """Return what is wrong with an exchange, with the remedy; an empty string if it exists.
+    def _run(self) -> None:
+        try:
+            self._loop.call_later(self._options.timeout, self._give_up)
+            self._try_next()
+            self._loop.start()
+        except Exception as error:
+            logger.exception("%s %r: the connection to RabbitMQ failed", self.owner, self._options.alias)
+            self._end(f"the connection to RabbitMQ failed: {error!r}")
+        finally:
+            self._end("the connection to RabbitMQ ended")
+            self._loop.hang_up()
+            self._loop.close()
 
-        Args:
-            exchange: its name.
-            seconds: the time in which the broker must respond.
+    # Connecting
+
+    def _try_next(self) -> None:
+        self.host = host = self._untried_hosts.popleft()
+        self._has_timed_out = False
+        self._connection = pika.SelectConnection(
+            copy.copy(host), self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._wire
+        )
+        seconds = host.stack_timeout or self._options.timeout
+        self._loop.call_later(seconds, partial(self._give_up_node, self._connection))
+
+    @abc.abstractmethod
+    def _on_open(self, connection: pika.SelectConnection) -> None:
+        """Open a channel, and call `_note_ready` when it can be used. Until then, another node may be tried."""
+
+    def _note_ready(self, text: str) -> None:
+        """Try no further nodes, because the connection can be used."""
+        self._is_settled.set()
+        self._log(logging.INFO, text)
+
+    def _on_open_error(self, _connection: pika.SelectConnection, error: BaseException) -> None:
+        self._note_failure(NO_RESPONSE if self._has_timed_out else explain(error))
+        if self._untried_hosts and not self._is_settled.is_set():
+            self._try_next()
+        else:
+            self._fail()
+
+    def _give_up_node(self, connection: pika.SelectConnection) -> None:
+        """Try the next node if this one has opened the connection, but no channel in time.
+
+        pika itself gives up a node that does not open the connection.
         """
-        check = ExchangeCheck(exchange)
-        self._loop.add_callback_threadsafe(lambda: self._session.check_exchange(check))
-        return check.wait(seconds)
+        if connection is self._connection and connection.is_open and not self._is_settled.is_set():
+            self._has_timed_out = True
+            self._loop.hang_up()
 
-    def submit(self, batch: Batch) -> bool:
-        """Accept a batch, to be sent as soon as possible; False if the connection is retired or has ended."""
-        if not self._intake.put(batch):
-            return False
-        self._loop.add_callback_threadsafe(self._session.send)
-        return True
+    def _give_up(self) -> None:
+        if not self._is_settled.is_set():
+            self._note_failure(NO_RESPONSE)
+            self._fail()
 
-    def retire(self) -> None:
-        """Accept no more batches, and close the connection when those in hand are complete."""
-        self._intake.close()
-        self._loop.add_callback_threadsafe(self._session.close_if_retired)
+    def _note_failure(self, reason: str) -> None:
+        self._nodes.note_failure(self.host)
+        self._failures.append(f"{self.address}: {reason}")
 
-    def close(self) -> None:
-        """Close the connection and wait for its end; messages without an outcome are unanswered."""
-        if self._probe is not None:
-            self._probe.close()
-        self._loop.add_callback_threadsafe(self._session.close)
-        self._thread.join()
+    def _fail(self) -> None:
+        self._end(f"cannot connect to RabbitMQ at {'; '.join(self._failures)}")
+        self._cut()
 
-    def _connect_to_probe(self) -> None:
-        """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
-        options = replace(self._options, hosts=(self.host,))
-        probe = RabbitMQConnection(options, Nodes(options.hosts), is_for_trials=True, on_ready=self._on_probe_ready)
-        self._probe = probe
+    # Ending
 
-    def _on_probe_ready(self) -> None:
-        self._loop.add_callback_threadsafe(self._session.abandon_stalled)
-        if self._probe is not None:
-            self._probe.retire()
+    def _end(self, error: str) -> None:
+        """Note why the connection has ended, or is being closed. Only the first call counts."""
+        if not self.error:
+            self.error = error
+            self._release(error)
+            self._is_settled.set()
+
+    @abc.abstractmethod
+    def _release(self, error: str) -> None:
+        """Let the threads that wait for the connection go on."""
+
+    def _on_close(self, connection: pika.SelectConnection, error: BaseException) -> None:
+        if not self._is_settled.is_set():
+            self._on_open_error(connection, error)
+            return
+        if not self.error:
+            self._nodes.note_failure(self.host)
+        self._end(f"the connection to RabbitMQ at {self.address} {self._explain_loss(error)}")
+        self._loop.stop()
+
+    def _explain_loss(self, error: BaseException) -> str:
+        return f"was lost: {explain(error)}"
+
+    def _close(self, error: str) -> None:
+        """End the connection after everything that was written was sent."""
+        self._end(error)
+        if not self._connection.is_closing and not self._connection.is_closed:
+            self._connection.close()
+        self._loop.call_later(CLOSE_TIMEOUT, self._cut)
+
+    def _cut(self) -> None:
+        """End the connection at once: unsent data must not reach the broker after the messages were sent again."""
+        connection = self._connection
+        if connection.is_closed:
+            self._loop.stop()
+            return
+        if connection.is_open or connection.is_closing:
+            self._loop.hang_up()
+        else:
+            connection.close()
+        self._loop.call_later(1.0, self._loop.stop)
+
+    def _log(self, level: int, text: str) -> None:
+        logger.log(level, "%s %r: %s", self.owner, self._options.alias, text)

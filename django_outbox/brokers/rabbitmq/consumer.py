@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
-from django_outbox.brokers.rabbitmq.consumer_options import read_queue_options
-from django_outbox.brokers.rabbitmq.consumer_session import Session
-from django_outbox.brokers.rabbitmq.nodes import Nodes
-from django_outbox.brokers.rabbitmq.options import read_options
+from django_outbox.brokers.rabbitmq.connection import Nodes
+from django_outbox.brokers.rabbitmq.consuming import ConsumingConnection
+from django_outbox.brokers.rabbitmq.options import read_options, read_queue_options
 
 
 class RabbitMQConsumer(Consumer):
@@ -43,62 +42,56 @@ class RabbitMQConsumer(Consumer):
         **options: Any,
     ) -> None:
         super().__init__(alias, **options)
-        self._connection = read_options(
+        self._options = read_options(
             alias,
             url=url,
-            exchange="",
-            declare_exchange=None,
             timeout=timeout,
             connect_timeout=connect_timeout,
             # A consumer sends no messages, so the broker never blocks its connection.
             blocked_timeout=timeout,
             heartbeat=heartbeat,
             ssl=ssl,
-            dangerously_disable_confirms=False,
         )
         self._queue = read_queue_options(
             queue=queue, key_header=key_header, batch_size=self.batch_size, batch_bytes=self.batch_bytes
         )
-        self._nodes = Nodes(self._connection.hosts)
-        self._session: Session | None = None
+        self._nodes = Nodes(self._options.hosts)
+        self._connection: ConsumingConnection | None = None
 
     @property
     def source(self) -> str:
-        hosts = ", ".join(f"{host.host}:{host.port}" for host in self._connection.hosts)
+        hosts = ", ".join(f"{host.host}:{host.port}" for host in self._options.hosts)
         return f"queue {self._queue.name!r} at {hosts}"
 
     def open(self, max_messages: int | None = None) -> None:
         self.close()
-        self._session = Session(self._connection, self._queue, self._nodes, max_messages)
-        self._session.wait_until_ready()
+        self._connection = ConsumingConnection(self._options, self._queue, self._nodes, max_messages)
+        if reason := self._connection.wait_until_ready():
+            raise Unavailable(reason)
 
     def receive(self, seconds: float) -> list[Incoming]:
-        return self._open_session().receive(self.batch_size, self.batch_bytes, seconds)
+        return self._open_connection().receive(self.batch_size, self.batch_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        if self._session is not None:
+        if self._connection is not None:
             accepted = max((message.tag for message in batch if message.tag not in rejected), default=0)
-            self._session.settle(accepted, rejected)
+            self._connection.settle(accepted, rejected)
 
     def pause(self) -> None:
-        self._open_session().pause()
+        self._open_connection().pause()
 
     def resume(self) -> None:
-        self._open_session().resume()
+        self._open_connection().resume()
 
     def is_drained(self) -> bool:
-        session = self._open_session()
-        if session.has_given_back:
-            return False
-        # Twice: when the queue answers, the last message may be on its way from the queue to the channel.
-        return all(session.intake.is_empty and not session.count_ready() and session.intake.is_empty for _ in range(2))
+        return self._open_connection().is_drained()
 
     def close(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.close()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
 
-    def _open_session(self) -> Session:
-        if self._session is None:
+    def _open_connection(self) -> ConsumingConnection:
+        if self._connection is None:
             raise Unavailable("the consumer is not connected")
-        return self._session
+        return self._connection

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
-from django_outbox.brokers.rabbitmq.consumer_wire import Delivery
+from django_outbox.brokers.rabbitmq.wire import Delivered
 from django_outbox.error_text import describe
 
 CORRELATION_ID = "correlation_id"
@@ -51,7 +51,7 @@ NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B")
 """The properties that are numbers; all others but the headers are short strings."""
 
 
-def read_delivery(delivery: Delivery, *, key_header: str) -> Incoming:
+def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
     """Return a message as the inbox reads it.
 
     The property `type` is the type; without it, the routing key is. The key is in a header. The property

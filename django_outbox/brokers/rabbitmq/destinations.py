@@ -1,11 +1,13 @@
-"""Destinations for which RabbitMQ currently accepts no messages, such as a full queue or one without quorum."""
+"""Destinations for which RabbitMQ accepts no messages, such as a full queue: find them, and set them aside."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
+from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.suspensions import Suspensions
-from django_outbox.messages import Outcome
+from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
 
 FORGET_AFTER = 600.0
 """Seconds without a message after which a destination is forgotten."""
@@ -17,17 +19,21 @@ messages of one batch for other destinations."""
 MAX_TRUSTED = 10_000
 """Maximum number of destinations that are remembered as accepting messages."""
 
+TRIAL_TIMEOUT = 0.5
+"""Seconds that the broker has to confirm the message that tries a destination."""
+
+MAX_TRIALS = 200
+"""Maximum number of destinations that are tried at once, each over its own channel; the others follow."""
+
+STALLED = "RabbitMQ responds, but does not confirm messages for this destination: its queue is without quorum, or busy"
+STALLED_CLASS = "rabbitmq.stalled"
+
 
 class Destinations(Suspensions[str]):
-    """The destinations that a publisher has set aside, and those that it trusts. Thread-safe.
+    """The destinations that a publisher has set aside, and the destinations that it trusts. Thread-safe."""
 
-    Args:
-        publisher_alias: the publisher's name in the settings, for the log.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, publisher_alias: str, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(f"Publisher {publisher_alias!r}", "'{}'".format, forget_after=FORGET_AFTER, clock=clock)
+    def __init__(self, alias: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(f"Publisher {alias!r}", "'{}'".format, forget_after=FORGET_AFTER, clock=clock)
         self._trusted: set[str] = set()
         self._unconfirmed: dict[str, Batch] = {}
         self._next_round_at = 0.0
@@ -44,11 +50,7 @@ class Destinations(Suspensions[str]):
     def set_aside(self, destination: str, reason: str, error_class: str, trial: Batch | None = None) -> Outcome:
         """Set a destination aside, and return the outcome of its messages.
 
-        Args:
-            destination: the routing key.
-            reason: the error.
-            error_class: a short name for this kind of error.
-            trial: a message whose confirm has not arrived yet; if it arrives late, the destination is resumed.
+        If the confirm of `trial` arrives late, the destination is resumed.
         """
         outcome = self.begin(destination, reason, error_class)
         with self._lock:
@@ -76,3 +78,177 @@ class Destinations(Suspensions[str]):
                 return False
             self._next_round_at = now + ROUND_INTERVAL
             return True
+
+
+class Submit(Protocol):
+    """Sends messages, or one message over the connection for trials, without waiting for their outcomes."""
+
+    def __call__(self, messages: Sequence[Message], *, is_trial: bool = False) -> Batch: ...
+
+
+class PartialCall:
+    """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
+
+    A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
+    connection, so the messages behind are not to blame. Therefore one message for each unconfirmed destination is sent
+    over its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
+    otherwise they are set aside.
+
+    Attributes:
+        has_outcome: whether the broker confirmed or refused a message, or the connection was lost.
+        has_stalled: whether the broker responded, but did not confirm a message.
+    """
+
+    def __init__(self, messages: Sequence[Message], submit: Submit, destinations: Destinations) -> None:
+        self.has_outcome = False
+        self.has_stalled = False
+        self._messages = messages
+        self._submit = submit
+        self._destinations = destinations
+        self._outcomes: list[Outcome | None] = [None] * len(messages)
+        self._set_aside_now: dict[str, Outcome] = {}
+        self._refusal: BatchRefused | None = None
+
+    def publish(self) -> None:
+        """Publish while destinations are set aside: another one that is sick must not stall the connection.
+
+        Messages for destinations that accept messages are sent at once. At the same time, one message for each other
+        destination is tried, unless it was set aside and is not due.
+        """
+        destinations = self._destinations
+        healthy = [index for index in range(len(self._messages)) if destinations.is_trusted(self._destination(index))]
+        batch = self._submit([self._messages[index] for index in healthy]) if healthy else None
+        is_round = destinations.begin_round()
+        trials = [
+            index
+            for index in self._first_per_destination(self._missing())
+            if not destinations.is_trusted(name := self._destination(index))
+            and (name not in destinations or (is_round and destinations.begin_trial(name)))
+        ]
+        try:
+            self._run_trials(trials)
+        finally:
+            for index in trials:
+                destinations.end_trial(self._destination(index))
+        if batch is not None:
+            batch.wait()
+            self.take(healthy, batch)
+        indexes = [index for index in self._missing() if not self._is_set_aside(index)]
+        if indexes:
+            self.take(indexes, self._send(indexes))
+
+    def take(self, indexes: Sequence[int], batch: Batch) -> None:
+        """Take over the outcomes of a batch of these messages, and try each destination that was not confirmed."""
+        self._take_outcomes(indexes, batch)
+        if batch.stalled:
+            self._run_trials(self._first_per_destination(self._missing(indexes)))
+            again = [index for index in self._missing(indexes) if not self._is_set_aside(index)]
+            if again:
+                self._take_outcomes(again, self._send(again))
+                for index in self._first_per_destination(self._missing(again)):
+                    self._set_aside(index, STALLED, STALLED_CLASS)
+
+    def result(self) -> list[Outcome]:
+        """Return an outcome for each message. Messages for destinations that accept none are set aside.
+
+        Raises:
+            BatchRefused: the broker refused one of the messages without identifying it.
+        """
+        self._set_nacked_aside()
+        for index in self._missing():
+            destination = self._destination(index)
+            self._outcomes[index] = self._set_aside_now.get(destination) or self._destinations.outcome(destination)
+        if (refusal := self._refusal) is not None:
+            raise BatchRefused(
+                str(refusal), self._outcomes, permanent=refusal.permanent, error_class=refusal.error_class
+            ) from refusal.__cause__
+        # A message that still has no outcome was set aside by another thread, which has resumed its destination since.
+        return [outcome or set_aside(STALLED, FIRST_WAIT, error_class=STALLED_CLASS) for outcome in self._outcomes]
+
+    def _send(self, indexes: Sequence[int]) -> Batch:
+        batch = self._submit([self._messages[index] for index in indexes])
+        batch.wait()
+        return batch
+
+    def _run_trials(self, indexes: Sequence[int]) -> None:
+        """Send these messages, one per destination, over their own channels; resume or set aside each destination."""
+        for start in range(0, len(indexes), MAX_TRIALS):
+            part = indexes[start : start + MAX_TRIALS]
+            trials = [(index, self._submit([self._messages[index]], is_trial=True)) for index in part]
+            _wait_for_trials([batch for _, batch in trials])
+            for index, batch in trials:
+                self._take_outcomes([index], batch)
+                outcome, destination = self._outcomes[index], self._destination(index)
+                if outcome is None:
+                    self._set_aside(index, STALLED, STALLED_CLASS, batch)
+                elif outcome.verdict is Verdict.UNANSWERED:
+                    # The connection could not be opened, or was lost: the destination's other messages share that.
+                    self._set_aside_now[destination] = outcome
+                elif not batch.nacked:
+                    self._destinations.end(destination)
+                    self._destinations.trust([destination])
+
+    def _set_aside(self, index: int, reason: str, error_class: str, trial: Batch | None = None) -> None:
+        destination = self._destination(index)
+        self._set_aside_now[destination] = self._destinations.set_aside(destination, reason, error_class, trial)
+
+    def _set_nacked_aside(self) -> None:
+        """Set destinations aside for which the broker nacked every message, because no message is to blame for that."""
+        nacked = [
+            index
+            for index, outcome in enumerate(self._outcomes)
+            if outcome is not None and outcome.error_class == "rabbitmq.nack"
+        ]
+        if nacked:
+            accepting = {
+                message.destination
+                for message, outcome in zip(self._messages, self._outcomes, strict=True)
+                if outcome is ACCEPTED
+            }
+            refused = [index for index in nacked if self._destination(index) not in accepting]
+            for index in self._first_per_destination(refused):
+                outcome = self._outcomes[index]
+                assert outcome is not None
+                self._set_aside(index, outcome.error, outcome.error_class)
+            for index in refused:
+                self._outcomes[index] = None
+
+    def _take_outcomes(self, indexes: Sequence[int], batch: Batch) -> None:
+        for index, outcome in zip(indexes, batch.outcomes, strict=True):
+            self._outcomes[index] = outcome
+            self.has_outcome = self.has_outcome or outcome is not None
+            self.has_stalled = self.has_stalled or outcome is None
+        self._destinations.trust({self._destination(index) for index in indexes if self._outcomes[index] is ACCEPTED})
+        self._refusal = batch.refusal or self._refusal
+
+    def _missing(self, indexes: Iterable[int] | None = None) -> list[int]:
+        """Return the indexes of the messages without an outcome, of all messages or of some."""
+        candidates = range(len(self._messages)) if indexes is None else indexes
+        return [index for index in candidates if self._outcomes[index] is None]
+
+    def _is_set_aside(self, index: int) -> bool:
+        destination = self._destination(index)
+        return destination in self._set_aside_now or destination in self._destinations
+
+    def _destination(self, index: int) -> str:
+        return self._messages[index].destination
+
+    def _first_per_destination(self, indexes: Iterable[int]) -> list[int]:
+        """Return the first of these messages for each destination."""
+        firsts: dict[str, int] = {}
+        for index in indexes:
+            firsts.setdefault(self._destination(index), index)
+        return list(firsts.values())
+
+
+def _wait_for_trials(batches: Sequence[Batch]) -> None:
+    """Wait until each has an outcome, or the broker has confirmed none for `TRIAL_TIMEOUT`."""
+    waiting = batches
+    while waiting:
+        deadline = time.monotonic() + TRIAL_TIMEOUT
+        for batch in waiting:
+            batch.wait(max(deadline - time.monotonic(), 0.0))
+        unconfirmed = [batch for batch in waiting if batch.missing]
+        if len(unconfirmed) == len(waiting):
+            return
+        waiting = unconfirmed

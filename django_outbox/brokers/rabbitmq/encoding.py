@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from pika import BasicProperties
 from pika.spec import Basic
 
+from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.rabbitmq.frames import HEADER_FRAME_OVERHEAD
 from django_outbox.messages import Message
@@ -27,6 +28,14 @@ ROUTING_HEADERS = ("CC", "BCC")
 
 MAX_DEPTH = 500
 """Maximum nesting of a header; the outbox stores no deeper JSON."""
+
+EVENT_PREFIX = "ce-"
+"""Prefix of the headers that are attributes of CloudEvents, in binary mode.
+
+AMQP 0-9-1 has no binding of the CloudEvents project, which has one for AMQP 1.0 only. This is the RabbitMQ binding of
+Knative, which the SDKs for Python and Go follow:
+https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-protocol-spec/spec.md
+"""
 
 
 class Encoded(NamedTuple):
@@ -44,6 +53,28 @@ class Encoded(NamedTuple):
     def header_size(self) -> int:
         """Bytes of the header frame; unlike the body, it cannot be split."""
         return HEADER_FRAME_OVERHEAD + len(self.properties)
+
+
+class Events:
+    """Turns messages into CloudEvents, which are then encoded as any message is; `format` is not plain."""
+
+    def __init__(self, format: str, source: str) -> None:
+        self._is_structured = format == cloudevents.STRUCTURED
+        self._source = source
+
+    def convert(self, message: Message) -> Message:
+        """Return the message with the attributes of its event, in its headers or around its payload."""
+        # In structured mode too: readers detect binary mode by such headers.
+        headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(EVENT_PREFIX)}
+        if self._is_structured:
+            try:
+                return message._replace(payload=cloudevents.structured(message, self._source), headers=headers)
+            except UnicodeEncodeError:
+                # The same text is in a property or a header, and the encoder names it.
+                return message
+        for name, value in cloudevents.attributes(message, self._source).items():
+            headers[EVENT_PREFIX + name] = value
+        return message._replace(headers=headers)
 
 
 class Encoder:

@@ -8,7 +8,12 @@ import ssl
 from pika import exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 
+# The reply code, and a part of the reply text in lower case.
 _CHANNEL_REMEDIES = (
+    (404, "no queue", "declare the queue, or correct the option queue"),
+    (403, "in exclusive use", "another consumer has it for itself"),
+    (403, "access to queue", "give the user of the url permission to read the queue"),
+    (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
     (404, "no exchange", "declare it, or set declare_exchange"),
     (403, "access to topic", "give the user of the url topic permission for this routing key"),
     (403, "refused for user", "give the user of the url permission to write to the exchange"),
@@ -21,7 +26,7 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_L
 
 
 def explain(error: BaseException) -> str:
-    """Return on one line why a connection could not be opened, or was lost."""
+    """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy."""
     error = _root(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         text = (
@@ -44,19 +49,19 @@ def explain(error: BaseException) -> str:
         text = os.strerror(error.errno)
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         text = f"{error.reply_code} {error.reply_text}"
+        if remedy := _find_remedy(error):
+            text += f": {remedy}"
     else:
         text = str(error)
     return text or type(error).__name__
 
 
-def explain_channel(error: BaseException) -> str:
-    """Return on one line why the broker closed the channel, and the remedy."""
-    text = explain(error)
-    if isinstance(error, exceptions.ChannelClosed):
-        for code, part, remedy in _CHANNEL_REMEDIES:
-            if error.reply_code == code and part in error.reply_text:
-                return f"{text}: {remedy}"
-    return text
+def _find_remedy(error: exceptions.ConnectionClosed | exceptions.ChannelClosed) -> str:
+    reply = error.reply_text.lower()
+    for code, part, remedy in _CHANNEL_REMEDIES:
+        if isinstance(error, exceptions.ChannelClosed) and error.reply_code == code and part in reply:
+            return remedy
+    return ""
 
 
 def blames_message(error: BaseException) -> bool:

@@ -22,6 +22,18 @@ CONFIRM = struct.Struct(">BHIHHQBB")
 CONFIRM_SIZE = CONFIRM.size - FRAME_START.size - 1
 """Bytes of such a frame's content."""
 
+DELIVER = 60
+"""The method of the class `basic` with which the broker delivers a message."""
+
+METHOD_START = struct.Struct(">HH")
+"""The start of a method: class and method."""
+
+HEADER_START = struct.Struct(">HHQ")
+"""The start of a header: class, weight and body size."""
+
+TAG = struct.Struct(">QB")
+"""Delivery tag, and whether the message was delivered before."""
+
 MULTIPLE = 1
 """The flag of a confirm that covers all messages up to its delivery tag."""
 

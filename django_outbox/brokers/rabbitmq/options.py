@@ -1,4 +1,4 @@
-"""The options of the RabbitMQ publisher: validate them, and turn URLs into pika's connection parameters."""
+"""The options of the RabbitMQ publisher and consumer: validate them, and read URLs as pika's parameters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,29 +33,36 @@ MAX_HEARTBEAT = 65_535
 """Maximum heartbeat interval in seconds, as AMQP encodes it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOptions:
-    """The options of each channel."""
-
-    exchange: str
-    declare_exchange: str | None
-    confirms: bool
+MAX_PREFETCH = 65_535
+"""Maximum number of messages that RabbitMQ delivers ahead, as AMQP encodes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """The options of a connection; times are in seconds."""
+    """The options of a connection, by the alias of its publisher or consumer; times are in seconds."""
 
-    publisher_alias: str
+    alias: str
     hosts: tuple[pika.URLParameters, ...]
-    channel: ChannelOptions
     timeout: float
     blocked_timeout: float
+    exchange: str
+    declare_exchange: str | None
+    confirms: bool
 
     @property
     def stall_timeout(self) -> float:
         """Seconds that a channel may go without a response before the broker is probed."""
         return self.timeout / 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueOptions:
+    """The queue to read: `max_buffer_bytes` is the size of received messages beyond which the socket is not read."""
+
+    name: str
+    key_header: str
+    max_prefetch: int
+    max_buffer_bytes: int
 
 
 def validate_message_options(*, mandatory: object, persistent: object, key_header: object) -> None:
@@ -73,23 +80,40 @@ def validate_message_options(*, mandatory: object, persistent: object, key_heade
         raise ImproperlyConfigured(f"key_header is {key_header!r}: RabbitMQ reads routing keys there; rename it.")
 
 
+def read_queue_options(*, queue: str, key_header: str, batch_size: int, batch_bytes: int) -> QueueOptions:
+    """Validate the options of a queue.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid.
+    """
+    _require_short_string("queue", queue, min_bytes=1)
+    _require_short_string("key_header", key_header, min_bytes=1)
+    # While one batch is stored, the next one arrives.
+    return QueueOptions(
+        name=queue,
+        key_header=key_header,
+        max_prefetch=min(2 * batch_size, MAX_PREFETCH),
+        max_buffer_bytes=2 * batch_bytes,
+    )
+
+
 def read_options(
-    publisher_alias: str,
+    alias: str,
     *,
     url: str | Sequence[str],
-    exchange: str,
-    declare_exchange: str | None,
     timeout: float,
     connect_timeout: float,
     blocked_timeout: float,
     heartbeat: int | None,
     ssl: Mapping[str, str] | None,
-    dangerously_disable_confirms: bool,
+    exchange: str = "",
+    declare_exchange: str | None = None,
+    dangerously_disable_confirms: bool = False,
 ) -> ConnectionOptions:
     """Validate the options that decide how to connect.
 
-    They are described in `RabbitMQPublisher`. RabbitMQ's management pages show `publisher_alias` as part of the
-    connection's name.
+    They are described in `RabbitMQPublisher`. RabbitMQ's management pages show `alias` as part of the connection's
+    name.
 
     Raises:
         ImproperlyConfigured: an option is invalid. The error never shows a url, which may hold a password.
@@ -119,16 +143,15 @@ def read_options(
         host.socket_timeout = host.stack_timeout = min(connect_timeout, timeout / len(hosts))
         host.blocked_connection_timeout = blocked_timeout
         host.connection_attempts = 1
-        name = f"django_outbox {publisher_alias}"
-        host.client_properties = {**(host.client_properties or {}), "connection_name": name}
+        host.client_properties = {**(host.client_properties or {}), "connection_name": f"django_outbox {alias}"}
     return ConnectionOptions(
-        publisher_alias=publisher_alias,
+        alias=alias,
         hosts=hosts,
-        channel=ChannelOptions(
-            exchange=exchange, declare_exchange=declare_exchange, confirms=not dangerously_disable_confirms
-        ),
         timeout=timeout,
         blocked_timeout=blocked_timeout,
+        exchange=exchange,
+        declare_exchange=declare_exchange,
+        confirms=not dangerously_disable_confirms,
     )
 
 
@@ -160,6 +183,7 @@ def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
         host.ssl_options = pika.SSLOptions(context, host.host)
 
 
-def _require_short_string(option: str, value: object) -> None:
-    if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > MAX_SHORT_STRING:
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of at most {MAX_SHORT_STRING} bytes.")
+def _require_short_string(option: str, value: object, min_bytes: int = 0) -> None:
+    if not isinstance(value, str) or not min_bytes <= len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
+        size = f"{min_bytes} to" if min_bytes else "at most"
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of {size} {MAX_SHORT_STRING} bytes.")

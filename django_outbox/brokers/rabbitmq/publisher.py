@@ -10,13 +10,11 @@ from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE, validate_format
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.connection import RabbitMQConnection
-from django_outbox.brokers.rabbitmq.destinations import Destinations
-from django_outbox.brokers.rabbitmq.encoding import Encoder
-from django_outbox.brokers.rabbitmq.events import Events
-from django_outbox.brokers.rabbitmq.nodes import Nodes
+from django_outbox.brokers.rabbitmq.connection import Nodes
+from django_outbox.brokers.rabbitmq.destinations import Destinations, PartialCall
+from django_outbox.brokers.rabbitmq.encoding import Encoder, Events
 from django_outbox.brokers.rabbitmq.options import read_options, validate_message_options
-from django_outbox.brokers.rabbitmq.sorting import Sorting
+from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 
@@ -108,10 +106,10 @@ class RabbitMQPublisher(Publisher):
             ssl=ssl,
             dangerously_disable_confirms=dangerously_disable_confirms,
         )
-        self._connection: RabbitMQConnection | None = None
-        self._trials: RabbitMQConnection | None = None
-        self._silent_since: float | None = None
-        self._retired: list[RabbitMQConnection] = []
+        self._connection: PublishingConnection | None
+        self._trials: PublishingConnection | None
+        self._retired: list[PublishingConnection]
+        self._silent_since: float | None
         encoder = Encoder(
             exchange=exchange,
             mandatory=mandatory,
@@ -129,7 +127,7 @@ class RabbitMQPublisher(Publisher):
             f"{'amqps' if host.ssl_options else 'amqp'}://{host.host}:{host.port}/{quote(host.virtual_host, safe='')}"
             for host in self._options.hosts
         )
-        return f"RabbitMQ at {nodes}, exchange {self._options.channel.exchange!r}"
+        return f"RabbitMQ at {nodes}, exchange {self._options.exchange!r}"
 
     def prepare(self) -> str:
         connection = self._connection
@@ -140,7 +138,7 @@ class RabbitMQPublisher(Publisher):
     def check(self) -> Sequence[str]:
         reason = self.prepare()
         # The default exchange always exists. With `declare_exchange` it exists as soon as a channel is open.
-        if not reason and self._exchange and not self._options.channel.declare_exchange:
+        if not reason and self._exchange and not self._options.declare_exchange:
             connection = self._usable_connection()
             reason = connection.wait_until_ready() or connection.check_exchange(self._exchange, self._options.timeout)
         return [reason] if reason else []
@@ -150,9 +148,9 @@ class RabbitMQPublisher(Publisher):
             messages = [self._events.convert(message) for message in messages]
         began = time.monotonic()
         self._destinations.update()
-        sorting = Sorting(messages, self._submit, self._submit_trial, self._destinations)
+        call = PartialCall(messages, self._submit, self._destinations)
         if self._destinations:
-            sorting.publish()
+            call.publish()
         else:
             self._end_trials()
             batch = self._submit(messages)
@@ -160,11 +158,11 @@ class RabbitMQPublisher(Publisher):
             if batch.is_clean:
                 self._silent_since = None
                 return batch.complete()
-            sorting.take(range(len(messages)), batch)
-        outcomes = sorting.result()
-        if sorting.has_outcome:
+            call.take(range(len(messages)), batch)
+        outcomes = call.result()
+        if call.has_outcome:
             self._silent_since = None
-        elif sorting.has_stalled:
+        elif call.has_stalled:
             self._leave_silent_node(began)
         return outcomes
 
@@ -178,23 +176,24 @@ class RabbitMQPublisher(Publisher):
         for connection in connections:
             connection.close()
 
-    def _submit(self, messages: Sequence[Message]) -> Batch:
+    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> Batch:
         batch = Batch(messages, self._encode)
-        while batch.missing and not self._usable_connection().submit(batch):
+        usable_connection = self._usable_trials if is_trial else self._usable_connection
+        while batch.missing and not usable_connection().submit(batch):
             pass
         return batch
 
-    def _submit_trial(self, message: Message) -> Batch:
-        """Send a message over the connection for trials, because one that tries a sick queue stalls its connection."""
-        batch = Batch([message], self._encode)
-        while batch.missing and not self._usable_trials().submit(batch):
-            pass
-        return batch
+    def _usable_connection(self) -> PublishingConnection:
+        with self._lock:
+            if self._connection is None or not self._connection.accepts_batches:
+                self._connection = PublishingConnection(self._options, self._nodes)
+            return self._connection
 
-    def _usable_trials(self) -> RabbitMQConnection:
+    def _usable_trials(self) -> PublishingConnection:
+        """Return the connection for trials: a message that tries a sick queue stalls the connection that it uses."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_batches:
-                self._trials = RabbitMQConnection(self._options, self._nodes, is_for_trials=True)
+                self._trials = PublishingConnection(self._options, self._nodes, is_for_trials=True)
             return self._trials
 
     def _end_trials(self) -> None:
@@ -204,13 +203,7 @@ class RabbitMQPublisher(Publisher):
             if trials is not None:
                 trials.retire()
 
-    def _usable_connection(self) -> RabbitMQConnection:
-        with self._lock:
-            if self._connection is None or not self._connection.accepts_batches:
-                self._connection = RabbitMQConnection(self._options, self._nodes)
-            return self._connection
-
-    def _retire(self, connection: RabbitMQConnection) -> None:
+    def _retire(self, connection: PublishingConnection) -> None:
         """Let a connection finish the batches in hand; the next one is sent over a new connection."""
         with self._lock:
             if connection is self._connection:

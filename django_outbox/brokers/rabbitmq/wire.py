@@ -1,38 +1,122 @@
-"""Between pika and the socket: write many messages at once, and read confirms without pika's frame objects.
+"""Between pika and the socket: the event loop, and the frames that are read and written without pika.
 
 pika's `basic_publish` writes a message in three pieces, each with its own system call, and creates about ten objects
-for each confirm. Everything but messages and confirms is left to pika. Both directions use the interfaces that pika
-provides for other event loops (`pika.adapters.utils.nbio_interface`).
+for each confirm. Its reader creates as many for each delivery, and reads a floating-point number in a header as a whole
+number. Everything but messages and confirms is left to pika. All of this uses the interfaces that pika provides for
+other event loops (`pika.adapters.utils.nbio_interface`).
 """
 
 import abc
+import os
+import socket
+import struct
 import time
 from collections.abc import Callable
-from socket import socket
+from contextlib import suppress
 from ssl import SSLContext
+from typing import Any, NamedTuple
 
 from pika.adapters.select_connection import IOLoop
 from pika.adapters.utils.nbio_interface import AbstractIOReference, AbstractStreamProtocol, AbstractStreamTransport
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+from pika.frame import Heartbeat
 
 from django_outbox.brokers.rabbitmq.frames import (
     ACK,
     BASIC,
+    BODY,
     CONFIRM,
     CONFIRM_SIZE,
+    DELIVER,
     FRAME_END,
     FRAME_START,
+    HEADER,
+    HEADER_START,
     MAX_FRAME_TYPE,
     METHOD,
+    METHOD_START,
     MULTIPLE,
     NACK,
+    TAG,
 )
 
 ConfirmHandler = Callable[[int, bool, int, bool], None]
 """Takes the channel's number, whether it is an ack, the delivery tag, and whether it covers all tags up to this one."""
 
 PASS_ON_INTERVAL = 0.5
-"""Maximum seconds between two frames that are passed on to pika, if frames arrive; the shortest heartbeat is 1 s."""
+"""Seconds after which a frame is passed on to pika although it is not needed there: pika considers a connection dead if
+it receives nothing for a while. The shortest heartbeat is 1 s."""
+
+HEARTBEAT = Heartbeat().marshal()
+
+
+class Delivered(NamedTuple):
+    """A message as it came over the wire: `properties` are the property flags and the property list."""
+
+    tag: int
+    routing_key: bytes
+    properties: bytes
+    body: bytes
+
+
+class Loop(IOLoop):
+    """pika's event loop, which can also cut the connection, or stop reading from its socket for a while.
+
+    pika itself can only close a connection with the broker's cooperation. RabbitMQ bounds what it delivers ahead in
+    messages only, and a thousand of them may be many gigabytes. While the loop does not read, TCP slows the broker
+    down.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fd: int | None = None
+        self._wanted = 0
+        self._is_paused = False
+        self._resumption: Any = None
+
+    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
+        self._fd, self._wanted = fd, events
+        super().add_handler(fd, handler, events)
+
+    def update_handler(self, fd: int, events: int) -> None:
+        if fd == self._fd:
+            self._wanted = events
+            if self._is_paused:
+                events &= ~self.READ
+        super().update_handler(fd, events)
+
+    def remove_handler(self, fd: int) -> None:
+        if fd == self._fd:
+            self._fd = None
+        super().remove_handler(fd)
+
+    def hang_up(self) -> None:
+        """Shut the socket down and drop the data that has not left it yet. pika then notices the end."""
+        if self._fd is None:
+            return
+        with suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.shutdown(socket.SHUT_RDWR)
+
+    def pause_reading(self, max_seconds: float) -> None:
+        """Read nothing from the socket until `resume_reading`, or for that long."""
+        self._set_paused(True)
+        # One timer at a time, or those of many pauses would together keep the socket open.
+        if self._resumption is None:
+            self._resumption = self.call_later(max_seconds, self.resume_reading)
+
+    def resume_reading(self) -> None:
+        """Read from the socket again."""
+        if self._resumption is not None:
+            self.remove_timeout(self._resumption)
+            self._resumption = None
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused != self._is_paused:
+            self._is_paused = paused
+            if self._fd is not None:
+                self.update_handler(self._fd, self._wanted)
 
 
 class Wire(AbstractStreamProtocol, abc.ABC):
@@ -105,15 +189,78 @@ class ConfirmWire(Wire):
             self.connection.data_received(data[start:position])
 
 
-class WireServices(SelectorIOServicesAdapter):
-    """pika's adapter for its event loop, with a `Wire` in each connection that it opens.
+class DeliveryWire(Wire):
+    """Reads deliveries; all other frames are passed on to pika, in order.
 
     Args:
-        loop: the event loop.
-        make_wire: makes the wire of one of pika's connections.
+        connection: pika's connection.
+        on_delivery: called for each message.
     """
 
-    def __init__(self, loop: IOLoop, make_wire: Callable[[AbstractStreamProtocol], Wire]) -> None:
+    def __init__(self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object]) -> None:
+        super().__init__(connection)
+        self._on_delivery = on_delivery
+        self._rest = b""
+        self._pass_on_at = 0.0
+        # The message being received. There is one channel, so its frames are not mixed with those of another one.
+        self._method = b""
+        self._properties = b""
+        self._missing = 0
+        self._parts: list[bytes] = []
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        start, position, end = 0, 0, len(data)
+        while end - position >= FRAME_START.size:
+            kind, _channel, size = FRAME_START.unpack_from(data, position)
+            if not 0 < kind <= MAX_FRAME_TYPE:
+                # Not AMQP 0-9-1: pika reports the error.
+                position = end
+                break
+            content = position + FRAME_START.size
+            following = content + size + 1
+            if following > end:
+                break
+            if self._is_delivery(kind, data, content):
+                if start < position:
+                    self.connection.data_received(data[start:position])
+                start = following
+                self._take(kind, data[content : following - 1])
+            position = following
+        self._rest = data[position:]
+        if start < position:
+            self.connection.data_received(data[start:position])
+        elif start and time.monotonic() >= self._pass_on_at:
+            self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
+            self.connection.data_received(HEARTBEAT)
+
+    def _is_delivery(self, kind: int, data: bytes, content: int) -> bool:
+        if kind == METHOD:
+            return METHOD_START.unpack_from(data, content) == (BASIC, DELIVER)
+        return kind in (HEADER, BODY)
+
+    def _take(self, kind: int, content: bytes) -> None:
+        if kind == METHOD:
+            self._method = content
+            return
+        if kind == HEADER:
+            _, _, self._missing = HEADER_START.unpack_from(content)
+            self._properties = content[HEADER_START.size :]
+            self._parts = []
+        else:
+            self._parts.append(content)
+            self._missing -= len(content)
+        if not self._missing:
+            tag, routing_key = _read_method(self._method)
+            self._on_delivery(Delivered(tag, routing_key, self._properties, b"".join(self._parts)))
+            self._parts = []
+
+
+class WireServices(SelectorIOServicesAdapter):
+    """pika's adapter for its event loop, with a `Wire` in each connection that it opens."""
+
+    def __init__(self, loop: Loop, make_wire: Callable[[AbstractStreamProtocol], Wire]) -> None:
         super().__init__(loop)  # type: ignore[arg-type]
         self._make_wire = make_wire
         self._transport: AbstractStreamTransport | None = None
@@ -121,7 +268,7 @@ class WireServices(SelectorIOServicesAdapter):
     def create_streaming_connection(
         self,
         protocol_factory: Callable[[], AbstractStreamProtocol],
-        sock: socket,
+        sock: socket.socket,
         on_done: Callable[[tuple[AbstractStreamTransport, AbstractStreamProtocol] | BaseException], None],
         ssl_context: SSLContext | None = None,
         server_hostname: str | None = None,
@@ -140,3 +287,13 @@ class WireServices(SelectorIOServicesAdapter):
         """Send bytes after everything that pika has sent before."""
         assert self._transport is not None
         self._transport.write(data)
+
+
+def _read_method(content: bytes) -> tuple[int, bytes]:
+    """Return the delivery tag and the routing key: the consumer's tag comes first, and the exchange between them."""
+    position = METHOD_START.size
+    position += 1 + content[position]
+    tag, _ = TAG.unpack_from(content, position)
+    position += TAG.size
+    position += 1 + content[position]
+    return tag, content[position + 1 : position + 1 + content[position]]

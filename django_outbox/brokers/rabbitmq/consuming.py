@@ -1,10 +1,11 @@
-"""The life of one consuming connection to RabbitMQ, on the thread of its I/O loop."""
+"""One connection of a consumer to RabbitMQ: reads a queue, and settles what was stored."""
 
 import math
-import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pika
@@ -12,24 +13,17 @@ from pika.channel import Channel
 
 from django_outbox.brokers.consumer import Incoming, Unavailable
 from django_outbox.brokers.intake import Intake
-from django_outbox.brokers.rabbitmq.connector import Connector
-from django_outbox.brokers.rabbitmq.consumer_loop import ThrottledLoop
-from django_outbox.brokers.rabbitmq.consumer_options import QueueOptions
-from django_outbox.brokers.rabbitmq.consumer_wire import Delivery, DeliveryWire
+from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.decoding import read_delivery
-from django_outbox.brokers.rabbitmq.errors import explain, explain_channel
-from django_outbox.brokers.rabbitmq.nodes import Nodes
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.errors import explain
+from django_outbox.brokers.rabbitmq.options import ConnectionOptions, QueueOptions
 from django_outbox.brokers.rabbitmq.window import Window
-from django_outbox.brokers.rabbitmq.wire import WireServices
+from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
 from django_outbox.error_text import one_line
 from django_outbox.logs import logger
 
-CLOSE_TIMEOUT = 5.0
-"""Seconds that the broker has to close the connection cleanly, before it is cut."""
-
 CHANNEL_INTERVAL = 0.01
-"""Seconds until it is seen again whether a channel is closed."""
+"""Seconds between two checks whether a channel is closed."""
 
 MAX_HOLD_TIME = 600.0
 """Seconds for which messages are held while the consumer pauses. By default RabbitMQ closes a channel with a message
@@ -46,11 +40,8 @@ READ_INTERVAL = 1.0
 connection dead if it receives nothing for a while, heartbeats included."""
 
 
-class Session:
-    """Connects, consumes a queue and ends; a new connection needs a new session.
-
-    The public methods may be called by any thread; methods with an underscore run on the connection's own thread, so
-    that heartbeats are sent however long the reader takes.
+class ConsumingConnection(RabbitMQConnection):
+    """Consumes a queue, while the reader takes as long as it needs.
 
     Args:
         options: how to connect.
@@ -59,24 +50,15 @@ class Session:
         max_messages: number of messages that will be settled; None for no limit.
     """
 
+    owner = "Consumer"
+
     def __init__(
         self, options: ConnectionOptions, queue: QueueOptions, nodes: Nodes, max_messages: int | None = None
     ) -> None:
-        self._options = options
+        super().__init__(options, nodes, lambda connection: DeliveryWire(connection, self._on_delivery))
         self._queue = queue
-        self._nodes = nodes
         self._window = Window(queue.max_prefetch, max_messages)
-        self._loop = ThrottledLoop()
         self.intake = Intake(queue.max_buffer_bytes, partial(self._call, self._loop.resume_reading))
-        self._connector = Connector(
-            options,
-            nodes,
-            self._loop,
-            WireServices(self._loop, lambda connection: DeliveryWire(connection, self._on_delivery)),
-            on_open=self._on_open,
-            on_failed=self._on_failed,
-            on_lost=self._on_lost,
-        )
         self._channel: Channel | None = None
         self._consumer_tag = ""
         self._is_reading = False
@@ -84,31 +66,7 @@ class Session:
         self._has_given_back = False
         self._is_reopening = False
         self._pausing: Any = None
-        self._is_ready = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"outbox-rabbitmq-{options.publisher_alias}", daemon=True
-        )
         self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """Host and port of the node."""
-        return self._connector.status.address
-
-    def wait_until_ready(self) -> None:
-        """Wait until the queue was found.
-
-        Raises:
-            Unavailable: that is not possible.
-        """
-        self._is_ready.wait()
-        if self.intake.error is not None:
-            raise Unavailable(self.intake.error)
-
-    @property
-    def has_given_back(self) -> bool:
-        """Whether messages went back to the queue because the consumer paused for long."""
-        return self._has_given_back
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         """Return the next messages; wait for the first one at most `seconds`. The first call begins to consume.
@@ -136,73 +94,43 @@ class Session:
         """Hand over what was delivered, and let the broker deliver again."""
         self._call(self._resume)
 
-    def count_ready(self) -> int:
-        """Return the number of messages in the queue that were not delivered.
+    def is_drained(self) -> bool:
+        """Return whether the queue has no message that could be received now.
 
         Raises:
-            Unavailable: the connection has ended, or the broker does not respond.
+            Unavailable: the connection has ended.
         """
-        found: list[int] = []
-        answered = threading.Event()
+        # Twice: when the queue answers, the last message may be on its way from the queue to the channel.
+        return all(self.intake.is_empty and self._is_queue_empty() and self.intake.is_empty for _ in range(2))
+
+    def _is_queue_empty(self) -> bool:
+        answers: SimpleQueue[bool] = SimpleQueue()
 
         def ask() -> None:
-            if self._channel is not None and self._channel.is_open:
-                declare(self._channel)
-            elif self._connector.connection.is_open:
-                self._connector.connection.channel(on_open_callback=declare)
-
-        def declare(channel: Channel) -> None:
-            if channel is not self._channel:
-                channel.add_on_close_callback(refused)
-            channel.queue_declare(self._queue.name, passive=True, callback=note)
-            if channel is not self._channel:
-                channel.close()
-
-        def refused(_channel: Channel, error: Exception) -> None:
-            if not answered.is_set():
-                self._end(f"RabbitMQ closed the channel: {explain_queue(error)}")
-                self._close()
+            channel = self._channel
+            if self._has_given_back or channel is None or not channel.is_open:
+                answers.put(False)
+            else:
+                channel.queue_declare(self._queue.name, passive=True, callback=note)
 
         def note(frame: Any) -> None:
-            found.append(frame.method.message_count)
-            answered.set()
+            answers.put(not frame.method.message_count)
 
         self._call(ask)
-        while not answered.wait(0.05):
-            if self.intake.error is not None:
-                raise Unavailable(self.intake.error)
-            if not self._thread.is_alive():
-                raise Unavailable("the connection to RabbitMQ ended")
-        return found[0]
+        while not self.error:
+            with suppress(Empty):
+                return answers.get(timeout=0.05)
+        raise Unavailable(self.error)
 
     def close(self) -> None:
         """Close the connection after everything that was settled was sent, and wait for its end."""
-        self._call(self._close)
+        self._call(partial(self._settle_and_close, "the consumer was closed"))
         self._thread.join(2 * CLOSE_TIMEOUT)
 
-    def _call(self, work: Any) -> None:
-        self._loop.add_callback_threadsafe(work)
-
-    def _run(self) -> None:
-        try:
-            self._connector.start()
-            self._loop.start()
-        except Exception as error:
-            logger.exception("Consumer %r: the connection to RabbitMQ failed", self._options.publisher_alias)
-            self._end(f"the connection to RabbitMQ failed: {error!r}")
-        finally:
-            self._end("the connection to RabbitMQ ended")
-            self._loop.hang_up()
-            self._loop.close()
-
-    # Connecting
+    # Beginning
 
     def _on_open(self, connection: pika.SelectConnection) -> None:
         connection.channel(on_open_callback=self._on_channel_open)
-
-    def _on_failed(self, reasons: str) -> None:
-        self._end(reasons)
-        self._cut()
 
     def _on_channel_open(self, channel: Channel) -> None:
         self._channel = channel
@@ -213,12 +141,8 @@ class Session:
         channel.queue_declare(self._queue.name, passive=True, callback=self._on_found)
 
     def _on_found(self, _frame: object) -> None:
-        if not self._is_ready.is_set():
-            self._connector.finish()
-            logger.info(
-                "Consumer %r: reads queue %r at %s", self._options.publisher_alias, self._queue.name, self.address
-            )
-            self._is_ready.set()
+        if not self._is_settled.is_set():
+            self._note_ready(f"reads queue {self._queue.name!r} at {self.address}")
         if self._is_reading:
             self._begin_window()
 
@@ -236,11 +160,11 @@ class Session:
     def _consume(self, channel: Channel, _frame: object) -> None:
         if channel.is_open:
             # The wire takes the deliveries.
-            self._consumer_tag = channel.basic_consume(self._queue.name, _ignore)
+            self._consumer_tag = channel.basic_consume(self._queue.name, lambda *_: None)
 
     # Reading
 
-    def _on_delivery(self, delivery: Delivery) -> None:
+    def _on_delivery(self, delivery: Delivered) -> None:
         if self._has_given_back:
             # It comes again, because the channel is being closed.
             return
@@ -259,7 +183,7 @@ class Session:
             "Consumer %r: message %s of queue %r has been returned to the queue %d times. At its delivery limit (20 by "
             "default in RabbitMQ 4), the queue drops it, or moves it to its dead-letter exchange. Find out in the log "
             "why readers end before they store it; until then, raise delivery-limit with a policy.",
-            self._options.publisher_alias,
+            self._options.alias,
             one_line(incoming.message_id, 100) or "without an ID",
             self._queue.name,
             incoming.returns,
@@ -274,7 +198,7 @@ class Session:
 
     def _end_window(self) -> None:
         self._settle()
-        if self.intake.error is None:
+        if not self.error:
             self._window.grow()
             self._begin_window()
 
@@ -307,8 +231,8 @@ class Session:
     def _reopen(self) -> None:
         if self._channel is not None and self._channel.is_closing:
             self._loop.call_later(CHANNEL_INTERVAL, self._reopen)
-        elif self._connector.connection.is_open:
-            self._connector.connection.channel(on_open_callback=self._on_channel_open)
+        elif self._connection.is_open:
+            self._connection.channel(on_open_callback=self._on_channel_open)
 
     def _give_back(self) -> None:
         """Close the channel, so that the broker has its messages back."""
@@ -325,49 +249,24 @@ class Session:
     # Ending
 
     def _on_cancelled(self, _frame: object) -> None:
-        self._end(f"RabbitMQ ended the consumer: queue {self._queue.name!r} was deleted, or its node went down")
-        self._close()
+        name = self._queue.name
+        self._settle_and_close(f"RabbitMQ ended the consumer: queue {name!r} was deleted, or its node went down")
 
     def _on_channel_closed(self, _channel: Channel, error: Exception) -> None:
-        if self._has_given_back:
-            return
         # When the connection ends, pika closes its channels too.
-        if self._connector.connection.is_open:
-            self._end(f"RabbitMQ closed the channel: {explain_queue(error)}")
-            self._close()
+        if not self._has_given_back and self._connection.is_open:
+            self._settle_and_close(f"RabbitMQ closed the channel: {explain(error)}")
 
-    def _on_lost(self, error: BaseException) -> None:
-        if self.intake.error is None:
-            self._nodes.note_failure(self._connector.status.host)
-        self._end(f"the connection to RabbitMQ at {self.address} was lost: {explain(error)}")
-        self._loop.stop()
-
-    def _end(self, error: str) -> None:
-        self._connector.finish()
-        self.intake.end(error)
-        self._is_ready.set()
-
-    def _close(self) -> None:
+    def _settle_and_close(self, error: str) -> None:
         self._settle()
-        self._end("the consumer was closed")
         # The broker's response must be read.
         self._loop.resume_reading()
-        connection = self._connector.connection
         if self._channel is not None:
             _keep_order(self._channel)
-        if connection.is_open:
-            connection.close()
-        elif not connection.is_closing:
-            self._loop.stop()
-        self._loop.call_later(CLOSE_TIMEOUT, self._cut)
+        self._close(error)
 
-    def _cut(self) -> None:
-        connection = self._connector.connection
-        if connection.is_closed:
-            self._loop.stop()
-            return
-        self._loop.hang_up()
-        self._loop.call_later(1.0, self._loop.stop)
+    def _release(self, error: str) -> None:
+        self.intake.end(error)
 
 
 def _keep_order(channel: Channel) -> None:
@@ -376,22 +275,3 @@ def _keep_order(channel: Channel) -> None:
     A quorum queue returns what is under way to a cancelled consumer behind later messages. pika has no option for this.
     """
     channel._consumers.clear()  # type: ignore[attr-defined]
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
-
-def explain_queue(error: BaseException) -> str:
-    """Return on one line why the broker closed the channel, and the remedy."""
-    text = explain_channel(error)
-    code = getattr(error, "reply_code", 0)
-    if code == 404:
-        return f"{text}: declare the queue, or correct the option queue"
-    if code == 403 and "exclusive" in text:
-        return f"{text}: another consumer has it for itself"
-    if code == 403:
-        return f"{text}: give the user of the url permission to read the queue"
-    if code == 406 and "timeout" in text.lower():
-        return f"{text}: the database took longer than the broker's consumer_timeout"
-    return text

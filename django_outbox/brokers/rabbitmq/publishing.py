@@ -1,0 +1,335 @@
+"""One connection of a publisher to RabbitMQ: sends batches, and reads the broker's confirms."""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Lock
+
+import pika
+from pika.channel import Channel
+from pika.exceptions import ConnectionBlockedTimeout
+from pika.frame import Method
+from pika.spec import Connection as ConnectionMethods
+
+from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import BatchChannel
+from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
+from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
+from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.wire import ConfirmWire
+from django_outbox.messages import unanswered
+
+MAX_CLOSING = 100
+"""Maximum number of abandoned channels that the broker has not closed; beyond it, another connection takes over."""
+
+MAX_MESSAGES_PER_TURN = 1000
+"""Number of messages that a channel sends before the loop handles confirms and heartbeats."""
+
+
+class PublishingConnection(RabbitMQConnection):
+    """Sends batches side by side, each over its own channel.
+
+    So a channel that the broker closes because of a message takes no other batch with it.
+
+    If the broker confirms nothing for a while, another connection probes whether it responds at all. If it does, the
+    batches are given back as stalled.
+
+    Args:
+        options: the options of the connection.
+        nodes: the order in which to try the nodes; failed ones are reported to it.
+        is_for_trials: whether its messages try destinations. Missing confirms are then expected, so the broker is not
+            probed.
+        on_ready: called on the connection's thread when it can be used; then it is closed.
+    """
+
+    owner = "Publisher"
+
+    def __init__(
+        self,
+        options: ConnectionOptions,
+        nodes: Nodes,
+        *,
+        is_for_trials: bool = False,
+        on_ready: Callable[[], object] | None = None,
+    ) -> None:
+        super().__init__(options, nodes, lambda connection: ConfirmWire(connection, self._on_confirm))
+        self._is_for_trials = is_for_trials
+        self._on_ready = on_ready
+        self._lock = Lock()
+        self._unsent: deque[Batch] = deque()
+        self._accepts_batches = True
+        self._channels: list[BatchChannel] = []
+        # Abandoned channels that the broker has not closed yet.
+        self._closing = 0
+        self._blocked_reason: str | None = None
+        self._is_watching = False
+        self._is_probing = False
+        self._probe: PublishingConnection | None = None
+        self._thread.start()
+
+    @property
+    def accepts_batches(self) -> bool:
+        """Whether it is neither retired nor ended."""
+        return self._accepts_batches
+
+    def submit(self, batch: Batch) -> bool:
+        """Accept a batch, to be sent as soon as possible; False if the connection is retired or has ended."""
+        with self._lock:
+            if not self._accepts_batches:
+                return False
+            self._unsent.append(batch)
+        self._call(self._send)
+        return True
+
+    def retire(self) -> None:
+        """Accept no more batches, and close the connection when all others are complete."""
+        self._accept_no_more()
+        self._call(self._close_if_retired)
+
+    def close(self) -> None:
+        """Close the connection and wait for its end; messages without an outcome are unanswered."""
+        if self._probe is not None:
+            self._probe.close()
+        self._call(self._close_now)
+        self._thread.join()
+
+    def check_exchange(self, exchange: str, seconds: float) -> str:
+        """Return what is wrong with an exchange, with the remedy; an empty string if it exists.
+
+        Args:
+            exchange: its name.
+            seconds: the time in which the broker must respond.
+        """
+        problems: SimpleQueue[str] = SimpleQueue()
+        self._call(partial(self._check_exchange, exchange, problems.put))
+        try:
+            return problems.get(timeout=seconds)
+        except Empty:
+            return f"RabbitMQ has not responded for {seconds:g} s when asked for the exchange {exchange!r}"
+
+    def _check_exchange(self, exchange: str, report: Callable[[str], object]) -> None:
+        """Declare an exchange passively over its own channel, which the broker closes if the exchange is missing."""
+
+        def ask(channel: Channel) -> None:
+            channel.exchange_declare(exchange, passive=True, callback=partial(found, channel))
+
+        def found(channel: Channel, _frame: object) -> None:
+            report("")
+            channel.close()
+
+        if self.error or not self._connection.is_open:
+            report(self.error or "the connection to RabbitMQ ended")
+        else:
+            asked = self._connection.channel(on_open_callback=ask)
+            asked.add_on_close_callback(lambda _channel, error: report(explain(error)))
+
+    def _accept_no_more(self) -> None:
+        with self._lock:
+            self._accepts_batches = False
+
+    # Channels
+
+    def _on_open(self, connection: pika.SelectConnection) -> None:
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        self._channels.clear()
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        channel = BatchChannel(
+            self._connection,
+            self._options,
+            write=self._wire.write,
+            on_free=self._on_channel_free,
+            on_closed=self._on_channel_closed,
+        )
+        self._channels.append(channel)
+
+    def _on_channel_free(self, channel: BatchChannel) -> None:
+        if not self._is_settled.is_set():
+            self._note_ready(f"connected to RabbitMQ at {self.address}")
+            if self._on_ready is not None:
+                self._on_ready()
+                self._accept_no_more()
+        if channel.nacked:
+            # RabbitMQ 3 confirms nothing more for a quorum queue over a channel on which that queue refused a message.
+            self._abandon(channel)
+        if self._unsent:
+            self._call(self._send)
+        self._close_if_retired()
+
+    def _on_channel_closed(self, channel: BatchChannel, error: Exception) -> None:
+        if channel not in self._channels:
+            self._closing -= 1
+            return
+        # When the connection ends, pika closes its channels too. That is not about their batches.
+        if self.error or not self._connection.is_open:
+            return
+        batch = channel.batch
+        if batch is None or not blames_message(error):
+            self._end(f"RabbitMQ closed the channel: {explain(error)}")
+            self._close_now()
+            return
+        self._channels.remove(channel)
+        limit = max_message_size(error)
+        if limit is not None and batch.reject_larger(limit):
+            if batch.missing:
+                batch.sent = 0
+                self._unsent.appendleft(batch)
+        else:
+            text = f"RabbitMQ refused the message: {explain(error)}"
+            batch.refuse(text, error, permanent=not lacks_permission(error))
+        self._send()
+
+    def _abandon(self, channel: BatchChannel) -> None:
+        """Close a channel. Its number can be used again only when the broker has closed it too."""
+        self._channels.remove(channel)
+        channel.close()
+        self._closing += 1
+        # The broker closes a stalled channel only when the channel moves again.
+        if self._closing > MAX_CLOSING:
+            self._accept_no_more()
+
+    # Sending
+
+    def _send(self) -> None:
+        """Send the batches that wait, and the rest of those in flight, a turn at a time."""
+        if self.error or not self._is_settled.is_set() or self._blocked_reason is not None:
+            return
+        for channel in self._channels:
+            if self._unsent and channel.is_free:
+                channel.take(self._unsent.popleft())
+        room = int(self._connection.params.channel_max) - len(self._channels) - self._closing
+        if self._unsent and not self._channels and room <= 0:
+            self._end(f"RabbitMQ at {self.address} does not close channels")
+            self._cut()
+            return
+        opening = sum(not channel.is_open for channel in self._channels)
+        for _ in range(min(len(self._unsent) - opening, room)):
+            self._open_channel()
+        unfinished = [channel.send(MAX_MESSAGES_PER_TURN) for channel in [*self._channels]]
+        if any(unfinished):
+            self._call(self._send)
+        self._watch()
+
+    def _on_confirm(self, number: int, ack: bool, tag: int, multiple: bool) -> None:
+        for channel in self._channels:
+            if channel.number == number:
+                channel.confirm(ack, tag, multiple)
+                return
+
+    # Waiting for responses
+
+    @property
+    def _seconds_waiting(self) -> float:
+        """Seconds for which the channel that has waited longest has waited for a response."""
+        return max((channel.seconds_waiting for channel in self._channels), default=0.0)
+
+    def _watch(self) -> None:
+        """Start the timer that detects missing responses; one timer serves all batches."""
+        if not self._is_watching and not self.error and not all(channel.is_free for channel in self._channels):
+            self._is_watching = True
+            seconds = self._seconds_waiting
+            stall_timeout = self._options.stall_timeout
+            limit = stall_timeout if seconds < stall_timeout else self._options.timeout
+            self._loop.call_later(max(0.0, limit - seconds), self._check_responses)
+
+    def _check_responses(self) -> None:
+        self._is_watching = False
+        timeout = self._options.timeout
+        if self._blocked_reason is not None:
+            # pika ends a connection that stays blocked; a blocked broker owes no response.
+            self._restart_clocks()
+        elif self._seconds_waiting >= timeout:
+            self._nodes.note_failure(self.host)
+            self._end(f"RabbitMQ at {self.address} has not responded for {timeout:g} s")
+            self._cut()
+        elif self._seconds_waiting >= self._options.stall_timeout:
+            if self._is_for_trials:
+                self._abandon_stalled()
+            elif not self._is_probing:
+                self._is_probing = True
+                self._connect_to_probe()
+        self._watch()
+
+    def _connect_to_probe(self) -> None:
+        """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
+        options = replace(self._options, hosts=(self.host,))
+        on_ready = partial(self._call, self._abandon_stalled)
+        self._probe = PublishingConnection(options, Nodes(options.hosts), is_for_trials=True, on_ready=on_ready)
+
+    def _abandon_stalled(self) -> None:
+        """Give back the batches that the broker does not confirm, although it responds, and accept no more.
+
+        A queue without quorum leaves messages unconfirmed, and may stall the whole channel at its first message. After
+        some 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
+        """
+        self._is_probing = False
+        if self.error:
+            return
+        stalled = [channel for channel in self._channels if channel.seconds_waiting >= self._options.stall_timeout]
+        if not stalled:
+            return
+        self._accept_no_more()
+        batches = [*self._unsent, *(channel.batch for channel in stalled if channel.batch is not None)]
+        self._unsent.clear()
+        for channel in stalled:
+            self._abandon(channel)
+        for batch in batches:
+            batch.stall()
+        if not self._in_flight:
+            self._end(f"RabbitMQ at {self.address} confirms nothing over the connection")
+            self._cut()
+
+    def _on_blocked(self, _connection: object, frame: "Method[ConnectionMethods.Blocked]") -> None:
+        self._blocked_reason = str(frame.method.reason)
+        self._log(logging.WARNING, f"RabbitMQ blocks the connection: {self._blocked_reason}")
+
+    def _on_unblocked(self, _connection: object, _frame: object) -> None:
+        self._blocked_reason = None
+        self._log(logging.INFO, "RabbitMQ no longer blocks the connection")
+        self._restart_clocks()
+        self._send()
+
+    def _restart_clocks(self) -> None:
+        for channel in self._channels:
+            channel.restart_clock()
+
+    # Ending
+
+    @property
+    def _in_flight(self) -> list[Batch]:
+        return [channel.batch for channel in self._channels if channel.batch is not None]
+
+    def _close_if_retired(self) -> None:
+        if not self._accepts_batches and not self.error and not self._unsent and not self._in_flight:
+            self._close_now()
+
+    def _close_now(self) -> None:
+        """Close the connection; messages without an outcome are unanswered."""
+        error = "the publisher was closed"
+        if self._is_for_trials:
+            # RabbitMQ would wait for the channels that sick queues have stalled.
+            self._end(error)
+            self._cut()
+        else:
+            self._close(error)
+
+    def _explain_loss(self, error: BaseException) -> str:
+        if isinstance(error, ConnectionBlockedTimeout):
+            return f"was blocked for {self._options.blocked_timeout:g} s: {self._blocked_reason}"
+        return super()._explain_loss(error)
+
+    def _release(self, error: str) -> None:
+        """Accept no more batches, and leave every message without an outcome unanswered."""
+        self._accept_no_more()
+        batches = [*self._in_flight, *self._unsent]
+        self._channels.clear()
+        self._unsent.clear()
+        # The relay reports an outage, once; an attempt to connect may be one of hundreds.
+        self._log(logging.DEBUG, error)
+        for batch in batches:
+            batch.set_missing(unanswered(error))
