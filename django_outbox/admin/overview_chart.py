@@ -7,7 +7,7 @@ from django.utils.translation import gettext as _
 
 from django_outbox.admin.ages import exact
 from django_outbox.admin.overview_text import clock, number
-from django_outbox.monitoring.types import PeriodCount
+from django_outbox.monitoring.figures import PeriodCount
 
 WIDTH = 720
 LEFT = 8

@@ -14,16 +14,16 @@ from django_outbox.admin.overview_chart import draw
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS
 from django_outbox.admin.overview_waiting import WaitingGroup
 from django_outbox.models import Status as State
-from django_outbox.monitoring.types import (
+from django_outbox.monitoring.figures import (
     BlockedKey,
     ConsumerStatus,
     FailureGroup,
+    Finding,
     Level,
     PausedType,
     PublisherStatus,
     RelayStatus,
     Status,
-    Verdict,
 )
 
 PERIODS = ("hour", "day")
@@ -69,8 +69,8 @@ def describe(
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
     return {
         "refreshed_at": exact(status.at),
-        "verdict": _verdict(first, status),
-        "other_verdicts": [_verdict(each, status) for each in others if each.level > Level.OK],
+        "verdict": _verdict(first),
+        "other_verdicts": [_verdict(each) for each in others if each.level > Level.OK],
         "publishers": [_publisher(each, status, links) for each in status.publishers],
         "chart": draw(status.last_day if period == "day" else status.last_hour),
         "periods": [
@@ -95,12 +95,12 @@ def query(**parameters: str) -> str:
     return urlencode({name: value for name, value in parameters.items() if value})
 
 
-def _verdict(verdict: Verdict, status: Status) -> dict[str, str]:
+def _verdict(finding: Finding) -> dict[str, str]:
     return {
-        "level": text.LEVELS[verdict.level],
-        "headline": str(text.HEADLINES.get(verdict.code, verdict.code)),
-        "sentence": text.sentence(verdict, status),
-        "remedy": text.REMEDIES.get(verdict.code, ""),
+        "level": text.LEVELS[finding.level],
+        "headline": str(text.HEADLINES.get(finding.code, finding.code)),
+        "sentence": finding.sentence,
+        "remedy": text.REMEDIES.get(finding.code, ""),
     }
 
 

@@ -7,8 +7,8 @@ from django.db import connections
 
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage
 from django_outbox.models.message import WITHOUT_KEY
-from django_outbox.monitoring.heads import list_retrying
-from django_outbox.monitoring.types import Status
+from django_outbox.monitoring.figures import Status
+from django_outbox.monitoring.queues import list_retrying
 from django_outbox.stores import get_store
 
 MAX_WAITING = 1000

@@ -5,8 +5,8 @@ import dataclasses
 from health_check.base import HealthCheck
 from health_check.exceptions import ServiceUnavailable, ServiceWarning
 
+from django_outbox.monitoring.figures import Level
 from django_outbox.monitoring.readings import default_databases, read
-from django_outbox.monitoring.types import Level
 
 __all__ = ["Outbox"]
 
@@ -37,6 +37,6 @@ class Outbox(HealthCheck):
             problem = ServiceUnavailable if reading.level == Level.CRITICAL else ServiceWarning
             raise problem(
                 ", ".join(
-                    f"{each.code} ({each.publisher or using})" for each in reading.judgements if each.level >= limit
+                    f"{each.code} ({each.publisher or using})" for each in reading.findings if each.level >= limit
                 )
             )

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
@@ -84,3 +85,9 @@ class OutboxCommand(BaseCommand):
         if self.verbosity > 0 and self.stderr.isatty():
             self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
             self.stderr.flush()
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of text as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,6 +1,6 @@
-"""Monitoring: the figures of an outbox, and the faces that show them."""
+"""Monitoring: the figures of an outbox, and the pages and metrics that show them."""
 
+from django_outbox.monitoring.figures import Finding, Level, Status
 from django_outbox.monitoring.status import status
-from django_outbox.monitoring.types import Level, Status, Verdict
 
-__all__ = ["Level", "Status", "Verdict", "status"]
+__all__ = ["Finding", "Level", "Status", "status"]

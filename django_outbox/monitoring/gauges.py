@@ -8,8 +8,8 @@ a key.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from django_outbox.monitoring.figures import CONSUMER_STATES, NOT_READ, PublisherStatus, Status
 from django_outbox.monitoring.readings import Reading
-from django_outbox.monitoring.types import CONSUMER_STATES, NOT_READ, PublisherStatus, Status
 
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
@@ -115,7 +115,7 @@ GAUGES = (
         "verdict",
         "Each verdict that holds now: 0 if all is well, 1 for a warning, 2 if it is critical.",
         ("database", "publisher", "consumer", "code"),
-        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.judgements],
+        lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.findings],
     ),
     _publisher_gauge("due_messages", "Messages that could be delivered now.", lambda p, _: p.due.number),
     _publisher_gauge(

@@ -1,7 +1,14 @@
-"""Figures of a publisher's pending messages, each bounded and read from an index."""
+"""The messages of an outbox: pending ones in queues, the heads of keys, and failed ones by cause.
+
+The head of a partition is its oldest undelivered message, for which all others of the partition wait. Every query is
+bounded and reads an index.
+"""
 
 import datetime
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
 from django.db import connections
 from django.db.models import Count as CountRows
@@ -9,8 +16,123 @@ from django.db.models import Q
 
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
-from django_outbox.monitoring.heads import Heads
-from django_outbox.monitoring.types import Count
+from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup
+from django_outbox.stores import Store
+
+MAX_ENTRIES = 10_000
+"""Maximum number of entries of the index of the partitions from which heads are listed."""
+
+MAX_BLOCKED = 20
+"""Maximum number of blocked keys of a publisher that are listed."""
+
+# Scalar subqueries look up each head by its id. For a join, PostgreSQL reads the whole table.
+HEADS = """
+FROM (
+    SELECT id, size, (
+        SELECT CASE
+            WHEN message.available_at IS NULL THEN 'failed'
+            WHEN message.available_at <= {now} THEN 'due'
+            WHEN message.attempts > 0 THEN 'retrying'
+            ELSE 'delayed'
+        END
+        FROM {{table}} message WHERE message.id = oldest.id
+    ) AS state
+    FROM (
+        SELECT MIN(id) AS id, COUNT(*) AS size
+        FROM (
+            SELECT {{table}}.partition AS number, {{table}}.id AS id FROM {{table}} {use_partitions}
+            WHERE {undelivered} AND publisher = %s
+            ORDER BY {{table}}.partition, {{table}}.id LIMIT %s
+        ) stretch
+        GROUP BY number
+    ) oldest
+) head
+"""
+
+TOTALS = "SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END) {heads}"
+
+OLDEST_DUE = """
+SELECT id FROM (
+    SELECT id, (SELECT message.available_at FROM {{table}} message WHERE message.id = head.id) AS due_at
+    {heads} WHERE state = 'due'
+) due ORDER BY due_at, id LIMIT 1
+"""
+
+BLOCKED = "SELECT id, size - 1 {heads} WHERE state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
+
+
+RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Figures of a publisher's heads.
+
+    Args:
+        complete: whether all heads were looked at.
+        retrying: the heads that wait for another attempt.
+        oldest_due: since when the oldest due head has been due.
+        blocked: the heads for which other messages wait because they failed or were deferred.
+    """
+
+    complete: bool = True
+    retrying: Count = NONE
+    oldest_due: datetime.datetime | None = None
+    blocked: tuple[BlockedKey, ...] = ()
+
+
+def read_heads(store: Store, publisher: str) -> Heads:
+    """Read the figures of a publisher's heads."""
+    fetch = partial(_fetch, store, publisher)
+    ((size, retrying),) = fetch(TOTALS)
+    if not size:
+        return Heads()
+    messages = OutboxMessage.objects.using(store.connection.alias)
+    complete = size < MAX_ENTRIES
+    return Heads(
+        complete=complete,
+        retrying=Count(int(retrying), more=not complete),
+        oldest_due=messages.filter(pk__in=[id for (id,) in fetch(OLDEST_DUE)])
+        .values_list("available_at", flat=True)
+        .first(),
+        blocked=describe_blocked(
+            messages, {id: Count(int(size), more=not complete) for id, size in fetch(BLOCKED, MAX_BLOCKED)}
+        ),
+    )
+
+
+def list_retrying(store: Store, publisher: str, limit: int) -> list[int]:
+    """Return the ids of a publisher's heads that wait for another attempt, at most `limit`."""
+    return [id for (id,) in _fetch(store, publisher, RETRYING, limit)]
+
+
+def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[int, ...]]:
+    heads = HEADS.format(now=store.now, undelivered=store.undelivered, use_partitions=store.use_partitions)
+    return store.fetch(sql.format(heads=heads), [publisher, MAX_ENTRIES, *params])
+
+
+def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count]) -> tuple[BlockedKey, ...]:
+    """Return the keys that wait behind these heads, the one with the most messages first.
+
+    Args:
+        messages: the messages of the heads' publishers.
+        waiting: the number of messages that wait, by the id of the head.
+    """
+    keys = [
+        BlockedKey(
+            publisher=head.publisher,
+            key=head.key,
+            id=head.pk,
+            type=head.type,
+            failed=head.failed_at is not None,
+            error_class=head.error_class,
+            since=head.failed_at or head.first_error_at or head.occurred_at,
+            waiting=waiting[head.pk],
+        )
+        for head in messages.filter(pk__in=waiting).defer("payload", "headers", "error")
+    ]
+    return tuple(sorted(keys, key=lambda key: (-key.waiting.number, key.id)))
+
 
 MAX_COUNT = 100_000
 """Maximum number of entries of an index that one count reads."""
@@ -83,3 +205,97 @@ def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict
     figures = messages[: limit + 1].aggregate(**counts)
     more = figures["total"] > limit
     return {name: Count(min(figures[name], limit), more) for name in conditions}
+
+
+MAX_FAILURES = 10_000
+"""Maximum number of failed messages that are looked at, the newest first."""
+
+MAX_WAITING = 1000
+"""Maximum number of messages that are counted behind a failed one."""
+
+
+@dataclass(slots=True)
+class _Group:
+    first: datetime.datetime
+    last: datetime.datetime
+    count: int = 0
+    blocking: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The newest failed messages.
+
+    Args:
+        groups: the messages grouped by cause, the largest group first.
+        complete: False if older ones were not looked at.
+        failed, blocking: the number of messages of each publisher, and of those that block their key.
+        blocking_ids: the newest message that blocks its key, for each publisher and partition.
+    """
+
+    groups: tuple[FailureGroup, ...]
+    complete: bool
+    failed: dict[str, int] = field(default_factory=dict)
+    blocking: dict[str, int] = field(default_factory=dict)
+    blocking_ids: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def count(self, numbers: dict[str, int], publisher: str) -> Count:
+        """Return one of the counts of a publisher."""
+        return Count(numbers.get(publisher, 0), more=not self.complete)
+
+
+def read_failures(using: str) -> Failures:
+    """Read and group the newest failed messages of a database."""
+    rows = list(
+        OutboxMessage.objects.using(using)
+        .failed()
+        .order_by("-failed_at", "-id")
+        .values_list("publisher", "error_class", "type", "failed_at", "blocks_key", "partition", "id")[
+            : MAX_FAILURES + 1
+        ]
+    )
+    complete = len(rows) <= MAX_FAILURES
+    groups: dict[tuple[str, str, str], _Group] = {}
+    failed: defaultdict[str, int] = defaultdict(int)
+    blocking: defaultdict[str, int] = defaultdict(int)
+    blocking_ids: dict[tuple[str, int], int] = {}
+    for publisher, error_class, type, failed_at, blocks_key, partition, id in rows[:MAX_FAILURES]:
+        assert failed_at is not None
+        group = groups.setdefault((publisher, error_class, type), _Group(failed_at, failed_at))
+        group.first = failed_at
+        group.count += 1
+        failed[publisher] += 1
+        if blocks_key:
+            group.blocking += 1
+            blocking[publisher] += 1
+            blocking_ids.setdefault((publisher, partition), id)
+    listed = [
+        FailureGroup(*cause, count=group.count, blocking=group.blocking, first=group.first, last=group.last)
+        for cause, group in groups.items()
+    ]
+    listed.sort(key=lambda group: (-group.count, group.publisher, group.error_class, group.type))
+    return Failures(tuple(listed), complete, dict(failed), dict(blocking), blocking_ids)
+
+
+def find_blocked_keys(using: str, failures: Failures, known: Iterable[BlockedKey]) -> tuple[BlockedKey, ...]:
+    """Return the keys blocked by failed messages in addition to those that are known from the heads.
+
+    Args:
+        using: the database alias.
+        failures: the newest failed messages.
+        known: the keys that are known to be blocked.
+    """
+    messages = OutboxMessage.objects.using(using)
+    ids = {key.id for key in known}
+    waiting: dict[int, Count] = {}
+    for (publisher, partition), id in failures.blocking_ids.items():
+        if id in ids:
+            continue
+        if len(waiting) == MAX_BLOCKED:
+            break
+        behind = messages.filter(publisher=publisher, partition=partition, blocks_key=True, processed_at=None)
+        number = (
+            behind.filter(pk__gt=id).values("pk").order_by("publisher", "partition", "id")[: MAX_WAITING + 1].count()
+        )
+        waiting[id] = Count(min(number, MAX_WAITING), number > MAX_WAITING)
+    return describe_blocked(messages.all(), waiting)

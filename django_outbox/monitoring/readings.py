@@ -1,7 +1,7 @@
 """Read the figures of databases for machines: a database that is unavailable is a figure, not an exception."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, router
@@ -9,8 +9,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
+from django_outbox.monitoring.figures import Finding, Level, Status
 from django_outbox.monitoring.status import status
-from django_outbox.monitoring.types import Level, Status
 
 DATABASE_UNAVAILABLE = "database_unavailable"
 """Code of a database that cannot be reached."""
@@ -29,16 +29,6 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict without its sentence, which may contain a key, the name of a person or a broker's address."""
-
-    level: Level
-    code: str
-    publisher: str = ""
-    consumer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """The figures of one database's outbox, or why there are none.
 
@@ -53,20 +43,22 @@ class Reading:
     problem: str = ""
 
     @property
-    def judgements(self) -> tuple[Judgement, ...]:
-        """What is to be known, the most urgent first; each code once for each publisher and consumer."""
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings, the most urgent first; each code once for each publisher and consumer.
+
+        They have no sentence, because it may contain a key, the name of a person or a broker's address.
+        """
         if self.status is None:
-            return (Judgement(Level.CRITICAL, self.problem),)
-        worst: dict[tuple[str, str, str], Judgement] = {}
-        for verdict in self.status.verdicts:
-            about = (verdict.code, verdict.publisher, verdict.consumer)
-            worst.setdefault(about, Judgement(verdict.level, *about))
+            return (Finding(Level.CRITICAL, self.problem),)
+        worst: dict[tuple[str, str, str], Finding] = {}
+        for each in self.status.verdicts:
+            worst.setdefault((each.code, each.publisher, each.consumer), replace(each, text="", values={}))
         return tuple(worst.values())
 
     @property
     def level(self) -> Level:
-        """How urgent the most urgent thing is."""
-        return self.judgements[0].level
+        """The level of the most urgent finding."""
+        return self.findings[0].level
 
 
 def default_databases() -> list[str]:

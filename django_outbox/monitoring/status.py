@@ -1,22 +1,32 @@
-"""`status`: the one source of figures for every face of the monitoring."""
+"""`status`: the figures of an outbox, from its messages and from the reports of its relays and inboxes."""
 
+import datetime
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from django.db import connections, router
+from django.db.models import Sum
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Pause
-from django_outbox.monitoring import relays
-from django_outbox.monitoring.consumers import read_consumers
-from django_outbox.monitoring.failures import Failures, find_blocked_keys, read_failures
-from django_outbox.monitoring.heads import read_heads
-from django_outbox.monitoring.queues import read_queue
-from django_outbox.monitoring.types import BlockedKey, PausedType, PublisherStatus, RelayStatus, Status
-from django_outbox.monitoring.verdicts import judge
+from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause
+from django_outbox.monitoring.figures import (
+    CONSUMER_STATES,
+    NOT_READ,
+    BlockedKey,
+    ConsumerStatus,
+    Outage,
+    PausedType,
+    PeriodCount,
+    PublisherStatus,
+    RelayStatus,
+    Status,
+    judge,
+)
+from django_outbox.monitoring.queues import Failures, find_blocked_keys, read_failures, read_heads, read_queue
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.publishers import publishers_in_use
@@ -25,6 +35,22 @@ __all__ = ["status"]
 
 CACHE_SECONDS = 2.0
 """Age up to which figures are returned again, so that several faces and impatient people cost one look."""
+
+MAX_RELAYS = 100
+"""Maximum number of relays that are listed, the newest first."""
+
+MISSED_REPORTS = 4
+"""Number of intervals between two reports after which a relay that is silent counts as dead."""
+
+ALIVE_SECONDS_OF_DRAINS = 180.0
+"""Seconds since its last report after which a drain or a single batch, which reports when it ends, counts as gone.
+Celery beat should start one every minute."""
+
+MINUTE = datetime.timedelta(minutes=1)
+QUARTER = datetime.timedelta(minutes=15)
+
+Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
+"""Processed, retried and failed messages, by minute and publisher."""
 
 _WORST_FIRST = ("open", "half-open", "closed")
 
@@ -60,8 +86,8 @@ def read_status(using: str) -> Status:
     """Read the figures of an outbox from its database."""
     now = read_clock(using)
     failures = read_failures(using)
-    reports = relays.read_relays(using, now)
-    counts = relays.read_counts(using, now)
+    reports = _read_relays(using, now)
+    counts = _read_counts(using, now)
     pauses = list(Pause.objects.using(using).order_by("publisher", "type"))
     configured = list(get_settings().publishers)
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
@@ -73,7 +99,7 @@ def read_status(using: str) -> Status:
         heads = read_heads(store, alias)
         blocked += heads.blocked
         queue = read_queue(using, alias, now, heads)
-        processed, _, failed = relays.in_last_minute(counts, now, alias)
+        processed, _, failed = _in_last_minute(counts, now, alias)
         figures = PublisherStatus(
             alias=alias,
             configured=alias in configured,
@@ -86,7 +112,7 @@ def read_status(using: str) -> Status:
             blocking=failures.count(failures.blocking, alias),
             processed_per_minute=processed,
             failed_per_minute=failed,
-            processed_lately=relays.processed_lately(counts, now, alias),
+            processed_lately=_processed_lately(counts, now, alias),
         )
         figures = _add_reports(figures, [report for report in reports if report.alive and alias in report.publishers])
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
@@ -102,9 +128,9 @@ def read_status(using: str) -> Status:
         failures_are_complete=failures.complete,
         blocked_keys=tuple(blocked),
         relays=reports,
-        consumers=read_consumers(using, now),
-        last_hour=relays.last_hour(counts, now),
-        last_day=relays.last_day(counts, now),
+        consumers=_read_consumers(using, now),
+        last_hour=_last_hour(counts, now),
+        last_day=_last_day(counts, now),
     )
     return replace(result, verdicts=judge(result))
 
@@ -137,3 +163,149 @@ def _add_pauses(figures: PublisherStatus, pauses: Sequence[Pause]) -> PublisherS
 
 def _has_messages(figures: PublisherStatus, failures: Failures) -> bool:
     return bool(figures.due or figures.retrying or figures.delayed or failures.failed.get(figures.alias))
+
+
+def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
+    """Return the latest report of each relay, the newest first."""
+    interval = get_store(connections[using]).report_interval
+    reports = Heartbeat.objects.using(using).filter(consumers__isnull=True).order_by("-seen_at")[:MAX_RELAYS]
+    return tuple(_describe(each, now, _find_silence(each, interval)) for each in reports)
+
+
+def _find_silence(report: Heartbeat, interval: float) -> float:
+    """Return the seconds since its last report after which a process counts as gone.
+
+    Args:
+        report: its last report.
+        interval: seconds between two reports.
+    """
+    return MISSED_REPORTS * interval if report.mode == "run" else ALIVE_SECONDS_OF_DRAINS
+
+
+def _is_alive(report: Heartbeat, now: datetime.datetime, silence: float) -> bool:
+    """Return whether a process was seen lately and has not ended. Drains are alive only if they end often enough."""
+    seconds = (now - report.seen_at).total_seconds()
+    return seconds <= silence and (report.stopped_at is None or report.mode != "run")
+
+
+def _read_counts(using: str, now: datetime.datetime) -> Counts:
+    """Return the counts of the last 24 hours."""
+    rows = (
+        DeliveryCount.objects.using(using)
+        .filter(minute__gt=_floor(now, QUARTER) - datetime.timedelta(days=1), minute__lte=now)
+        .values_list("minute", "publisher")
+        .annotate(Sum("processed"), Sum("retried"), Sum("failed"))
+    )
+    return {(minute, publisher): (int(a), int(b), int(c)) for minute, publisher, a, b, c in rows}
+
+
+def _last_hour(counts: Counts, now: datetime.datetime) -> tuple[PeriodCount, ...]:
+    """Return the counts of each of the last 60 minutes, the current one last."""
+    return _add_up(counts, _floor(now, MINUTE), MINUTE, 60)
+
+
+def _last_day(counts: Counts, now: datetime.datetime) -> tuple[PeriodCount, ...]:
+    """Return the counts of each quarter of an hour of the last 24 hours, the current one last."""
+    return _add_up(counts, _floor(now, QUARTER), QUARTER, 96)
+
+
+def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> tuple[int, int, int]:
+    """Return a publisher's counts of the last full minute."""
+    return counts.get((_floor(now, MINUTE) - MINUTE, publisher), (0, 0, 0))
+
+
+def _processed_lately(counts: Counts, now: datetime.datetime, publisher: str) -> bool:
+    """Return whether any of a publisher's messages was delivered in the last full minute or since."""
+    minute = _floor(now, MINUTE)
+    return any(counts.get((start, publisher), (0, 0, 0))[0] for start in (minute - MINUTE, minute))
+
+
+def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayStatus:
+    seconds = max((now - report.seen_at).total_seconds(), 0.0)
+    return RelayStatus(
+        name=report.relay,
+        host=report.host,
+        pid=report.pid,
+        version=report.version,
+        mode=report.mode,
+        workers=report.workers,
+        publishers={alias: str(state.get("state", "")) for alias, state in report.publishers.items()},
+        started_at=report.started_at,
+        seen_at=report.seen_at,
+        stopped_at=report.stopped_at,
+        seconds_since_seen=seconds,
+        alive=_is_alive(report, now, limit),
+        processed=report.processed,
+        retried=report.retried,
+        failed=report.failed,
+        outages={
+            alias: Outage(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
+            for alias, state in report.publishers.items()
+            if state.get("reason")
+        },
+    )
+
+
+def _from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
+    """Return a time, given its Unix time; the default if there is none."""
+    return default if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+
+
+def _add_up(
+    counts: Counts, last: datetime.datetime, period: datetime.timedelta, number: int
+) -> tuple[PeriodCount, ...]:
+    totals: defaultdict[datetime.datetime, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for (minute, _publisher), values in counts.items():
+        total = totals[_floor(minute, period)]
+        total[:] = [a + b for a, b in zip(total, values, strict=True)]
+    starts = [last - period * back for back in range(number - 1, -1, -1)]
+    return tuple(PeriodCount(start, *totals[start]) for start in starts)
+
+
+def _floor(time: datetime.datetime, period: datetime.timedelta) -> datetime.datetime:
+    midnight = time.replace(hour=0, minute=0, second=0, microsecond=0)
+    return time - (time - midnight) % period
+
+
+def _read_consumers(using: str, now: datetime.datetime) -> tuple[ConsumerStatus, ...]:
+    """Return the figures of each consumer that an inbox has reported lately, by alias.
+
+    A consumer that is no longer in the settings is left out once its last inbox has ended in order.
+    """
+    reports = Heartbeat.objects.using(using).filter(consumers__isnull=False).order_by("-seen_at")[:MAX_RELAYS]
+    interval = get_store(connections[using]).report_interval
+    by_alias: defaultdict[str, list[tuple[Heartbeat, dict[str, Any], bool]]] = defaultdict(list)
+    for report in reports:
+        alive = _is_alive(report, now, _find_silence(report, interval))
+        for alias, state in (report.consumers or {}).items():
+            by_alias[alias].append((report, state, alive))
+    found = (_add_up_reports(alias, states) for alias, states in sorted(by_alias.items()))
+    configured = get_settings().consumers
+    return tuple(each for each in found if each.inboxes or not each.stopped or each.alias in configured)
+
+
+def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], bool]]) -> ConsumerStatus:
+    """Return the figures of one consumer, given the reports of all inboxes that read or have read it, newest first."""
+    newest, last, _ = reports[0]
+    alive = [(report, state) for report, state, is_alive in reports if is_alive]
+    states = {str(state.get("state", "")) for _, state in alive}
+    outages = sorted(
+        (_from_timestamp(state.get("since"), report.seen_at), str(state["reason"]))
+        for report, state in alive
+        if state.get("reason")
+    )
+    counts = {
+        name: sum(int(state.get(name, 0)) for _, state in alive)
+        for name in ("received", "stored", "known", "invalid", "dropped", "rejected")
+    }
+    return ConsumerStatus(
+        alias=alias,
+        source=str(last.get("source", "")),
+        state=next((state for state in CONSUMER_STATES if state in states), NOT_READ),
+        inboxes=len(alive),
+        outage=outages[0][1] if outages else "",
+        outage_since=outages[0][0] if outages else None,
+        seen_at=newest.seen_at,
+        stopped=newest.stopped_at is not None,
+        **counts,
+    )

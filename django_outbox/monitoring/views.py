@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from django_outbox.monitoring.figures import Level, PublisherStatus
 from django_outbox.monitoring.readings import (
     Reading,
     Unreadable,
@@ -17,7 +18,6 @@ from django_outbox.monitoring.readings import (
     holds_outbox,
     read_all,
 )
-from django_outbox.monitoring.types import Level, PublisherStatus
 
 __all__ = ["health", "live", "metrics", "ready"]
 
@@ -129,7 +129,7 @@ def _describe(reading: Reading) -> dict[str, Any]:
                 "publisher": each.publisher,
                 "consumer": each.consumer,
             }
-            for each in reading.judgements
+            for each in reading.findings
         ],
         "publishers": {
             publisher.alias: _figures(publisher) for publisher in (reading.status.publishers if reading.status else ())

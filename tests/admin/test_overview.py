@@ -26,7 +26,7 @@ from django_outbox.admin import (
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
-from django_outbox.monitoring.types import CODES, Level, PeriodCount, Verdict
+from django_outbox.monitoring.figures import CODES, PeriodCount, judge
 from tests.conftest import ALIASES
 from tests.support.admin_tools import client_with, put, statuses, text
 from tests.support.overview_figures import NOW, a_bad_night
@@ -294,12 +294,14 @@ class TestText:
             page = (DOCS / path.replace(".html", ".md")).read_text()
             assert not anchor or f"({anchor})=\n" in page, remedy
 
-    @pytest.mark.parametrize("code", CODES)
-    def test_every_verdict_is_translated(self, code: str):
-        verdict = Verdict(Level.WARNING, code, "An English sentence.", "default")
-        assert overview_text.sentence(verdict, a_bad_night()) == "An English sentence."
+    def test_the_sentences_of_findings_are_in_the_language_of_the_reader(self):
+        findings = judge(a_bad_night())
+        english = [finding.sentence for finding in findings]
+        assert english[0] == "Not delivering for 47 min: 100,000+ due for 'default', no relay seen."
         with translation.override("de"):
-            assert overview_text.sentence(verdict, a_bad_night()) != "An English sentence."
+            german = [finding.sentence for finding in findings]
+        assert german[0] == "Seit 47 min keine Zustellung: 100.000+ fällig für 'default', kein Relay gesehen."
+        assert not set(english) & set(german)
 
     def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]

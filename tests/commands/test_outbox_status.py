@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
+from django.utils import translation
 
 from django_outbox.models import Heartbeat, OutboxMessage
 from django_outbox.stores.clock import read_clock
@@ -47,7 +48,7 @@ def test_failed_messages_are_a_warning_and_exit_1(using: str):
     code, output = run(using)
     assert code == 1
     assert output.splitlines()[:3] == [
-        "WARNING: 1 key stands still, for example 'order-7'.",
+        "WARNING: 1 key is blocked, for example 'order-7'.",
         "WARNING: 1 message failed.",
         "OK: 2 messages are due, none of them late.",
     ]
@@ -79,7 +80,19 @@ def test_json_has_all_figures(using: str):
     assert (code, figures["level"], figures["using"]) == (2, "CRITICAL", using)
     assert figures["publishers"][0]["due"] == {"number": 2, "more": False}
     assert figures["relays"][0]["name"] == "a:1"
-    assert figures["verdicts"][0]["code"] == "not_delivering"
+    assert figures["verdicts"][0] == {
+        "level": 2,
+        "code": "not_delivering",
+        "sentence": "Not delivering for 10 min: 2 due for 'default', no relay seen.",
+        "publisher": "default",
+        "consumer": "",
+    }
+
+
+def test_the_output_is_in_english_whatever_the_language_of_the_project(using: str):
+    make_late(using)
+    with translation.override("de"):
+        assert run(using)[1].startswith("CRITICAL: Not delivering for 10 min: 2 due for 'default', no relay seen.")
 
 
 def test_long_lists_are_cut(using: str):

@@ -19,8 +19,8 @@ from django_outbox.inbox.state import Limits, Tally
 from django_outbox.management.display import line_of
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
+from django_outbox.monitoring.figures import ConsumerStatus
 from django_outbox.monitoring.status import read_status
-from django_outbox.monitoring.types import ConsumerStatus
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, running
 from tests.support.ports import free_port

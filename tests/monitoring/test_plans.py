@@ -6,7 +6,7 @@ import pytest
 from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox.monitoring import failures, heads, queues
+from django_outbox.monitoring import queues
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
@@ -25,8 +25,8 @@ def bounded(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     for module, name in (
         (queues, "MAX_COUNT"),
         (queues, "MAX_ROWS"),
-        (heads, "MAX_ENTRIES"),
-        (failures, "MAX_FAILURES"),
+        (queues, "MAX_ENTRIES"),
+        (queues, "MAX_FAILURES"),
     ):
         monkeypatch.setattr(module, name, LIMIT)
 

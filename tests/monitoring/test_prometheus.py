@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from django_outbox.monitoring.figures import CODES
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
-from django_outbox.monitoring.types import CODES
 from tests.support.project_files import ROOT, read_yaml
 from tests.support.prometheus import PATIENCE, Prometheus, promtool, run_promtool
 from tests.support.shop import Server, run_manage, shop_environment

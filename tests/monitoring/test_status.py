@@ -8,9 +8,9 @@ from django.db import connections
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, Pause
-from django_outbox.monitoring import heads, queues, status
+from django_outbox.monitoring import queues, status
+from django_outbox.monitoring.figures import Count, Level, PublisherStatus
 from django_outbox.monitoring.status import read_status
-from django_outbox.monitoring.types import Count, Level, PublisherStatus
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
@@ -90,7 +90,7 @@ def test_a_message_behind_a_failed_one_of_its_key_is_not_the_oldest_due(using: s
 def test_counts_end_at_their_limit(using: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queues, "MAX_COUNT", 3)
     monkeypatch.setattr(queues, "MAX_ROWS", 2)
-    monkeypatch.setattr(heads, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(queues, "MAX_ENTRIES", 2)
     ids = put(8, using)
     change(using, ids[:4], available_at=read_clock(using) + minutes(5))
     put(3, using, keys=3, publisher="audit")
@@ -126,7 +126,7 @@ def test_a_key_stands_still_behind_a_message_that_failed_or_is_retried(using: st
 
 
 def test_a_blocked_key_is_found_behind_more_keys_than_are_looked_at(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(heads, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(queues, "MAX_ENTRIES", 3)
     ids = put(24, using, keys=12)
     by_partition = OutboxMessage.objects.using(using).order_by("-partition", "id").values_list("pk", flat=True)
     fail(using, [by_partition[0]])
@@ -195,7 +195,7 @@ def test_a_paused_publisher_is_a_warning_and_not_late(using: str):
     Pause.objects.using(using).create(publisher="default", reason="upgrade", paused_by="ada")
     result = read_status(using)
     assert (result.level, result.verdict.code) == (Level.WARNING, "paused")
-    assert result.verdict.sentence == "Publisher 'default' is paused by ada (upgrade): 1 due."
+    assert result.verdict.sentence == "Publisher 'default' is paused (ada: upgrade): 1 due."
 
 
 def test_late_messages_without_a_relay_are_critical(using: str):

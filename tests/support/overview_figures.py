@@ -3,18 +3,18 @@
 import datetime
 from typing import Any
 
-from django_outbox.monitoring.types import (
+from django_outbox.monitoring.figures import (
     BlockedKey,
     ConsumerStatus,
     Count,
     FailureGroup,
+    Finding,
     Level,
     PausedType,
     PeriodCount,
     PublisherStatus,
     RelayStatus,
     Status,
-    Verdict,
 )
 
 NOW = datetime.datetime(2026, 5, 31, 3, 0, tzinfo=datetime.timezone.utc)
@@ -89,12 +89,12 @@ def a_bad_night(using: str = "default") -> Status:
         last_hour=tuple(hour),
         last_day=tuple(day),
         verdicts=(
-            Verdict(
+            Finding(
                 Level.CRITICAL,
                 "not_delivering",
                 "Not delivering for 47 min: 100,000+ due for 'default', no relay seen.",
                 "default",
             ),
-            Verdict(Level.WARNING, "failed", "1,138 messages failed."),
+            Finding(Level.WARNING, "failed", "1,138 messages failed."),
         ),
     )

@@ -15,8 +15,7 @@ from django_outbox.events.contract.comparison import find_breaking_changes
 from django_outbox.events.contract.documents import make_asyncapi, make_json_schema, make_json_schemas
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry
-from django_outbox.management.base import OutboxCommand
-from django_outbox.management.tables import align
+from django_outbox.management.base import OutboxCommand, align
 
 STANDARD_OUTPUT = "-"
 

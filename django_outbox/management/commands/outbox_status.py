@@ -10,13 +10,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, connections
+from django.utils.translation import override
 
 from django_outbox.error_text import describe
 from django_outbox.management.arguments import seconds
-from django_outbox.management.base import OutboxCommand
-from django_outbox.management.tables import align
+from django_outbox.management.base import OutboxCommand, align
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.verdicts import MAX_AGE, judge
+from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
 from django_outbox.stores.schema import missing_schema
 from django_outbox.wording import duration
 
@@ -52,6 +52,8 @@ class Command(OutboxCommand):
             help="How long a due message may wait, and an outage may last, before it is critical (default: 60).",
         )
 
+    # Its output is for programs, too: always in English.
+    @override("en")
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
         try:
@@ -62,9 +64,9 @@ class Command(OutboxCommand):
             raise CommandError(_explain(using, error), returncode=int(Level.CRITICAL)) from error
         figures = replace(figures, verdicts=judge(figures, options["max_age"]))
         if options["json"]:
-            self.stdout.write(
-                json.dumps({**asdict(figures), "level": figures.level.name}, cls=DjangoJSONEncoder, indent=2)
-            )
+            values = asdict(replace(figures, verdicts=()))
+            values |= {"verdicts": list(map(_finding, figures.verdicts)), "level": figures.level.name}
+            self.stdout.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2))
         else:
             self._print(figures, options["verbosity"])
         if figures.level:
@@ -79,7 +81,7 @@ class Command(OutboxCommand):
             return
         self._table("Publishers", _publishers(figures))
         self._table("Failed messages by cause", _failures(figures))
-        self._table("Keys that stand still", _blocked_keys(figures))
+        self._table("Blocked keys", _blocked_keys(figures))
         self._table("Relays", _relays(figures))
         self._table("Consumers", _consumers(figures))
 
@@ -95,6 +97,11 @@ class Command(OutboxCommand):
             self.stdout.write(f"  {line}")
         if hidden > 0:
             self.stdout.write(f"  … and {hidden:,} more")
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    names = ("level", "code", "sentence", "publisher", "consumer")
+    return {name: getattr(finding, name) for name in names}
 
 
 def _publishers(figures: Status) -> Iterable[Sequence[str]]:

@@ -1,14 +1,24 @@
-"""The figures of an outbox, as plain values: what `status` returns."""
+"""The figures of an outbox, as plain values, and the findings that they lead to."""
 
 import datetime
 import enum
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.formats import number_format
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext_lazy
+
+from django_outbox.wording import duration
 
 __all__ = [
+    "MAX_AGE",
     "BlockedKey",
     "ConsumerStatus",
     "Count",
     "FailureGroup",
+    "Finding",
     "Level",
     "Outage",
     "PausedType",
@@ -16,7 +26,7 @@ __all__ = [
     "PublisherStatus",
     "RelayStatus",
     "Status",
-    "Verdict",
+    "judge",
 ]
 
 
@@ -34,7 +44,10 @@ CODES = (
     "delivering",
     "idle",
 )
-"""The codes of verdicts, the most important first: of two verdicts of one level, the earlier one comes first."""
+"""The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
+
+MAX_AGE = 60.0
+"""Seconds that a due message may wait before the outbox counts as not delivering."""
 
 
 class Level(enum.IntEnum):
@@ -61,7 +74,7 @@ class Count:
         return self.number > 0 or self.more
 
     def __str__(self) -> str:
-        return f"{self.number:,}{'+' if self.more else ''}"
+        return f"{number_format(self.number, force_grouping=True)}{'+' if self.more else ''}"
 
     def up_to(self, limit: int) -> "Count":
         """Return this number, or the limit if it is higher."""
@@ -271,22 +284,29 @@ class PeriodCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One thing that is to be known about the outbox, in one sentence.
+class Finding:
+    """A conclusion from the figures, in one sentence.
 
     Args:
         level: how urgent it is.
         code: a stable name, one of `CODES`.
-        sentence: the English sentence, with a full stop.
+        text: the sentence, to be translated, with named placeholders for `values`.
         publisher: the alias of the publisher that it is about; blank for a consumer or the whole outbox.
         consumer: the alias of the consumer that it is about; otherwise blank.
+        values: the values in the sentence; in a text with a plural, `number` chooses it.
     """
 
     level: Level
     code: str
-    sentence: str
+    text: Any = ""
     publisher: str = ""
     consumer: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sentence(self) -> str:
+        """The sentence in the active language, with a full stop."""
+        return str(self.text % self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +319,12 @@ class Status:
         publishers: the figures of each publisher, those of the settings first.
         failures: the newest failed messages, grouped by cause, the largest group first.
         failures_are_complete: False if older failed messages were not looked at.
-        blocked_keys: keys that stand still, the one with the most messages waiting first.
+        blocked_keys: keys whose messages wait, the one with the most messages waiting first.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
-        verdicts: what is to be known, the most urgent first; never empty.
+        verdicts: the findings, the most urgent first; never empty.
     """
 
     using: str
@@ -317,14 +337,155 @@ class Status:
     consumers: tuple[ConsumerStatus, ...] = ()
     last_hour: tuple[PeriodCount, ...] = ()
     last_day: tuple[PeriodCount, ...] = ()
-    verdicts: tuple[Verdict, ...] = field(default=())
+    verdicts: tuple[Finding, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
-        """The most urgent thing to be known."""
+    def verdict(self) -> Finding:
+        """The most urgent finding."""
         return self.verdicts[0]
 
     @property
     def level(self) -> Level:
-        """How urgent the most urgent thing is."""
+        """The level of the most urgent finding."""
         return self.verdict.level
+
+
+def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
+    """Return the findings, the most urgent first; at least one.
+
+    Args:
+        status: the figures.
+        max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
+    """
+    findings = [finding for publisher in status.publishers for finding in _judge_publisher(publisher, status, max_age)]
+    findings += _judge_failures(status)
+    findings += [finding for consumer in status.consumers for finding in _judge_consumer(consumer, status, max_age)]
+    if not any(finding.level == Level.CRITICAL for finding in findings):
+        findings.append(_all_is_well(status))
+    findings.sort(key=lambda finding: (-finding.level, CODES.index(finding.code)))
+    return tuple(findings)
+
+
+def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Finding]:
+    oldest = publisher.oldest_due or 0.0
+    late = oldest > max_age
+
+    def found(level: Level, code: str, text: Any, **values: Any) -> Finding:
+        values |= {"publisher": publisher.alias, "due": publisher.due}
+        return Finding(level, code, text, publisher.alias, values=values)
+
+    if not publisher.configured:
+        if waiting := publisher.due + publisher.delayed + publisher.retrying:
+            text = ngettext_lazy(
+                "%(count)s message is for %(publisher)r, which is not in the settings.",
+                "%(count)s messages are for %(publisher)r, which is not in the settings.",
+                "number",
+            )
+            yield found(Level.CRITICAL if late else Level.WARNING, "unknown_publisher", text, **_counted(waiting))
+        return
+    if publisher.paused:
+        text = _("Publisher %(publisher)r is paused%(details)s: %(due)s due.")
+        yield found(Level.WARNING, "paused", text, details=_details(publisher.paused))
+        return
+    for each in publisher.paused_types:
+        text = _("Messages of type %(type)r of the publisher %(publisher)r are paused%(details)s.")
+        if each.resuming:
+            text = _("Some messages of type %(type)r of the publisher %(publisher)r are still held. Resume it again.")
+        yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each))
+    if publisher.outage:
+        lasted = _seconds_since(publisher.outage_since, status)
+        text = _("Publisher %(publisher)r has been unavailable for %(lasted)s (%(reason)s): %(due)s due.")
+        # A half-open breaker without late messages only waits for a message with which to try the broker.
+        level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
+        yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
+    elif late and not (publisher.processed_lately and publisher.relays):
+        text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay seen.")
+        if publisher.relays:
+            text = ngettext_lazy(
+                "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
+                "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relays.",
+                "number",
+            )
+        age = duration(round(oldest))
+        yield found(Level.CRITICAL, "not_delivering", text, age=age, **_counted(Count(publisher.relays)))
+    elif late:
+        text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due.")
+        yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))
+
+
+def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Finding]:
+    def found(level: Level, code: str, text: Any, **values: Any) -> Finding:
+        return Finding(level, code, text, consumer=consumer.alias, values={"consumer": consumer.alias, **values})
+
+    if not consumer.inboxes:
+        age = duration(round(_seconds_since(consumer.seen_at, status)))
+        if consumer.stopped:
+            text = _("Consumer %(consumer)r is not read: run_inbox stopped %(age)s ago.")
+            yield found(Level.WARNING, "not_read", text, age=age)
+        else:
+            text = _("Consumer %(consumer)r is not read: its inbox was last seen %(age)s ago.")
+            yield found(Level.CRITICAL, "not_read", text, age=age)
+    elif consumer.outage:
+        lasted = _seconds_since(consumer.outage_since, status)
+        level = Level.CRITICAL if lasted > max_age else Level.WARNING
+        text = _("Consumer %(consumer)r has been unavailable for %(lasted)s (%(reason)s).")
+        reason = consumer.outage.rstrip(".")
+        yield found(level, "not_receiving", text, lasted=duration(round(lasted)), reason=reason)
+    elif consumer.state == "paused":
+        text = _("Consumer %(consumer)r pauses because of the backlog of its publisher.")
+        yield found(Level.WARNING, "backlog", text)
+
+
+def _judge_failures(status: Status) -> Iterator[Finding]:
+    if status.blocked_keys:
+        first = status.blocked_keys[0]
+        text = ngettext_lazy(
+            "%(count)s key is blocked, for example %(key)r.",
+            "%(count)s keys are blocked, for example %(key)r.",
+            "number",
+        )
+        values = {"key": first.key, **_counted(Count(len(status.blocked_keys)))}
+        yield Finding(Level.WARNING, "blocked", text, first.publisher, values=values)
+    failed = sum((publisher.failed for publisher in status.publishers), NONE)
+    if failed:
+        text = ngettext_lazy("%(count)s message failed.", "%(count)s messages failed.", "number")
+        yield Finding(Level.WARNING, "failed", text, values=_counted(failed))
+
+
+def _all_is_well(status: Status) -> Finding:
+    due = sum((publisher.due for publisher in status.publishers if not publisher.paused), NONE)
+    rate = sum(publisher.processed_per_minute for publisher in status.publishers)
+    if rate:
+        text = ngettext_lazy(
+            "Delivering: %(count)s message in the last minute, %(due)s due.",
+            "Delivering: %(count)s messages in the last minute, %(due)s due.",
+            "number",
+        )
+        return Finding(Level.OK, "delivering", text, values={"due": due, **_counted(Count(rate))})
+    if any(publisher.processed_lately for publisher in status.publishers):
+        return Finding(Level.OK, "delivering", _("Delivering: %(due)s due."), values={"due": due})
+    if due:
+        text = ngettext_lazy(
+            "%(count)s message is due, and it is not late.",
+            "%(count)s messages are due, none of them late.",
+            "number",
+        )
+        return Finding(Level.OK, "delivering", text, values=_counted(due))
+    if any(relay.alive for relay in status.relays):
+        return Finding(Level.OK, "idle", _("Nothing is due."))
+    return Finding(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
+
+
+def _counted(count: Count) -> dict[str, Any]:
+    """Return the values of a text with a plural."""
+    return {"count": count, "number": count.number + count.more}
+
+
+def _seconds_since(time: datetime.datetime | None, status: Status) -> float:
+    return (status.at - (time or status.at)).total_seconds()
+
+
+def _details(pause: PausedType) -> str:
+    """Return " (ada: upgrade)": the operator and the reason, as far as they are known."""
+    known = ": ".join(filter(None, [pause.paused_by, pause.reason]))
+    return f" ({known})" if known else ""
