@@ -14,7 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from django_outbox.brokers import Incoming, Refused, Unavailable
 from django_outbox.brokers.nats import JetStreamConsumer
-from django_outbox.brokers.nats.delivery import Delivery, origin_of, place_of, read_delivery
+from django_outbox.brokers.nats.delivery import NatsDelivery, origin_of, place_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.messages import ACCEPTED
@@ -362,7 +362,7 @@ def test_what_the_publisher_sends_is_read_back(nats: Nats, make_jetstream: MakeJ
 
 def read(*lines: bytes, body: bytes = b"{}") -> Incoming:
     headers = b"".join(line + b"\r\n" for line in (b"NATS/1.0", *lines, b""))
-    return read_delivery(Delivery(b"orders", ACK_SUBJECT, headers, body), 1)
+    return read_delivery(NatsDelivery(b"orders", ACK_SUBJECT, headers, body), 1)
 
 
 def test_a_cloudevent_of_another_producer_is_identified_by_its_id_and_source():

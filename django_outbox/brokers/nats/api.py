@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from nats import errors
 
-from django_outbox.brokers.nats.client import Client
-from django_outbox.brokers.nats.options import NANOSECONDS, ConnectionOptions, DurableOptions
+from django_outbox.brokers.nats.client import JetStreamClient
+from django_outbox.brokers.nats.options import NANOSECONDS, DurableOptions, NatsOptions
 from django_outbox.brokers.nats.responses import BUSY_WAIT
 from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 
@@ -56,7 +56,7 @@ class Counts(NamedTuple):
 class Api:
     """JetStream's API over one connection."""
 
-    def __init__(self, client: Client, options: ConnectionOptions) -> None:
+    def __init__(self, client: JetStreamClient, options: NatsOptions) -> None:
         self._client = client
         self._prefix = options.api
         self._seconds = options.stall_timeout

@@ -15,7 +15,7 @@ from nats import errors
 from nats.aio.client import Client as NatsClient
 
 from django_outbox.brokers.nats.errors import denied_subject
-from django_outbox.brokers.nats.options import ConnectionOptions, Server, read_credentials
+from django_outbox.brokers.nats.options import NatsOptions, Server, read_credentials
 
 MAX_DENIED = 100
 """Maximum number of subjects that are remembered because the user may not publish to them."""
@@ -24,7 +24,7 @@ CLOSE_TIMEOUT = 1.0
 """Seconds that nats-py has to end its tasks."""
 
 
-class Client(NatsClient):
+class JetStreamClient(NatsClient):
     """A connection to one server, which is not opened again when it is lost.
 
     Args:
@@ -55,7 +55,7 @@ class Client(NatsClient):
         self._first_error: Exception | None = None
         self._denied: set[str] = set()
 
-    async def open(self, server: Server, options: ConnectionOptions) -> None:
+    async def open(self, server: Server, options: NatsOptions) -> None:
         """Connect, and subscribe to a new inbox.
 
         Raises:
@@ -148,7 +148,7 @@ class Client(NatsClient):
             self._on_closed(self.last_error)
 
 
-def _login(server: Server, options: ConnectionOptions) -> dict[str, Any]:
+def _login(server: Server, options: NatsOptions) -> dict[str, Any]:
     """Return the arguments of nats-py that log in."""
     if options.credentials:
         # They are read again, because they may have been renewed; nats-py itself would read a file without a JWT

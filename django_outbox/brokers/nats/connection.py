@@ -9,9 +9,9 @@ from concurrent.futures import CancelledError
 from typing import Any, ClassVar, TypeVar
 
 from django_outbox.brokers.nats.api import Api, NotUsable
-from django_outbox.brokers.nats.client import Client
+from django_outbox.brokers.nats.client import JetStreamClient
 from django_outbox.brokers.nats.errors import explain
-from django_outbox.brokers.nats.options import ConnectionOptions
+from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.logs import logger
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ JOIN_TIMEOUT = 15.0
 names."""
 
 
-class Connection(abc.ABC):
+class NatsConnection(abc.ABC):
     """A thread-safe handle of a connection, which connects as soon as its thread is started.
 
     Methods that begin with an underscore run on the connection's thread; the others may be called from any thread.
@@ -34,11 +34,11 @@ class Connection(abc.ABC):
     kind: ClassVar[str]
     """`publisher` or `consumer`, for the log and for errors."""
 
-    def __init__(self, options: ConnectionOptions) -> None:
+    def __init__(self, options: NatsOptions) -> None:
         self.error = ""
         self._options = options
         self._owner = f"{self.kind.capitalize()} {options.alias!r}"
-        self._client: Client
+        self._client: JetStreamClient
         self._api: Api
         self._server = "NATS"
         self._is_connected = False
@@ -119,7 +119,7 @@ class Connection(abc.ABC):
         """
         reasons = []
         for server in random.sample(self._options.servers, len(self._options.servers)):
-            client = Client(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
+            client = JetStreamClient(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
             try:
                 await asyncio.wait_for(client.open(server, self._options), self._options.connect_timeout)
             except Exception as error:

@@ -10,11 +10,11 @@ from django_outbox.brokers.consumer import Unavailable
 from django_outbox.brokers.intake import Intake
 from django_outbox.brokers.nats import delivery as wire
 from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
-from django_outbox.brokers.nats.connection import Connection
-from django_outbox.brokers.nats.delivery import Delivery
+from django_outbox.brokers.nats.connection import NatsConnection
+from django_outbox.brokers.nats.delivery import NatsDelivery
 from django_outbox.brokers.nats.encoding import encode_pub
 from django_outbox.brokers.nats.errors import explain
-from django_outbox.brokers.nats.options import ConnectionOptions, DurableOptions
+from django_outbox.brokers.nats.options import DurableOptions, NatsOptions
 from django_outbox.brokers.nats.responses import read_response
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED
@@ -33,7 +33,7 @@ FIRST_REQUEST = 100
 """Number of messages in the first request, while their size is not known."""
 
 
-class ConsumerConnection(Connection):
+class ConsumerConnection(NatsConnection):
     """Reads through a durable consumer.
 
     Attributes:
@@ -42,7 +42,7 @@ class ConsumerConnection(Connection):
 
     kind: ClassVar[str] = "consumer"
 
-    def __init__(self, options: ConnectionOptions, durable: DurableOptions) -> None:
+    def __init__(self, options: NatsOptions, durable: DurableOptions) -> None:
         super().__init__(options)
         self._durable = durable
         self._name = f"the consumer {durable.durable!r} of stream {durable.stream!r}"
@@ -52,11 +52,11 @@ class ConsumerConnection(Connection):
         self._terms: Terms
         self._is_paused = False
         self._last_tag = 0
-        self._unsettled: dict[int, Delivery] = {}
+        self._unsettled: dict[int, NatsDelivery] = {}
         self._mean_size = 0.0
         self._last_request = 0
         self._expected = 0
-        self._dying: dict[bytes, Delivery] = {}
+        self._dying: dict[bytes, NatsDelivery] = {}
         self._thread.start()
 
     # Any thread
@@ -123,7 +123,7 @@ class ConsumerConnection(Connection):
     async def _let_others_finish(self) -> None:
         """Wait until messages that another connection has received are settled, or are delivered again.
 
-        Otherwise, later messages would be stored before those that a process left when it died.
+        Otherwise, later messages would be stored before the messages that a process left when it died.
         """
         # The server's timers are late now and then.
         deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
@@ -170,7 +170,7 @@ class ConsumerConnection(Connection):
 
     def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         if reply.startswith(b"$JS.ACK."):
-            self._receive(Delivery(subject, reply, headers or b"", data))
+            self._receive(NatsDelivery(subject, reply, headers or b"", data))
         elif subject.startswith(self._client.inbox):
             token = subject[len(self._client.inbox) :]
             if token in self._dying:
@@ -178,7 +178,7 @@ class ConsumerConnection(Connection):
             elif token == b"%d" % self._last_request and headers is not None:
                 self._on_status(wire.status_of(headers), headers)
 
-    def _receive(self, delivery: Delivery) -> None:
+    def _receive(self, delivery: NatsDelivery) -> None:
         self._last_tag += 1
         self._unsettled[self._last_tag] = delivery
         size = len(delivery.body)

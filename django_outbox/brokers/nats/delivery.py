@@ -28,14 +28,10 @@ https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protoc
 _NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
 
 
-class Delivery(NamedTuple):
-    """A message as it came over the wire.
+class NatsDelivery(NamedTuple):
+    """A message as it came over the wire; `reply` is the subject of its acknowledgement.
 
-    Args:
-        subject: the subject.
-        reply: where to acknowledge it.
-        headers: the block of headers, from the version line to the blank line; blank if there is none.
-        body: the body.
+    Its block of headers is from the version line to the blank line, or blank if there is none.
     """
 
     subject: bytes
@@ -44,7 +40,7 @@ class Delivery(NamedTuple):
     body: bytes
 
 
-def read_delivery(delivery: Delivery, tag: int) -> Incoming:
+def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
     """Return a message as the inbox reads it.
 
     Its ID, type, key and time are in headers, as an outbox sends them, or in a CloudEvent. Without an ID, `Nats-Msg-Id`
@@ -139,7 +135,7 @@ def request_messages(subject: bytes, inbox: bytes, number: int, seconds: float) 
     return encode_pub(subject, body, inbox)
 
 
-def dead_letter(delivery: Delivery, subject: bytes, reply: bytes, max_size: int) -> bytes:
+def dead_letter(delivery: NatsDelivery, subject: bytes, reply: bytes, max_size: int) -> bytes:
     """Return a copy of a message for the dead letters.
 
     It has another ID, because the stream of the dead letters may know the message's. Without that ID, the copy is never

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[!-9;-~]+")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 
 
-class Encoded(NamedTuple):
+class NatsMessage(NamedTuple):
     """A message for NATS; its block of headers is from the version line to the blank line."""
 
     subject: bytes
@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
     payload: bytes
 
 
-class Encoder:
+class NatsEncoder:
     """Encodes messages; the options are described in `JetStreamPublisher`."""
 
     def __init__(self, *, subject: Template, stream: str, format: str, source: str) -> None:
@@ -44,7 +44,7 @@ class Encoder:
         self._format = format
         self._source = source
 
-    def encode(self, message: Message) -> Encoded:
+    def encode(self, message: Message) -> NatsMessage:
         """Encode a message.
 
         Raises:
@@ -60,7 +60,7 @@ class Encoder:
         else:
             headers = [(CONTENT_TYPE, cloudevents.STRUCTURED_CONTENT_TYPE), *_other_headers(message)]
             payload = cloudevents.structured(message, self._source)
-        return Encoded(encoded_subject, self._encode_headers(message, subject, headers), payload)
+        return NatsMessage(encoded_subject, self._encode_headers(message, subject, headers), payload)
 
     def _encode_headers(self, message: Message, subject: str, headers: list[tuple[str, str]]) -> bytes:
         # Copies of a message for several publishers, and its dead-letter copy, have the same ID; a stream that takes

@@ -59,7 +59,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
+class NatsOptions:
     """The options of a connection; times are in seconds. NATS's monitoring shows `alias` as part of its name."""
 
     alias: str
@@ -92,7 +92,7 @@ def read_options(
     inbox_prefix: str,
     timeout: float,
     connect_timeout: float,
-) -> ConnectionOptions:
+) -> NatsOptions:
     """Validate the options that decide how to connect; they are described in `JetStreamPublisher`.
 
     Raises:
@@ -119,7 +119,7 @@ def read_options(
     context = None if ssl is None else read_ssl(ssl)
     if context is not None and not all(server.requires_tls for server in found):
         raise ImproperlyConfigured("ssl is set, but a URL is without TLS; every URL in servers must begin with tls://.")
-    return ConnectionOptions(
+    return NatsOptions(
         alias=alias,
         servers=found,
         credentials=credentials,

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
-from django_outbox.brokers.nats.encoding import Encoder
+from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
 from django_outbox.brokers.nats.publisher_connection import NatsCall, PublisherConnection
 from django_outbox.brokers.options import require_number
@@ -104,7 +104,7 @@ class JetStreamPublisher(Publisher):
         self._subject = _read_subject(subject)
         self._stream = stream
         self._max_in_flight = max_in_flight
-        self._encode = Encoder(subject=self._subject, stream=stream, format=format, source=source).encode
+        self._encode = NatsEncoder(subject=self._subject, stream=stream, format=format, source=source).encode
         self._connection: PublisherConnection | None = None
         self._lock = threading.Lock()
         after_fork(self, type(self)._start_over)

@@ -9,10 +9,10 @@ from typing import ClassVar
 from nats.errors import StaleConnectionError
 
 from django_outbox.brokers.call import PendingCall
-from django_outbox.brokers.nats.connection import Connection
-from django_outbox.brokers.nats.encoding import Encoded, encode_hpub
+from django_outbox.brokers.nats.connection import NatsConnection
+from django_outbox.brokers.nats.encoding import NatsMessage, encode_hpub
 from django_outbox.brokers.nats.errors import blames_message, denied_subject, explain
-from django_outbox.brokers.nats.options import ConnectionOptions
+from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.brokers.nats.responses import BUSY_WAIT, NO_RESPONDERS, read_response
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.suspensions import Suspensions
@@ -33,7 +33,7 @@ FORGET_AFTER = 600.0
 """Seconds without a message after which such a subject is forgotten."""
 
 
-class NatsCall(PendingCall[Message, Encoded]):
+class NatsCall(PendingCall[Message, NatsMessage]):
     """The messages of one call of `publish`.
 
     Attributes:
@@ -41,7 +41,7 @@ class NatsCall(PendingCall[Message, Encoded]):
         progress_at: when they were submitted, or when one of them was sent or got an outcome.
     """
 
-    def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
+    def __init__(self, messages: Sequence[Message], encode: Callable[[Message], NatsMessage]) -> None:
         super().__init__(messages, encode, carrier="NATS", error_class="nats")
         self.submitted_at = self.progress_at = time.monotonic()
         self._refusal: BatchRefused | None = None
@@ -70,12 +70,12 @@ Sent = tuple[NatsCall, int]
 """A call, and the index of one of its messages."""
 
 
-class PublisherConnection(Connection):
+class PublisherConnection(NatsConnection):
     """Publishes with at most `max_in_flight` messages that have no response."""
 
     kind: ClassVar[str] = "publisher"
 
-    def __init__(self, options: ConnectionOptions, max_in_flight: int) -> None:
+    def __init__(self, options: NatsOptions, max_in_flight: int) -> None:
         super().__init__(options)
         self._max_in_flight = max_in_flight
         self._queue: deque[NatsCall] = deque()

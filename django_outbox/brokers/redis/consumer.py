@@ -7,12 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
-from django_outbox.brokers.redis.consumer_options import read_stream_options
-from django_outbox.brokers.redis.decoding import Entry, read_entry
-from django_outbox.brokers.redis.group import FIRST_COUNT, Group
-from django_outbox.brokers.redis.link import Lost
+from django_outbox.brokers.redis.entries import StreamEntry, read_entry
+from django_outbox.brokers.redis.errors import Lost
+from django_outbox.brokers.redis.group import FIRST_COUNT, ConsumerGroup
 from django_outbox.brokers.redis.names import make_name
-from django_outbox.brokers.redis.options import read_options
+from django_outbox.brokers.redis.options import StreamOptions, read_options
 from django_outbox.brokers.redis.servers import make_servers
 
 
@@ -61,11 +60,11 @@ class RedisStreamsConsumer(Consumer):
         **options: Any,
     ) -> None:
         super().__init__(alias, **options)
-        self._connection = read_options(
+        self._options = read_options(
             url=url, sentinels=sentinels, cluster=cluster, ssl=ssl, timeout=timeout, connect_timeout=connect_timeout
         )
-        self._stream = read_stream_options(
-            stream=stream,
+        self._stream = StreamOptions(
+            name=stream,
             group=group,
             create_group=create_group,
             consumer=consumer,
@@ -74,21 +73,21 @@ class RedisStreamsConsumer(Consumer):
             rejects="reject" in (self.invalid, self.unknown_types),
             cluster=cluster,
         )
-        self._servers = make_servers(self._connection, f"Consumer {alias!r}")
-        self._group: Group | None = None
+        self._servers = make_servers(self._options, f"Consumer {alias!r}")
+        self._group: ConsumerGroup | None = None
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
         self._pid = 0
         self._begins = True
         self._last_tag = 0
-        self._entries: dict[int, Entry] = {}
+        self._entries: dict[int, StreamEntry] = {}
         self._received: deque[Incoming] = deque()
         self._average_size = self.batch_bytes / FIRST_COUNT
         self._is_paused = False
 
     @property
     def source(self) -> str:
-        return f"stream {self._stream.name!r} at {self._connection.describe()}, group {self._stream.group!r}"
+        return f"stream {self._stream.name!r} at {self._options.describe()}, group {self._stream.group!r}"
 
     def open(self, max_messages: int | None = None) -> None:
         self.close()
@@ -96,14 +95,16 @@ class RedisStreamsConsumer(Consumer):
             self._pid, self._begins = os.getpid(), True
             self._name = self._stream.consumer or make_name()
         try:
-            link = self._servers.connect(self._servers.find(self._stream.name))
+            connection = self._servers.connect(self._servers.find(self._stream.name))
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
         try:
-            self._group = Group(link, self._stream, self._name, self._connection.timeout, begins=self._begins)
+            self._group = ConsumerGroup(
+                connection, self._stream, self._name, self._options.timeout, begins=self._begins
+            )
         except Unavailable:
-            link.close()
+            connection.close()
             self._servers.forget()
             raise
         self._is_paused = False
@@ -142,7 +143,7 @@ class RedisStreamsConsumer(Consumer):
             # The stream may have moved to another node.
             self._servers.forget()
 
-    def _keep(self, entries: Sequence[Entry]) -> None:
+    def _keep(self, entries: Sequence[StreamEntry]) -> None:
         """Keep entries until they are settled. An entry that is kept already was taken over from this very consumer."""
         known = {entry.id for entry in self._entries.values()}
         gone = []
@@ -157,9 +158,7 @@ class RedisStreamsConsumer(Consumer):
             self._received.append(read_entry(entry, self._last_tag, self._stream.name))
             self._average_size = 0.9 * self._average_size + 0.1 * entry.size
         if gone:
-            group = self._open_group()
-            group.losses.add(len(gone))
-            group.settle(gone, [])
+            self._open_group().lose(gone)
 
     def _count(self) -> int:
         """Return the number of entries to read, which should not exceed the bytes of a batch by much."""
@@ -176,7 +175,7 @@ class RedisStreamsConsumer(Consumer):
             batch.append(self._received.popleft())
         return batch
 
-    def _open_group(self) -> Group:
+    def _open_group(self) -> ConsumerGroup:
         if self._group is None:
             raise Unavailable("the consumer is not connected")
         return self._group

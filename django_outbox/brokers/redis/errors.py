@@ -1,4 +1,4 @@
-"""What Redis's errors mean for a message, and how to remedy them.
+"""Redis's errors: the outcome of a message, and the remedy.
 
 Sources of the codes: https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors,
 https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ and `shared.*err` in Redis's `server.c`.
@@ -12,6 +12,11 @@ import redis
 
 from django_outbox.error_text import describe, one_line
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
+
+
+class Lost(Exception):
+    """The server cannot be reached, or the connection to it has ended; the text is the reason."""
+
 
 OUTAGES = {
     "OOM": "Redis has no memory left: raise maxmemory, or limit the streams with max_length",
@@ -34,20 +39,27 @@ OUTAGES = {
 Each refuses every write to the server, or every write to a slot of a cluster.
 """
 
+_REMEDIES = OUTAGES | {
+    "NOGROUP": "the stream or its group does not exist: create the group, or set create_group",
+    "WRONGTYPE": "the key holds a value that is not a stream: correct the option stream",
+    "NOPERM": "give the user of the url permission for the stream and its commands",
+}
+"""Codes of errors, with the remedy."""
+
 LEAVE_SERVER = frozenset(("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "CLUSTERDOWN", "MOVED"))
 """Codes after which the connection is closed, because another server may be the right one."""
 
 REDIRECTS = frozenset(("MOVED", "ASK", "TRYAGAIN"))
-"""Codes with which a node of a cluster names the node that has the stream, or asks to try again."""
+"""Codes with which a node of a cluster names the node that has the stream, or asks for another attempt."""
 
 _REFUSALS_OF_ALL = re.compile(r"max number of clients|unknown command|run the '", re.IGNORECASE)
-"""Parts of errors without a code of their own, or with the code NOPERM, that refuse every message."""
+"""Parts of errors that refuse every message. They have no code, or the code NOPERM."""
 
 _NOT_ON_A_REPLICA = re.compile(r"with replica instances", re.IGNORECASE)
-"""A part of the error of WAIT on a replica, which has no code of its own."""
+"""A part of the error of WAIT on a replica, which has no code."""
 
 _LOGIN = re.compile(r"\bDB index\b|\binvalid password\b|\bAUTH\b|\bSELECT\b", re.IGNORECASE)
-"""Parts of errors of the commands AUTH and SELECT, which have no codes of their own."""
+"""Parts of errors of the commands AUTH and SELECT, which have no codes."""
 
 _CODES: dict[type[redis.RedisError], str] = {
     redis.exceptions.MasterDownError: "MASTERDOWN",
@@ -58,8 +70,9 @@ _CODES: dict[type[redis.RedisError], str] = {
     redis.ReadOnlyError: "READONLY",
     redis.BusyLoadingError: "LOADING",
     redis.OutOfMemoryError: "OOM",
+    redis.exceptions.NoPermissionError: "NOPERM",
 }
-"""redis-py's errors, and their codes in `OUTAGES`."""
+"""redis-py's errors, and the codes that redis-py removes from their texts."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """OpenSSL's reasons if the server answers a TLS handshake with something else."""
@@ -71,7 +84,7 @@ def code_of(error: str) -> str:
 
 
 def outcome_of(error: str) -> Outcome:
-    """Return the outcome of a message whose XADD was answered with an error.
+    """Return the outcome of a message, given the error in reply to its XADD.
 
     Errors that Redis reports with the general code `ERR`, and that are not known, are taken to be the message's.
     """
@@ -92,8 +105,8 @@ def outcome_of(error: str) -> Outcome:
 
 
 def explain(error: BaseException) -> str:
-    """Return on one line why a server cannot be reached, or why a connection was lost."""
-    # redis-py raises its own errors while it handles those of the socket.
+    """Return on one line why a server cannot be reached, why a connection was lost, or what a server refused."""
+    # redis-py raises its own errors while it handles the socket's.
     cause = error.__context__ if isinstance(error, redis.ConnectionError) and error.__context__ else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         text = f"Redis's TLS certificate is refused: {cause.verify_message}; check cafile in the option ssl"
@@ -108,22 +121,26 @@ def explain(error: BaseException) -> str:
     elif isinstance(error, redis.TimeoutError | TimeoutError):
         text = "no response in time"
     elif isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
-        text = _explain_reply(error)
+        text = _explain_response(error)
+    elif isinstance(error, Lost):
+        text = str(error)
     else:
         text = describe(error)
     return text
 
 
-def _explain_reply(error: redis.RedisError) -> str:
-    """Return on one line what an error that a server replied with means; redis-py removes the codes that it knows."""
-    text = one_line(error)
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), code_of(text))
+def explain_reply(text: str, code: str = "") -> str:
+    """Return an error that a server replied with, and its remedy. The code is the first word, if none is given."""
     if _NOT_ON_A_REPLICA.search(text):
         code = "READONLY"
-    if code in OUTAGES:
-        return f"{OUTAGES[code]} ({text})"
-    if isinstance(error, redis.exceptions.NoPermissionError):
-        return f"give the user of the url permission ({text})"
-    if isinstance(error, redis.AuthenticationError) or _LOGIN.search(text):
+    remedy = _REMEDIES.get(code or code_of(text))
+    return f"{remedy} ({text})" if remedy else text
+
+
+def _explain_response(error: redis.RedisError) -> str:
+    text = one_line(error)
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), "")
+    explained = explain_reply(text, code)
+    if explained == text and (isinstance(error, redis.AuthenticationError) or _LOGIN.search(text)):
         return f"the login is refused, check user, password and database in url: {text}"
-    return text
+    return explained

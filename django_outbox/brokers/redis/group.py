@@ -8,15 +8,13 @@ from typing import Any
 import redis
 
 from django_outbox.brokers.consumer import Unavailable
-from django_outbox.brokers.redis.consumer_options import StreamOptions
-from django_outbox.brokers.redis.decoding import Entry
-from django_outbox.brokers.redis.encoding import encode_bytes
-from django_outbox.brokers.redis.errors import OUTAGES, code_of, explain
-from django_outbox.brokers.redis.link import Link, Lost
-from django_outbox.brokers.redis.losses import Losses
+from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
+from django_outbox.brokers.redis.entries import StreamEntry
+from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
 from django_outbox.brokers.redis.names import RELEASED, is_gone
-from django_outbox.brokers.redis.replies import Replies
+from django_outbox.brokers.redis.options import StreamOptions
 from django_outbox.logs import logger
+from django_outbox.rates import Allowance
 
 MAX_CLAIM_INTERVAL = 30.0
 """Maximum seconds between two searches for entries to take over."""
@@ -33,14 +31,11 @@ QUIET_WAIT = 5.0
 FIRST_COUNT = 10
 """Number of entries in the first read, when nothing is known of their size."""
 
-REMEDIES = {
-    "NOGROUP": "the stream or its group does not exist: create the group, or set create_group",
-    "WRONGTYPE": "the key holds a value that is not a stream: correct the option stream",
-    "NOPERM": "give the user of the url permission for the stream and its commands",
-}
+LOSS_INTERVAL = 60.0
+"""Seconds in which lost entries are logged once."""
 
 
-class Group:
+class ConsumerGroup:
     """Reads the entries that this consumer has not settled yet, then new ones, and entries that others left.
 
     A consumer that begins takes over the entries of consumers that are gone, and waits until the others have settled
@@ -50,23 +45,21 @@ class Group:
     Acknowledgements are sent without waiting; their replies are read before the next command.
 
     Args:
-        link: the connection.
-        options: what to read.
         consumer: the name of this consumer within the group, which no other process uses.
         timeout: seconds that Redis has to reply.
         begins: whether the consumer has not read new entries yet.
 
     Raises:
         Unavailable: the stream or the group cannot be read.
-
-    Attributes:
-        losses: counts entries that were trimmed before they were stored.
     """
 
-    def __init__(self, link: Link, options: StreamOptions, consumer: str, timeout: float, *, begins: bool) -> None:
-        self.losses = Losses(options)
-        self._link = link
+    def __init__(
+        self, connection: RedisConnection, options: StreamOptions, consumer: str, timeout: float, *, begins: bool
+    ) -> None:
+        self._owner = f"Stream {options.name!r}, group {options.group!r}"
+        self._connection = connection
         self._options = options
+        self._place = options.name, options.group
         self._consumer = consumer
         self._timeout = timeout
         # For each reply that is owed, the ID of the entry to acknowledge if it is no error, or None.
@@ -79,26 +72,28 @@ class Group:
         self._is_wait_logged = False
         # While this entry or an earlier one is in the stream, no unread entry was trimmed.
         self._last_id: bytes | None = None
-        # The trimmed entries that were reported, but that Redis still counts as unread.
+        # Entries that were trimmed or deleted before they were stored, and are not logged yet.
+        self._lost = 0
+        self._loss_logs = Allowance(1, LOSS_INTERVAL)
+        # The trimmed entries that were counted, but that Redis still counts as unread.
         self._reported = 0
         # The last entry that others may have received before this consumer began.
         self._last_of_others: bytes | None = None
         if options.create_group is not None:
             start = "0" if options.create_group == "beginning" else "$"
             try:
-                self._execute("XGROUP", "CREATE", options.name, options.group, start, "MKSTREAM")
-            except redis.ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):
-                    raise Unavailable(_explain_reply(str(error))) from error
+                self._command("XGROUP", "CREATE", *self._place, start, "MKSTREAM")
+            except Unavailable as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
         dead = options.dead_letters
         if dead and self._command("TYPE", dead) not in (b"none", b"stream"):
             raise Unavailable(f"dead_letters {dead!r} is the key of a value that is not a stream; correct it")
 
-    def read(self, count: int, seconds: float) -> list[Entry]:
+    def read(self, count: int, seconds: float) -> list[StreamEntry]:
         """Return the next entries, which are this consumer's from now on; none if there is none within that time.
 
-        Raises:
-            Unavailable: the connection has ended, or Redis refuses.
+        Every method that reads raises `Unavailable` if the connection has ended, or if Redis refuses.
         """
         if self._waits_since is not None:
             if self._others_are_busy(self._waits_since):
@@ -118,7 +113,7 @@ class Group:
         """Whether new entries are read."""
         return self._waits_since is None
 
-    def settle(self, accepted: Sequence[bytes], rejected: Sequence[Entry]) -> None:
+    def settle(self, accepted: Sequence[bytes], rejected: Sequence[StreamEntry]) -> None:
         """Acknowledge entries, and add rejected ones to the dead letters.
 
         A rejected entry is acknowledged after Redis has confirmed that it is among the dead letters.
@@ -129,23 +124,23 @@ class Group:
             accepted = [*accepted, *(entry.id for entry in rejected)]
         else:
             for entry in rejected:
-                commands.append(_encode("XADD", options.dead_letters, "*", *entry.fields))
+                commands.append(encode_command("XADD", options.dead_letters, "*", *entry.fields))
                 self._owed.append(entry.id)
         if accepted:
-            commands.append(_encode("XACK", options.name, options.group, *accepted))
+            commands.append(encode_command("XACK", *self._place, *accepted))
             self._owed.append(None)
         # A connection that has ended is noticed by the next command.
         with suppress(Lost):
-            self._link.send(b"".join(commands), time.monotonic() + self._timeout)
+            self._connection.send(b"".join(commands), time.monotonic() + self._timeout)
+
+    def lose(self, ids: Sequence[bytes]) -> None:
+        """Count and acknowledge entries that were trimmed or deleted while they were pending."""
+        self._add_losses(len(ids))
+        self.settle(ids, [])
 
     def has_more(self) -> bool:
-        """Return whether there are entries that could be read now.
-
-        Raises:
-            Unavailable: the connection has ended, or Redis refuses.
-        """
-        options = self._options
-        last = self._command("XREVRANGE", options.name, "+", "-", "COUNT", 1)
+        """Return whether there are entries that could be read now."""
+        last = self._command("XREVRANGE", self._options.name, "+", "-", "COUNT", 1)
         if last and _number(last[0][0]) > _number(self._read_group()[b"last-delivered-id"]):
             return True
         if self._own_id is not None and self._pending("0", self._consumer):
@@ -154,31 +149,24 @@ class Group:
 
     def leave(self, unsettled: Sequence[bytes]) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
-        options, is_known = self._options, bool(self._refusal)
-        self.losses.report()
+        is_known = bool(self._refusal)
+        self._log_losses()
         with suppress(Unavailable):
             self._read_owed()
             if unsettled:
-                self._command(
-                    "XCLAIM", options.name, options.group, RELEASED, 0, *unsettled, "IDLE", self._claim_ms, "JUSTID"
-                )
+                self._command("XCLAIM", *self._place, RELEASED, 0, *unsettled, "IDLE", self._claim_ms, "JUSTID")
             # Deleting a consumer would delete its pending entries, too.
             if not self._pending("0", self._consumer):
-                self._command("XGROUP", "DELCONSUMER", options.name, options.group, self._consumer)
+                self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         if self._refusal and not is_known:
-            logger.error(
-                "Stream %r, group %r: messages could not be settled and will come again: %s",
-                options.name,
-                options.group,
-                self._refusal,
-            )
-        self._link.close()
+            logger.error("%s: messages could not be settled and will come again: %s", self._owner, self._refusal)
+        self._connection.close()
 
     @property
     def _claim_ms(self) -> int:
         return max(int(self._options.claim_idle * 1000), 1)
 
-    def _claim(self, count: int) -> list[Entry]:
+    def _claim(self, count: int) -> list[StreamEntry]:
         """Take over entries of consumers that have vanished."""
         if time.monotonic() < self._claim_at:
             return []
@@ -189,17 +177,15 @@ class Group:
 
     def _autoclaim(self, cursor: bytes, count: int, *arguments: str) -> list[Any]:
         """Take over entries that are old enough, and return them; set the cursor, which is "0-0" after the last one."""
-        options = self._options
-        command = "XAUTOCLAIM", options.name, options.group, self._consumer, self._claim_ms, cursor, "COUNT", count
+        command = "XAUTOCLAIM", *self._place, self._consumer, self._claim_ms, cursor, "COUNT", count
         self._claim_cursor, found, *deleted = self._command(*command, *arguments)
         # Redis 6.2 does not list deleted entries.
         entries = [each for each in found if each]
-        self.losses.add(len(found) - len(entries) + sum(map(len, deleted)))
+        self._add_losses(len(found) - len(entries) + sum(map(len, deleted)))
         return entries
 
     def _others_are_busy(self, since: float) -> bool:
         """Take over what others have left, and return whether they have entries that this consumer must wait for."""
-        options = self._options
         others = [name for name in self._pending_consumers() if name != self._consumer]
         if self._last_of_others is None:
             self._last_of_others = self._read_group()[b"last-delivered-id"]
@@ -211,44 +197,37 @@ class Group:
         if busy and not self._is_wait_logged and time.monotonic() - since > QUIET_WAIT:
             self._is_wait_logged = True
             logger.warning(
-                "Stream %r, group %r: waits until %s have settled their entries, or for claim_idle (%g s), to keep the "
-                "order; set the option consumer to avoid that after a crash",
-                options.name,
-                options.group,
+                "%s: waits until %s have settled their entries, or for claim_idle (%g s), to keep the order; set the "
+                "option consumer to avoid that after a crash",
+                self._owner,
                 ", ".join(map(repr, busy[:3])),
-                options.claim_idle,
+                self._options.claim_idle,
             )
         return bool(busy)
 
     def _take_over(self, name: str) -> None:
         """Take over all entries of a consumer that is gone."""
-        options, start, count = self._options, b"-", 0
-        while page := self._command("XPENDING", options.name, options.group, start, "+", CLAIM_COUNT, name):
+        start, count = b"-", 0
+        while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
             ids = [each[0] for each in page]
             # Another consumer that has taken over an entry in this moment keeps it, because it is idle no longer.
             idle = min(each[2] for each in page)
-            claimed = self._command("XCLAIM", options.name, options.group, self._consumer, idle, *ids, "JUSTID")
+            claimed = self._command("XCLAIM", *self._place, self._consumer, idle, *ids, "JUSTID")
             count += len(claimed)
             if missing := set(ids).difference(claimed):
-                left = self._command("XPENDING", options.name, options.group, ids[0], ids[-1], len(ids))
-                self.losses.add(len(missing.difference(each[0] for each in left)))
+                left = self._command("XPENDING", *self._place, ids[0], ids[-1], len(ids))
+                self._add_losses(len(missing.difference(each[0] for each in left)))
             start = b"(" + ids[-1]
         if name != RELEASED:
-            self._command("XGROUP", "DELCONSUMER", options.name, options.group, name)
-            logger.info(
-                "Stream %r, group %r: took over %s entries of %r, whose process has ended",
-                options.name,
-                options.group,
-                f"{count:,}",
-                name,
-            )
+            self._command("XGROUP", "DELCONSUMER", *self._place, name)
+            logger.info("%s: took over %s entries of the ended process %r", self._owner, f"{count:,}", name)
 
     def _pending_consumers(self) -> list[str]:
         """Return the names of the consumers that have entries."""
-        *_, consumers = self._command("XPENDING", self._options.name, self._options.group)
+        *_, consumers = self._command("XPENDING", *self._place)
         return [name.decode("utf-8", "replace") for name, _ in consumers or ()]
 
-    def _read_new(self, count: int) -> list[Entry]:
+    def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and count entries that were trimmed before the group has read them."""
         options = self._options
         if self._last_id is None:
@@ -267,7 +246,7 @@ class Group:
             self._count_trimmed(entries, info[b"entries-read"])
         return entries
 
-    def _count_trimmed(self, entries: Sequence[Entry], read: int) -> None:
+    def _count_trimmed(self, entries: Sequence[StreamEntry], read: int) -> None:
         """Count entries that were trimmed unread, given new entries, and how many the group had read before them."""
         name = self._options.name
         reply, groups = self._commands(("XINFO", "STREAM", name), ("XINFO", "GROUPS", name))
@@ -275,60 +254,62 @@ class Group:
         first = stream[b"first-entry"]
         trimmed_since = sum(not first or _number(each.id) < _number(first[0]) for each in entries)
         before = stream[b"entries-added"] - stream[b"length"] - trimmed_since
-        self.losses.add(before - read - self._reported)
+        self._add_losses(before - read - self._reported)
         self._reported = before + len(entries) - (self._find_group(groups).get(b"entries-read") or 0)
 
-    def _await_new(self, count: int, seconds: float) -> list[Entry]:
+    def _add_losses(self, count: int) -> None:
+        """Count entries that were trimmed or deleted before they were stored; the first ones are logged at once."""
+        self._lost += max(count, 0)
+        if self._lost and self._loss_logs.take():
+            self._log_losses()
+
+    def _log_losses(self) -> None:
+        if self._lost:
+            logger.error(
+                "%s: %s entries were trimmed or deleted before they were stored, and are lost: trim the stream less "
+                "(max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
+                self._owner,
+                f"{self._lost:,}",
+            )
+            self._lost = 0
+
+    def _await_new(self, count: int, seconds: float) -> list[StreamEntry]:
         """Return new entries as soon as there are any."""
         block = max(int(min(seconds, self._timeout / 2) * 1000), 1)
         reply = self._command(*self._reading(count), "BLOCK", block, "STREAMS", self._options.name, ">")
         return self._note_last(_read_streams(reply))
 
-    def _note_last(self, entries: list[Entry]) -> list[Entry]:
+    def _note_last(self, entries: list[StreamEntry]) -> list[StreamEntry]:
         if entries:
             self._last_id = entries[-1].id
         return entries
 
     def _read_group(self) -> dict[bytes, Any]:
-        """Return what Redis knows about this group."""
+        """Return Redis's information about this group."""
         return self._find_group(self._command("XINFO", "GROUPS", self._options.name))
 
     def _find_group(self, groups: Any) -> dict[bytes, Any]:
-        """Return what a reply to XINFO GROUPS has about this group."""
+        """Return the part of a reply to XINFO GROUPS about this group."""
         found = (dict(zip(each[::2], each[1::2], strict=True)) for each in groups)
         name = self._options.group.encode()
         return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
 
     def _pending(self, idle: str, consumer: str, last: bytes = b"+") -> bool:
-        options = self._options
         named = [consumer] if consumer else []
-        return bool(self._command("XPENDING", options.name, options.group, "IDLE", idle, "-", last, 1, *named))
+        return bool(self._command("XPENDING", *self._place, "IDLE", idle, "-", last, 1, *named))
 
     def _reading(self, count: int) -> tuple[str | int, ...]:
         return "XREADGROUP", "GROUP", self._options.group, self._consumer, "COUNT", count
 
     def _command(self, *arguments: str | int | bytes) -> Any:
-        self._read_owed()
-        try:
-            return self._execute(*arguments)
-        except redis.ResponseError as error:
-            raise Unavailable(_explain_reply(str(error))) from error
+        (reply,) = self._commands(arguments)
+        return reply
 
     def _commands(self, *commands: Sequence[str | int | bytes]) -> list[Any]:
         """Execute commands in one round trip."""
         self._read_owed()
         try:
-            return self._link.execute_all(commands)
-        except redis.ResponseError as error:
-            raise Unavailable(_explain_reply(str(error))) from error
-        except (redis.RedisError, OSError, Lost) as error:
-            raise Unavailable(explain(error)) from error
-
-    def _execute(self, *arguments: str | int | bytes) -> Any:
-        try:
-            return self._link.execute(*arguments)
-        except redis.ResponseError:
-            raise
+            return self._connection.execute_all(commands)
         except (redis.RedisError, OSError, Lost) as error:
             raise Unavailable(explain(error)) from error
 
@@ -338,37 +319,26 @@ class Group:
             owed, self._owed = self._owed, []
             replies = Replies()
             try:
-                self._link.receive(replies, len(owed), time.monotonic() + self._timeout)
+                self._connection.receive(replies, len(owed), time.monotonic() + self._timeout)
             except Lost as error:
                 raise Unavailable(str(error)) from error
             dead = [id for position, id in enumerate(owed) if id is not None and position not in replies.errors]
             self.settle(dead, [])
             if replies.errors:
                 # The entries are still this consumer's, which reads them again when it has reconnected.
-                self._refusal = _explain_reply(next(iter(replies.errors.values())))
+                self._refusal = explain_reply(next(iter(replies.errors.values())))
         if self._refusal:
             raise Unavailable(f"messages cannot be settled: {self._refusal}")
 
 
-def _explain_reply(error: str) -> str:
-    code = code_of(error)
-    remedy = REMEDIES.get(code) or OUTAGES.get(code)
-    return f"{remedy} ({error})" if remedy else error
-
-
-def _encode(*arguments: str | bytes) -> bytes:
-    encoded = [each.encode() if isinstance(each, str) else each for each in arguments]
-    return b"*%d\r\n" % len(encoded) + b"".join(map(encode_bytes, encoded))
-
-
-def _read_streams(reply: Any) -> list[Entry]:
+def _read_streams(reply: Any) -> list[StreamEntry]:
     """Return the entries of a reply to XREADGROUP for one stream."""
     return _read_entries(reply[0][1]) if reply else []
 
 
-def _read_entries(entries: Any) -> list[Entry]:
+def _read_entries(entries: Any) -> list[StreamEntry]:
     """Return entries. One that was deleted or trimmed while it was pending has no fields any more."""
-    return [Entry(id, fields or []) for id, fields in (each for each in entries if each)]
+    return [StreamEntry(id, fields or []) for id, fields in (each for each in entries if each)]
 
 
 def _number(id: bytes) -> tuple[int, ...]:

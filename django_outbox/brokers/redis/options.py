@@ -1,13 +1,15 @@
-"""The options that decide how to connect: validate them, and turn URLs into redis-py's arguments."""
+"""The options of both ends: validate them, and turn URLs into redis-py's arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qs, unquote
 
 from django.core.exceptions import ImproperlyConfigured
+from redis.crc import key_slot
 
-from django_outbox.brokers.options import require_flag, require_seconds
+from django_outbox.brokers.options import require_choice, require_flag, require_seconds, require_text
+from django_outbox.brokers.redis.names import RELEASED
 from django_outbox.brokers.tls import read_ssl
 from django_outbox.brokers.urls import UrlOption
 
@@ -27,17 +29,14 @@ Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionOptions:
-    """How to connect.
+class RedisOptions:
+    """The options of a connection.
 
     Args:
-        scheme: `redis`, `rediss` or `unix`.
         addresses: the server, or some nodes of a cluster.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; blank without Sentinel.
-        sentinels: the addresses of the Sentinels.
         sentinel_arguments: arguments of redis-py's connections to the Sentinels.
-        cluster: whether the servers are nodes of a cluster.
         timeout: seconds for connecting and for all replies to a batch.
     """
 
@@ -74,7 +73,7 @@ def read_options(
     ssl: object = None,
     timeout: float = 30.0,
     connect_timeout: float = 5.0,
-) -> ConnectionOptions:
+) -> RedisOptions:
     """Validate the options that decide how to connect; they are described in `RedisStreamsPublisher`.
 
     Raises:
@@ -101,7 +100,7 @@ def read_options(
     options: dict[str, Any] = {"scheme": scheme, "arguments": arguments, "cluster": cluster, "timeout": timeout}
     addresses = tuple((host, port or DEFAULT_PORT) if scheme != "unix" else (host, 0) for _, (host, port), _ in read)
     if not sentinels:
-        return ConnectionOptions(addresses=addresses, **options)
+        return RedisOptions(addresses=addresses, **options)
     if scheme == "unix" or read[0][1][1]:
         raise ImproperlyConfigured(
             "url must name the master of the sentinels instead of a host, without a port: redis://user:password@mymaster/0."
@@ -113,13 +112,57 @@ def read_options(
     sentinel_arguments = {**login, "socket_timeout": seconds, "socket_connect_timeout": seconds}
     if kind == "rediss":
         sentinel_arguments |= {**_read_ssl(ssl, kind), "ssl": True}
-    return ConnectionOptions(
+    return RedisOptions(
         addresses=(),
         master=addresses[0][0],
         sentinels=tuple((host, port or SENTINEL_PORT) for _, (host, port), _ in found),
         sentinel_arguments=sentinel_arguments,
         **options,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """The stream and the group to read; they are described in `RedisStreamsConsumer`.
+
+    Args:
+        name: the stream.
+        rejects: whether other options reject messages.
+        cluster: whether the stream is in a cluster.
+
+    Raises:
+        ImproperlyConfigured: an option is invalid.
+    """
+
+    name: str
+    group: str
+    create_group: Literal["beginning", "end"] | None
+    consumer: str
+    claim_idle: float
+    dead_letters: str
+    rejects: bool
+    cluster: bool
+
+    def __post_init__(self) -> None:
+        require_text("stream", self.name, "'order.created'")
+        require_text("group", self.group, "'billing'")
+        require_choice("create_group", self.create_group, ("beginning", "end", None))
+        require_seconds("claim_idle", self.claim_idle)
+        consumer: object = self.consumer
+        if not isinstance(consumer, str) or consumer == RELEASED:
+            raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
+        dead: object = self.dead_letters
+        if not isinstance(dead, str) or dead == self.name:
+            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of another stream.")
+        if self.rejects and not dead:
+            raise ImproperlyConfigured(
+                "dead_letters is blank, but invalid or unknown_types is 'reject'; name the stream for the dead letters."
+            )
+        if self.cluster and dead and key_slot(self.name.encode()) != key_slot(dead.encode()):
+            raise ImproperlyConfigured(
+                f"dead_letters is {dead!r}, which may be on another node of the cluster than {self.name!r}; give both "
+                "names the same part in braces, such as {orders}.dead and {orders}."
+            )
 
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:

@@ -9,12 +9,11 @@ import redis
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.options import require_number, require_seconds
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.redis.encoding import Encoder
-from django_outbox.brokers.redis.errors import explain
-from django_outbox.brokers.redis.link import Link, Lost
+from django_outbox.brokers.redis.call import Guarantees, RedisCall
+from django_outbox.brokers.redis.connection import RedisConnection
+from django_outbox.brokers.redis.entries import EntryEncoder
+from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, read_options
-from django_outbox.brokers.redis.pipeline import Guarantees, find_missing_replicas
-from django_outbox.brokers.redis.sending import Sending
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.brokers.templates import Template
 from django_outbox.messages import Message, Outcome
@@ -29,9 +28,9 @@ STALL_SHARE = 6
 class RedisStreamsPublisher(Publisher):
     """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
 
-    A message is accepted when Redis has replied with the ID of its entry. What that is worth depends on the server:
-    without `appendfsync always` it has the message in memory, and loses up to a second of messages (or everything since
-    the last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
+    A message is accepted when Redis has replied with the ID of its entry. The guarantee depends on the server: without
+    `appendfsync always` it has the message in memory, and loses up to a second of messages (or everything since the
+    last snapshot) if it crashes; and without `replicas`, a failover may lose messages that the new master had not
     received.
 
     An entry has the fields `id`, `type`, `topic` and `key` (each unless it is blank), `occurred_at` (ISO 8601, UTC),
@@ -61,9 +60,9 @@ class RedisStreamsPublisher(Publisher):
             password.
     """
 
-    # Redis runs a pipeline in order, but refuses each command on its own: for want of memory, because of the type of
-    # one stream, or of permissions. The commands behind a refused one are run all the same, and no transaction helps:
-    # EXEC does not undo or stop for an error of a command, and cannot span the slots of a cluster.
+    # Redis runs a pipeline in order, but refuses commands individually: for lack of memory, or because of the type or
+    # the permissions of one stream. It runs the commands after a refused one, and no transaction helps: EXEC neither
+    # undoes nor stops for an error of a command, and cannot span the slots of a cluster.
     keeps_order = False
     messaging_system: ClassVar[str] = "redis"
     broker_name = "Redis"
@@ -92,7 +91,7 @@ class RedisStreamsPublisher(Publisher):
         require_number("replicas", replicas, 0, MAX_REPLICAS)
         require_seconds("replica_timeout", replica_timeout)
         self._template = Template("stream", stream)
-        self._encoder = Encoder(self._template, max_length)
+        self._encoder = EntryEncoder(self._template, max_length)
         # A server that is the only one may take all of the time.
         stall_timeout = timeout / STALL_SHARE if cluster else timeout
         self._guarantees = Guarantees(replicas, replica_timeout, timeout, stall_timeout)
@@ -109,7 +108,7 @@ class RedisStreamsPublisher(Publisher):
         try:
             for server in self._servers.all():
                 started = time.monotonic()
-                reason = self._ask(server, self._find_missing_replicas)
+                reason = self._ask(server, self._guarantees.find_missing_replicas)
                 if not reason:
                     for each, (reason, seconds) in failed.items():
                         self._servers.suspend(each, reason, seconds)
@@ -126,11 +125,12 @@ class RedisStreamsPublisher(Publisher):
             servers = self._servers.all()
         except Lost as error:
             return [self._explain_lost(error)]
-        found = (self._ask(each, self._find_missing_replicas) or self._ask(each, find_wrong_role) for each in servers)
+        find_missing = self._guarantees.find_missing_replicas
+        found = (self._ask(each, find_missing) or self._ask(each, find_wrong_role) for each in servers)
         return [*dict.fromkeys(reason for reason in found if reason)]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return Sending(messages, self._encoder, self._servers, self._guarantees).run()
+        return RedisCall(messages, self._encoder, self._servers, self._guarantees).run()
 
     def name_destination(self, message: Message) -> str:
         return self._encoder.stream_of(message)
@@ -138,26 +138,23 @@ class RedisStreamsPublisher(Publisher):
     def close(self) -> None:
         self._servers.close()
 
-    def _ask(self, server: Address, question: Callable[[Link], str]) -> str:
+    def _ask(self, server: Address, question: Callable[[RedisConnection], str]) -> str:
         """Return the answer of a server to a question, or why there is no connection."""
-        links = self._servers.links(server)
+        pool = self._servers.pool(server)
         try:
-            link = links.take()
+            connection = pool.take()
         except Lost as error:
             self._servers.forget()
             return self._explain_lost(error)
         try:
-            answer = question(link)
+            answer = question(connection)
         except Lost as error:
-            link.close()
+            connection.close()
             # Another server may be the right one now.
             self._servers.forget()
             return f"Redis at {self._options.describe()}: {error}"
-        links.put(link)
+        pool.put(connection)
         return answer
-
-    def _find_missing_replicas(self, link: Link) -> str:
-        return find_missing_replicas(link, self._guarantees)
 
     def _explain_lost(self, error: Lost) -> str:
         return f"cannot connect to Redis at {self._options.describe()}: {error}"
@@ -166,14 +163,14 @@ class RedisStreamsPublisher(Publisher):
         self._servers = make_servers(self._options, f"Publisher {self.alias!r}")
 
 
-def find_wrong_role(link: Link) -> str:
-    """Return what is wrong if the server is a replica, which accepts no messages; an empty string otherwise.
+def find_wrong_role(connection: RedisConnection) -> str:
+    """Return the problem if the server is a replica, which accepts no messages; an empty string otherwise.
 
     Raises:
         Lost: it does not respond.
     """
     try:
-        role = link.execute("ROLE")[0]
+        role = connection.execute("ROLE")[0]
     except redis.ResponseError:
         # The user may not ask, or the service has no such command.
         return ""

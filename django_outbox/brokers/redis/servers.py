@@ -1,6 +1,5 @@
 """Where the streams are: on one server, on the master that Sentinels name, or on the nodes of a cluster."""
 
-import abc
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,10 +11,9 @@ from redis.crc import key_slot
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from django_outbox.brokers.redis.errors import explain
-from django_outbox.brokers.redis.link import Link, Lost
-from django_outbox.brokers.redis.links import Links
-from django_outbox.brokers.redis.options import Address, ConnectionOptions, name_addresses
+from django_outbox.brokers.redis.connection import RedisConnection, RedisPool
+from django_outbox.brokers.redis.errors import Lost, explain
+from django_outbox.brokers.redis.options import Address, RedisOptions, name_addresses
 from django_outbox.brokers.suspensions import Suspensions
 
 Range = tuple[int, int, Address]
@@ -33,49 +31,40 @@ REFRESH_INTERVAL = 1.0
 """Minimum seconds between two questions for the slots of all nodes while one of them is suspended."""
 
 
-class Servers(abc.ABC):
-    """The connections to the servers that have the streams.
-
-    Args:
-        options: how to connect.
-        owner: the publisher or the consumer, for the log.
+class Servers:
+    """The connections to one server, or to the master that Sentinels name; they are asked for each new connection.
 
     Attributes:
         suspensions: the nodes of a cluster that accept no messages.
     """
 
-    def __init__(self, options: ConnectionOptions, owner: str) -> None:
+    def __init__(self, options: RedisOptions, owner: str) -> None:
         self.options = options
-        self.suspensions: Suspensions[Address] = Suspensions(owner, _name_node)
-        self._links: dict[Address, Links] = {}
+        self.suspensions: Suspensions[Address] = Suspensions(owner, lambda node: f"the node {name_addresses([node])}")
+        self._pools: dict[Address, RedisPool] = {}
         self._lock = threading.Lock()
 
-    @abc.abstractmethod
     def find(self, stream: str) -> Address:
         """Return the server that has a stream.
 
         Raises:
             Lost: it cannot be found out.
         """
+        return SINGLE
 
     def split(
         self, indexes: Sequence[int], stream_of: Callable[[int], str]
     ) -> Iterator[tuple[Address, list[int], str]]:
-        """Yield the messages for each server, or those whose server cannot be found out, with the reason.
-
-        Args:
-            indexes: the messages, by their index in the batch.
-            stream_of: returns the stream of one of them.
-        """
+        """Yield the indexes of messages for each server; with the reason, if their server cannot be found out."""
         yield SINGLE, [*indexes], ""
 
-    @abc.abstractmethod
-    def connect(self, server: Address) -> Link:
+    def connect(self, server: Address) -> RedisConnection:
         """Open a connection.
 
         Raises:
             Lost: the server cannot be reached.
         """
+        return RedisConnection(self.options, self._find_master() if self.options.master else self.options.addresses[0])
 
     def all(self) -> Sequence[Address]:
         """Return all servers.
@@ -97,49 +86,26 @@ class Servers(abc.ABC):
         """Forget which server has which stream, because that may have changed."""
         self.close()
 
-    def links(self, server: Address) -> Links:
+    def pool(self, server: Address) -> RedisPool:
         """Return the connections to a server."""
         with self._lock:
-            found = self._links.get(server)
+            found = self._pools.get(server)
             if found is None:
-                found = self._links[server] = Links(lambda: self.connect(server))
+                found = self._pools[server] = RedisPool(lambda: self.connect(server))
             return found
 
     def suspend(self, server: Address, reason: str, waited: float) -> None:
-        """Set messages for a server aside for a while, because others accept messages.
-
-        Args:
-            server: the server.
-            reason: the error.
-            waited: seconds that were spent on it in vain; it is left alone for ten times as long.
-        """
+        """Set messages for a server aside for ten times the seconds that were waited for it, because others accept."""
         self.suspensions.begin(server, reason, NODE_UNAVAILABLE, least=max(NODE_WAIT, waited * 10))
 
     def close(self) -> None:
         """Close the idle connections."""
         with self._lock:
-            closing, self._links = self._links, {}
-        for links in closing.values():
-            links.close()
+            closing, self._pools = self._pools, {}
+        for pool in closing.values():
+            pool.close()
 
-
-class SingleServer(Servers):
-    """One server."""
-
-    def find(self, stream: str) -> Address:
-        return SINGLE
-
-    def connect(self, server: Address) -> Link:
-        return Link(self.options, self.options.addresses[0])
-
-
-class SentinelMaster(Servers):
-    """The server that is the master according to the Sentinels; they are asked for each new connection."""
-
-    def find(self, stream: str) -> Address:
-        return SINGLE
-
-    def connect(self, server: Address) -> Link:
+    def _find_master(self) -> Address:
         options = self.options
         arguments: dict[str, Any] = {**options.sentinel_arguments, "retry": Retry(NoBackoff(), 0)}
         sentinel = Sentinel(options.sentinels, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
@@ -155,13 +121,13 @@ class SentinelMaster(Servers):
         finally:
             for client in sentinel.sentinels:
                 client.close()
-        return Link(options, (str(host), int(port)))
+        return str(host), int(port)
 
 
 class Cluster(Servers):
-    """The nodes of a cluster, each of which has some of the 16,384 slots."""
+    """The nodes of a cluster; each has some of the 16,384 slots."""
 
-    def __init__(self, options: ConnectionOptions, owner: str) -> None:
+    def __init__(self, options: RedisOptions, owner: str) -> None:
         super().__init__(options, owner)
         self._ranges: list[Range] = []
         self._loaded_at = 0.0
@@ -181,7 +147,7 @@ class Cluster(Servers):
                 if lost and not self._ranges:
                     # The nodes were asked just now, and each of them may take until the timeout.
                     raise Lost(lost)
-                place = (self._find(stream_of(index)), "")
+                place = (self.find(stream_of(index)), "")
             except Lost as error:
                 lost = str(error)
                 place = (SINGLE, lost)
@@ -192,13 +158,6 @@ class Cluster(Servers):
             yield server, each, reason
 
     def find(self, stream: str) -> Address:
-        try:
-            return self._find(stream)
-        except Lost:
-            self.forget()
-            raise
-
-    def _find(self, stream: str) -> Address:
         slot = self._slots.get(stream)
         if slot is None:
             if len(self._slots) > 10_000:
@@ -220,14 +179,14 @@ class Cluster(Servers):
             if server not in servers and server not in self.suspensions:
                 yield server, streams.get(server, "")
 
-    def connect(self, server: Address) -> Link:
+    def connect(self, server: Address) -> RedisConnection:
         try:
-            link = Link(self.options, server)
+            connection = RedisConnection(self.options, server)
         except Lost:
             self._failed_at[server] = time.monotonic()
             raise
         self._failed_at.pop(server, None)
-        return link
+        return connection
 
     def forget(self) -> None:
         self._ranges = []
@@ -239,24 +198,17 @@ class Cluster(Servers):
     def _load(self) -> list[Range]:
         """Ask the nodes that are known for the slots of all nodes."""
         with self._lock:
-            known = [*self.options.addresses, *self._links]
+            known = [*self.options.addresses, *self._pools]
         reasons: list[str] = []
         deadline = time.monotonic() + self.options.timeout
         for address in sorted(dict.fromkeys(known), key=self._preference):
             if time.monotonic() > deadline:
                 break
             try:
-                link = self.connect(address)
-            except Lost as error:
-                reasons.append(f"{name_addresses([address])}: {error}")
-                continue
-            try:
-                ranges = read_slots(link.execute("CLUSTER", "SLOTS"), address[0])
-            except (redis.RedisError, OSError) as error:
+                ranges = self._read_slots(address)
+            except (redis.RedisError, OSError, Lost) as error:
                 reasons.append(f"{name_addresses([address])}: {explain(error)}")
                 continue
-            finally:
-                link.close()
             if ranges:
                 self._ranges, self._loaded_at = ranges, time.monotonic()
                 self._drop_others(ranges)
@@ -264,21 +216,29 @@ class Cluster(Servers):
             reasons.append(f"{name_addresses([address])}: it serves no slots")
         raise Lost("; ".join(reasons))
 
+    def _read_slots(self, address: Address) -> list[Range]:
+        """Ask a node for all slots; its own address stands for a blank one."""
+        connection = self.connect(address)
+        try:
+            reply = connection.execute("CLUSTER", "SLOTS")
+        finally:
+            connection.close()
+        return [
+            (first, last, (master[0].decode() if master[0] else address[0], master[1]))
+            for first, last, master, *_ in reply
+        ]
+
     def _drop_others(self, ranges: Sequence[Range]) -> None:
         """Close the connections to servers that have no slots any more."""
         found = {address for _, _, address in ranges}
         with self._lock:
-            dropped = [self._links.pop(address) for address in list(self._links) if address not in found]
-        for links in dropped:
-            links.close()
+            dropped = [self._pools.pop(address) for address in list(self._pools) if address not in found]
+        for pool in dropped:
+            pool.close()
         for server in self.suspensions:
             if server not in found:
                 # Its messages go to another server now.
                 self.suspensions.end(server)
-
-
-def _name_node(server: Address) -> str:
-    return f"the node {name_addresses([server])}"
 
 
 def locate(ranges: Sequence[Range], slot: int) -> Address | None:
@@ -286,18 +246,6 @@ def locate(ranges: Sequence[Range], slot: int) -> Address | None:
     return next((address for first, last, address in ranges if first <= slot <= last), None)
 
 
-def read_slots(reply: Any, host: str) -> list[Range]:
-    """Return the first and last slot of each range and the address of its master, given the reply to CLUSTER SLOTS.
-
-    Args:
-        reply: the reply.
-        host: the host of the node that was asked; it stands for a blank one.
-    """
-    return [(first, last, (master[0].decode() if master[0] else host, master[1])) for first, last, master, *_ in reply]
-
-
-def make_servers(options: ConnectionOptions, owner: str) -> Servers:
+def make_servers(options: RedisOptions, owner: str) -> Servers:
     """Return the servers that the options name."""
-    if options.cluster:
-        return Cluster(options, owner)
-    return SentinelMaster(options, owner) if options.master else SingleServer(options, owner)
+    return Cluster(options, owner) if options.cluster else Servers(options, owner)

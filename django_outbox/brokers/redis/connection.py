@@ -1,17 +1,21 @@
-"""One connection to a Redis server, over which a pipeline of encoded commands is sent."""
+"""Connections to a Redis server, over which pipelines of encoded commands are sent.
+
+https://redis.io/docs/latest/develop/reference/protocol-spec/
+"""
 
 import math
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
-from django_outbox.brokers.redis.errors import explain
-from django_outbox.brokers.redis.options import Address, ConnectionOptions
-from django_outbox.brokers.redis.replies import Replies
+from django_outbox.brokers.redis.errors import Lost, explain
+from django_outbox.brokers.redis.options import Address, RedisOptions
 
 READ_SIZE = 65_536
 
@@ -23,34 +27,61 @@ NO_LIMIT = 512 * 1024 * 1024
 """Redis's default for `proto-max-bulk-len`, the maximum bytes of an argument."""
 
 
-class Lost(Exception):
-    """The server cannot be reached, or the connection to it has ended; the text is the reason."""
+@dataclass(slots=True)
+class Replies:
+    """Replies that are received in pieces. Each is a line or, like the ID of an entry, a string of one line.
+
+    No object is made for a reply.
+
+    Attributes:
+        count: the number of replies so far.
+        errors: the text of each error by its position among the replies.
+        last: the last line.
+    """
+
+    count: int = 0
+    errors: dict[int, str] = field(default_factory=dict)
+    last: bytes = b""
+    _rest: bytes = b""
+    _in_string: bool = False
+
+    def feed(self, data: bytes) -> None:
+        """Read data from the socket."""
+        lines = (self._rest + data).split(b"\r\n")
+        self._rest = lines.pop()
+        count, in_string = self.count, self._in_string
+        for line in lines:
+            if in_string:
+                in_string = False
+                count += 1
+            elif line[:1] == b"$":
+                in_string = True
+            else:
+                if line[:1] == b"-":
+                    self.errors[count] = line[1:].decode("utf-8", "replace")
+                count += 1
+        self.count, self._in_string = count, in_string
+        if lines:
+            self.last = lines[-1]
 
 
-class Link:
+class RedisConnection:
     """A connection of redis-py, which connects, logs in, encrypts and selects the database.
 
     Pipelines are written to its socket as they are, because redis-py would encode each argument and parse each reply
     on its own, which takes longer than everything else that the publisher does.
 
-    Args:
-        options: how to connect.
-        address: the server.
-
     Raises:
         Lost: the server cannot be reached, or refuses the login.
 
     Attributes:
-        address: the server.
         max_argument: maximum bytes of an argument that the server accepts.
     """
 
-    def __init__(self, options: ConnectionOptions, address: Address) -> None:
-        self.address = address
+    def __init__(self, options: RedisOptions, address: Address) -> None:
         self._timeout: float = options.arguments["socket_timeout"]
-        place: dict[str, Any] = (
-            {"path": address[0]} if options.scheme == "unix" else {"host": address[0], "port": address[1]}
-        )
+        host, port = address
+        place: dict[str, Any] = {"path": host} if options.scheme == "unix" else {"host": host, "port": port}
         # Push messages, which only RESP3 has, would come between the replies.
         self._connection = CONNECTIONS[options.scheme](**place, **options.arguments, protocol=2)
         try:
@@ -64,35 +95,30 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server has not ended the connection. A connection with data that nobody waits for is unusable."""
+        """Whether the server has not ended the connection. A connection with unexpected data is unusable."""
         try:
             return not self._connection.can_read(timeout=0)
         except (redis.RedisError, OSError):
             return False
 
     def execute(self, *arguments: str | int | bytes, timeout: float | None = None) -> Any:
-        """Send one command, and return the reply as redis-py reads it.
-
-        Args:
-            arguments: the command.
-            timeout: seconds that the server has to reply; by default, the option `timeout`.
+        """Send one command, and return the reply as redis-py reads it. The default timeout is the option `timeout`.
 
         Raises:
             redis.RedisError, OSError: the reply is an error, or did not come in time.
             Lost: the connection has ended.
         """
-        self._socket(time.monotonic() + (self._timeout if timeout is None else timeout))
-        self._connection.send_command(*arguments)
-        return self._connection.read_response()
+        (reply,) = self.execute_all([arguments], timeout)
+        return reply
 
-    def execute_all(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
+    def execute_all(self, commands: Sequence[Sequence[str | int | bytes]], timeout: float | None = None) -> list[Any]:
         """Send commands in one piece, and return the replies as redis-py reads them.
 
         Raises:
             redis.RedisError, OSError: a reply is an error, or did not come in time.
             Lost: the connection has ended.
         """
-        self._socket(time.monotonic() + self._timeout)
+        self._socket(time.monotonic() + (self._timeout if timeout is None else timeout))
         self._connection.send_packed_command(self._connection.pack_commands(commands))
         replies: list[Any] = []
         for _ in commands:
@@ -110,7 +136,7 @@ class Link:
 
         Args:
             data: the commands.
-            deadline: when to give up, in `time.monotonic()`.
+            deadline: when to give up, by `time.monotonic()`.
             stall_timeout: seconds without progress after which to give up.
 
         Raises:
@@ -124,16 +150,10 @@ class Link:
             raise Lost(explain(error)) from error
 
     def receive(self, replies: Replies, count: int, deadline: float, stall_timeout: float = math.inf) -> None:
-        """Read replies until there are that many.
-
-        Args:
-            replies: the replies so far.
-            count: their number in the end.
-            deadline: when to give up, in `time.monotonic()`.
-            stall_timeout: seconds without a reply after which to give up.
+        """Read replies until there are `count`; `deadline` and `stall_timeout` are the same as for `send`.
 
         Raises:
-            Lost: the connection has ended, or the time ran out. `replies` has those that came before.
+            Lost: the connection has ended, or the time ran out. `replies` has the replies that came before.
         """
         try:
             while replies.count < count:
@@ -165,3 +185,50 @@ class Link:
         except (redis.ResponseError, ValueError):
             # The user may not read the configuration, or the service has no such command.
             return NO_LIMIT
+
+
+class RedisPool:
+    """The idle connections to one server, to be used again by any thread. Each carries one batch at a time."""
+
+    def __init__(self, connect: Callable[[], RedisConnection]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._idle: list[RedisConnection] = []
+
+    def take(self) -> RedisConnection:
+        """Return a connection that no other thread uses.
+
+        Raises:
+            Lost: the server cannot be reached.
+        """
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self._connect()
+            if connection.is_alive:
+                return connection
+            connection.close()
+
+    def put(self, connection: RedisConnection) -> None:
+        """Take back a connection to which the server owes no reply."""
+        with self._lock:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+def encode_command(*arguments: str | bytes) -> bytes:
+    """Return a command as the server reads it."""
+    return b"*%d\r\n" % len(arguments) + b"".join(map(encode_argument, arguments))
+
+
+def encode_argument(argument: str | bytes) -> bytes:
+    """Return an argument of a command as the server reads it."""
+    encoded = argument.encode() if isinstance(argument, str) else argument
+    return b"$%d\r\n%b\r\n" % (len(encoded), encoded)

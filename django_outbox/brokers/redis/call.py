@@ -1,0 +1,352 @@
+"""The messages of one call of `publish`: send them to their servers, and read an outcome for each."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from django_outbox.brokers.call import Call
+from django_outbox.brokers.redis.connection import RedisConnection, RedisPool, Replies, encode_command
+from django_outbox.brokers.redis.entries import EntryEncoder
+from django_outbox.brokers.redis.errors import LEAVE_SERVER, REDIRECTS, Lost, code_of, explain, outcome_of
+from django_outbox.brokers.redis.options import Address
+from django_outbox.brokers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
+
+MAX_ROUNDS = 5
+"""Maximum number of times that a message is sent, as long as the nodes of a cluster redirect it."""
+
+MAX_ASK_TIME = 1.0
+"""Maximum number of seconds for which a server is asked whether it has enough replicas."""
+
+ASKING = encode_command("ASKING")
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """The conditions on which a message is accepted.
+
+    Args:
+        replicas: the number of replicas that must have it.
+        replica_timeout: seconds that the replicas have for it.
+        timeout: seconds for connecting and for all replies.
+        stall_timeout: seconds without progress after which one of several servers is given up.
+    """
+
+    replicas: int
+    replica_timeout: float
+    timeout: float
+    stall_timeout: float
+
+    def find_missing_replicas(self, connection: RedisConnection) -> str:
+        """Return the reason if a server has too few replicas, and otherwise an empty string.
+
+        Raises:
+            Lost: it does not respond, or is a replica itself.
+        """
+        if not self.replicas:
+            return ""
+        seconds = min(self.replica_timeout, MAX_ASK_TIME)
+        command = "WAIT", self.replicas, int(seconds * 1000) or 1
+        try:
+            return self.explain_missing(int(connection.execute(*command, timeout=seconds + self.stall_timeout)))
+        except (redis.RedisError, OSError) as error:
+            raise Lost(explain(error)) from error
+
+    def explain_missing(self, confirmed: int) -> str:
+        """Return the reason if too few replicas have confirmed, and otherwise an empty string."""
+        if confirmed >= self.replicas:
+            return ""
+        counts = f"{confirmed:,} of {self.replicas:,} replicas confirmed in time"
+        return f"{counts}: check the replicas, or lower the option replicas"
+
+
+class RedisCall(Call[Message, bytes]):
+    """Sends the messages of a call to their servers, in a pipeline for each server."""
+
+    def __init__(
+        self, messages: Sequence[Message], encoder: EntryEncoder, servers: Servers, guarantees: Guarantees
+    ) -> None:
+        super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
+        self._encoder = encoder
+        self._servers = servers
+        self._guarantees = guarantees
+        self._deadline = time.monotonic() + guarantees.timeout
+        self._redirects: dict[int, str] = {}
+        self._asked: set[Address] = set()
+        self._failed: dict[Address, Pipeline] = {}
+        self._suspensions = servers.suspensions
+        self._trials: list[Address] = []
+
+    def run(self) -> list[Outcome]:
+        """Send the messages, and return their outcomes."""
+        self._suspensions.update()
+        pipelines = [*self._split(self.unsettled())]
+        try:
+            for _ in range(MAX_ROUNDS):
+                self._exchange(pipelines)
+                if not self._redirects:
+                    break
+                pipelines = [*self._redirect()]
+            return self._result()
+        finally:
+            for server in self._trials:
+                self._suspensions.end_trial(server)
+
+    def _split(self, indexes: Sequence[int]) -> Iterator["Pipeline"]:
+        if indexes:
+            for server, each, reason in self._servers.split(indexes, self._stream_of):
+                yield self._pipeline(server, each, reason=reason)
+
+    def _stream_of(self, index: int) -> str:
+        return self._encoder.stream_of(self.messages[index])
+
+    def _pipeline(
+        self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False
+    ) -> "Pipeline":
+        pool = self._servers.pool(server)
+        return Pipeline(server, pool, self._guarantees, self._deadline, indexes, reason=reason, asking=asking)
+
+    def _exchange(self, pipelines: Sequence["Pipeline"]) -> None:
+        """Send messages to each server, then read the replies, and set the outcomes."""
+        self._redirects = {}
+        sent: list[Pipeline] = []
+        for pipeline in pipelines:
+            if self._set_aside(pipeline):
+                continue
+            sent.append(pipeline)
+            if not pipeline.reason:
+                self._asked.add(pipeline.server)
+                limit = pipeline.connect(is_trial=pipeline.server in self._suspensions)
+                self._reject_larger(pipeline, limit)
+                pipeline.send([self.encoded[index] for index in pipeline.indexes])
+        for pipeline in sent:
+            pipeline.receive()
+            if pipeline.leave:
+                self._servers.forget()
+            self._take_outcomes(pipeline)
+            if not pipeline.reason:
+                self._suspensions.end(pipeline.server)
+            elif not pipeline.accepted and pipeline.server != SINGLE:
+                self._failed[pipeline.server] = pipeline
+
+    def _set_aside(self, pipeline: "Pipeline") -> bool:
+        """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
+        if self._suspensions.begin_trial(pipeline.server):
+            self._trials.append(pipeline.server)
+            return False
+        outcome = self._suspensions.outcome(pipeline.server)
+        if outcome is None:
+            return False
+        for index in pipeline.indexes:
+            self.outcomes[index] = outcome
+        return True
+
+    def _reject_larger(self, pipeline: "Pipeline", limit: int) -> None:
+        """Reject payloads of more bytes than the server accepts: it would close the connection."""
+        if pipeline.reason or max(len(self.messages[index].payload) for index in pipeline.indexes) <= limit:
+            return
+        error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
+        for index in pipeline.indexes:
+            if len(self.messages[index].payload) > limit:
+                self.outcomes[index] = rejected(error, error_class="redis.too_large")
+        pipeline.indexes = self.unsettled(pipeline.indexes)
+
+    def _take_outcomes(self, pipeline: "Pipeline") -> None:
+        for index in pipeline.accepted:
+            self.outcomes[index] = ACCEPTED
+        if len(pipeline.accepted) == len(pipeline.indexes):
+            return
+        for index, error in pipeline.refused.items():
+            self.outcomes[index] = outcome_of(error)
+            if self._servers.options.cluster and code_of(error) in REDIRECTS:
+                self._redirects[index] = error
+        lost = unanswered(pipeline.reason)
+        for index in self.unsettled(pipeline.indexes):
+            self.outcomes[index] = lost
+
+    def _redirect(self) -> Iterator["Pipeline"]:
+        """Yield the pipelines for messages that nodes of the cluster redirect to others."""
+        asked: dict[Address, list[int]] = {}
+        moved: list[int] = []
+        for index, error in self._redirects.items():
+            code, _, rest = error.partition(" ")
+            if code == "ASK":
+                # "ASK", the slot, and host:port.
+                host, _, port = rest.rpartition(" ")[2].rpartition(":")
+                asked.setdefault((host, int(port)), []).append(index)
+            else:
+                moved.append(index)
+        yield from self._split(moved)
+        for server, indexes in asked.items():
+            yield self._pipeline(server, indexes, asking=True)
+
+    def _result(self) -> list[Outcome]:
+        """Return the outcomes; if some nodes of a cluster accept messages, messages for other nodes are set aside."""
+        outcomes = self.complete()
+        missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
+        if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
+            return outcomes
+        for pipeline in self._failed.values():
+            self._servers.suspend(pipeline.server, pipeline.reason, pipeline.waited)
+        for index in missing:
+            outcomes[index] = set_aside(outcomes[index].error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
+        return outcomes
+
+    def _another_accepts(self) -> bool:
+        """Return whether a server accepts messages that none of these messages was sent to."""
+        try:
+            others = list(self._servers.others(self._asked))
+        except Lost:
+            return False
+        return any(self._is_accepting(server, stream) for server, stream in others)
+
+    def _is_accepting(self, server: Address, stream: str) -> bool:
+        """Return whether a server accepts messages for a stream, or responds if that is blank."""
+        replies = Replies()
+        deadline = time.monotonic() + self._guarantees.stall_timeout
+        try:
+            connection = self._servers.connect(server)
+            try:
+                if stream:
+                    # Redis refuses the ID 0-0, but only if it would write otherwise: if it has memory, serves the slot,
+                    # and is no replica.
+                    connection.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
+                    connection.receive(replies, 1, deadline)
+                is_missing = self._guarantees.find_missing_replicas(connection)
+            finally:
+                connection.close()
+        except Lost:
+            return False
+        refusal = replies.errors.get(0, "")
+        return not is_missing and outcome_of(refusal).verdict is not Verdict.UNANSWERED
+
+
+class Pipeline:
+    """Sends messages to a server, and then reads the replies, so that several servers can work at once.
+
+    Args:
+        deadline: when to give up, by `time.monotonic()`.
+        asking: whether the server gets the messages although another one still has their slot.
+
+    Attributes:
+        indexes: the messages that are sent, by their index in the call.
+        reason: why messages have no reply; blank if all have one.
+        accepted: the messages that the server accepted.
+        refused: its error for each message that it refused.
+        leave: whether another server may be the right one.
+        waited: seconds that were spent in vain on a server that did not respond.
+    """
+
+    def __init__(
+        self,
+        server: Address,
+        pool: RedisPool,
+        guarantees: Guarantees,
+        deadline: float,
+        indexes: Sequence[int],
+        *,
+        reason: str,
+        asking: bool,
+    ) -> None:
+        self.server = server
+        self.indexes = indexes
+        self.reason = reason
+        self.accepted: Sequence[int] = ()
+        self.refused: dict[int, str] = {}
+        self.leave = False
+        self.waited = 0.0
+        self._pool = pool
+        self._guarantees = guarantees
+        self._deadline = deadline
+        self._step = 2 if asking else 1
+        self._connection: RedisConnection | None = None
+        self._replies = Replies()
+
+    def connect(self, *, is_trial: bool) -> int:
+        """Take a connection, unless it is too late for that. Return the maximum bytes of a payload.
+
+        On trial, nothing is sent to a server without enough replicas, because it would keep a copy each time.
+        """
+        started = time.monotonic()
+        try:
+            if started > self._deadline:
+                raise Lost("other servers took too long to respond")
+            self._connection = self._pool.take()
+            if is_trial and (reason := self._guarantees.find_missing_replicas(self._connection)):
+                raise Lost(reason)
+        except Lost as error:
+            self._lose(str(error), started)
+            return 0
+        return self._connection.max_argument
+
+    def send(self, commands: Sequence[bytes]) -> None:
+        """Send the commands of the messages, if there is a connection."""
+        if self._connection is None or not commands:
+            return
+        pieces = commands if self._step == 1 else [ASKING + command for command in commands]
+        guarantees = self._guarantees
+        if guarantees.replicas:
+            seconds = min(guarantees.replica_timeout, (self._deadline - time.monotonic()) / 2)
+            wait = encode_command("WAIT", str(guarantees.replicas), str(max(int(seconds * 1000), 1)))
+            pieces = [*pieces, wait]
+        started = time.monotonic()
+        try:
+            self._connection.send(b"".join(pieces), self._deadline, guarantees.stall_timeout)
+        except Lost as error:
+            self._lose(str(error), started)
+
+    def receive(self) -> None:
+        """Read the replies, and give the connection back."""
+        connection, count, replicas = self._connection, self._step * len(self.indexes), self._guarantees.replicas
+        if connection is None:
+            return
+        started = time.monotonic()
+        stall_timeout = self._guarantees.stall_timeout + (self._guarantees.replica_timeout if replicas else 0)
+        try:
+            if count:
+                connection.receive(self._replies, count + bool(replicas), self._deadline, stall_timeout)
+        except Lost as error:
+            self._lose(str(error), started)
+        self._sort(count)
+        if self.reason:
+            self.waited = time.monotonic() - started
+        if self._connection is None or self.leave:
+            connection.close()
+        else:
+            self._pool.put(connection)
+
+    def _sort(self, count: int) -> None:
+        """Sort the messages by their replies."""
+        step, received, errors = self._step, self._replies.count, self._replies.errors
+        accepted = self.indexes[: min(received, count) // step]
+        if errors:
+            self.refused = {
+                index: errors[position]
+                for position, index in zip(range(step - 1, count, step), self.indexes, strict=True)
+                if position in errors
+            }
+            accepted = [index for index in accepted if index not in self.refused]
+            self.leave = self.leave or any(code_of(error) in LEAVE_SERVER for error in self.refused.values())
+        if self._guarantees.replicas and accepted and not self._confirmed(count):
+            accepted = ()
+        self.accepted = accepted
+
+    def _confirmed(self, position: int) -> bool:
+        """Return whether enough replicas have the messages, by the reply at this position."""
+        if not self.reason and position in self._replies.errors:
+            self.reason = f"WAIT is refused: {self._replies.errors[position]}"
+            # The server may have become a replica.
+            self.leave = True
+        elif not self.reason:
+            self.reason = self._guarantees.explain_missing(int(self._replies.last[1:]))
+        return not self.reason
+
+    def _lose(self, reason: str, started: float) -> None:
+        self.reason = reason
+        self.waited = time.monotonic() - started
+        self.leave = True
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
