@@ -386,7 +386,7 @@ def test_the_entries_of_a_batch_are_bounded_by_their_bytes(source):
     sizes = []
     while batch := consumer.receive(0.05):
         sizes.append(len(batch))
-        assert len(consumer._received) <= 20
+        assert source.client.xpending(source.name, source.group)["pending"] <= 30
         consumer.settle(batch, [])
     consumer.close()
     assert sum(sizes) == 51

@@ -8,10 +8,20 @@ from typing import ClassVar
 
 from django_outbox.brokers.consumer import Unavailable
 from django_outbox.brokers.intake import Intake
-from django_outbox.brokers.nats import delivery as wire
 from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
-from django_outbox.brokers.nats.delivery import NatsDelivery
+from django_outbox.brokers.nats.delivery import (
+    ACK,
+    IN_PROGRESS,
+    NAK,
+    TERM,
+    NatsDelivery,
+    dead_letter,
+    origin_of,
+    read_delivery,
+    request_messages,
+    status_of,
+)
 from django_outbox.brokers.nats.encoding import encode_pub
 from django_outbox.brokers.nats.errors import explain
 from django_outbox.brokers.nats.options import DurableOptions, NatsOptions
@@ -152,7 +162,7 @@ class ConsumerConnection(NatsConnection):
         token = b"%d" % self._last_request
         subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._durable.stream}.{self._durable.durable}".encode()
         seconds = min(REQUEST_TIME, self._terms.max_expires)
-        await self._client.write([wire.request_messages(subject, self._client.inbox + token, number, seconds)])
+        await self._client.write([request_messages(subject, self._client.inbox + token, number, seconds)])
         waiting = self._wait(lambda: not self._expected or self._is_over())
         try:
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
@@ -176,14 +186,14 @@ class ConsumerConnection(NatsConnection):
             if token in self._dying:
                 self._settle_dying(token, data)
             elif token == b"%d" % self._last_request and headers is not None:
-                self._on_status(wire.status_of(headers), headers)
+                self._on_status(status_of(headers), headers)
 
     def _receive(self, delivery: NatsDelivery) -> None:
         self._last_tag += 1
         self._unsettled[self._last_tag] = delivery
         size = len(delivery.body)
         self._mean_size = max(size, 1) if not self._mean_size else 0.9 * self._mean_size + 0.1 * size
-        self.intake.put(wire.read_delivery(delivery, self._last_tag))
+        self.intake.put(read_delivery(delivery, self._last_tag))
         self._expected = max(self._expected - 1, 0)
         if not self._expected:
             self._changed.set()
@@ -213,16 +223,16 @@ class ConsumerConnection(NatsConnection):
             delivery = self._unsettled.pop(tag)
             if tag in rejected and not self._durable.dead_letters:
                 # The message is too large to be stored; the caller has logged that it is lost.
-                pieces.append(encode_pub(delivery.reply, wire.TERM))
+                pieces.append(encode_pub(delivery.reply, TERM))
             elif tag in rejected:
                 # If an earlier copy was not confirmed, this one replaces it.
-                token = b"dead" + wire.origin_of(delivery.reply)[2]
+                token = b"dead" + origin_of(delivery.reply)[2]
                 self._dying[token] = delivery
                 subject = self._durable.dead_letters.encode()
                 reply = self._client.inbox + token
-                pieces.append(wire.dead_letter(delivery, subject, reply, self._client.max_payload))
+                pieces.append(dead_letter(delivery, subject, reply, self._client.max_payload))
             else:
-                pieces.append(encode_pub(delivery.reply, wire.ACK))
+                pieces.append(encode_pub(delivery.reply, ACK))
         self._client.send(pieces)
         self._changed.set()
 
@@ -231,7 +241,7 @@ class ConsumerConnection(NatsConnection):
         delivery = self._dying.pop(token)
         outcome = read_response(data)
         if outcome is ACCEPTED:
-            self._client.send([encode_pub(delivery.reply, wire.TERM)])
+            self._client.send([encode_pub(delivery.reply, TERM)])
         else:
             self._refusal = outcome.error if outcome is not None else "no stream has this subject"
             logger.error(
@@ -248,7 +258,7 @@ class ConsumerConnection(NatsConnection):
             await asyncio.sleep(self._terms.ack_wait / 4)
             if self._unsettled:
                 held = [delivery.reply for delivery in self._unsettled.values()]
-                await self._client.write([encode_pub(reply, wire.IN_PROGRESS) for reply in held])
+                await self._client.write([encode_pub(reply, IN_PROGRESS) for reply in held])
 
     # Ending
 
@@ -274,7 +284,7 @@ class ConsumerConnection(NatsConnection):
             logger.info("%s: the last acknowledgements may be lost: %s", self._owner, explain(error))
 
     async def _give_back(self) -> None:
-        await self._client.write([encode_pub(each.reply, wire.NAK) for each in self._unsettled.values()])
+        await self._client.write([encode_pub(each.reply, NAK) for each in self._unsettled.values()])
         await self._client.flush()
 
     async def _wait_for_request(self) -> None:

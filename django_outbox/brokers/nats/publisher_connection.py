@@ -194,7 +194,7 @@ class PublisherConnection(NatsConnection):
             self._calls.discard(call)
 
     async def _judge_unrouted(self) -> None:
-        # All that the server has responded so far is judged together.
+        # Judge all responses so far together.
         await asyncio.sleep(0)
         unrouted, self._unrouted = self._unrouted, []
         await self._judge(unrouted, stalled=False)

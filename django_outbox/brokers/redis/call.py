@@ -62,167 +62,6 @@ class Guarantees:
         return f"{counts}: check the replicas, or lower the option replicas"
 
 
-class RedisCall(Call[Message, bytes]):
-    """Sends the messages of a call to their servers, in a pipeline for each server."""
-
-    def __init__(
-        self, messages: Sequence[Message], encoder: EntryEncoder, servers: Servers, guarantees: Guarantees
-    ) -> None:
-        super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
-        self._encoder = encoder
-        self._servers = servers
-        self._guarantees = guarantees
-        self._deadline = time.monotonic() + guarantees.timeout
-        self._redirects: dict[int, str] = {}
-        self._asked: set[Address] = set()
-        self._failed: dict[Address, Pipeline] = {}
-        self._suspensions = servers.suspensions
-        self._trials: list[Address] = []
-
-    def run(self) -> list[Outcome]:
-        """Send the messages, and return their outcomes."""
-        self._suspensions.update()
-        pipelines = [*self._split(self.unsettled())]
-        try:
-            for _ in range(MAX_ROUNDS):
-                self._exchange(pipelines)
-                if not self._redirects:
-                    break
-                pipelines = [*self._redirect()]
-            return self._result()
-        finally:
-            for server in self._trials:
-                self._suspensions.end_trial(server)
-
-    def _split(self, indexes: Sequence[int]) -> Iterator["Pipeline"]:
-        if indexes:
-            for server, each, reason in self._servers.split(indexes, self._stream_of):
-                yield self._pipeline(server, each, reason=reason)
-
-    def _stream_of(self, index: int) -> str:
-        return self._encoder.stream_of(self.messages[index])
-
-    def _pipeline(
-        self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False
-    ) -> "Pipeline":
-        pool = self._servers.pool(server)
-        return Pipeline(server, pool, self._guarantees, self._deadline, indexes, reason=reason, asking=asking)
-
-    def _exchange(self, pipelines: Sequence["Pipeline"]) -> None:
-        """Send messages to each server, then read the replies, and set the outcomes."""
-        self._redirects = {}
-        sent: list[Pipeline] = []
-        for pipeline in pipelines:
-            if self._set_aside(pipeline):
-                continue
-            sent.append(pipeline)
-            if not pipeline.reason:
-                self._asked.add(pipeline.server)
-                limit = pipeline.connect(is_trial=pipeline.server in self._suspensions)
-                self._reject_larger(pipeline, limit)
-                pipeline.send([self.encoded[index] for index in pipeline.indexes])
-        for pipeline in sent:
-            pipeline.receive()
-            if pipeline.leave:
-                self._servers.forget()
-            self._take_outcomes(pipeline)
-            if not pipeline.reason:
-                self._suspensions.end(pipeline.server)
-            elif not pipeline.accepted and pipeline.server != SINGLE:
-                self._failed[pipeline.server] = pipeline
-
-    def _set_aside(self, pipeline: "Pipeline") -> bool:
-        """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
-        if self._suspensions.begin_trial(pipeline.server):
-            self._trials.append(pipeline.server)
-            return False
-        outcome = self._suspensions.outcome(pipeline.server)
-        if outcome is None:
-            return False
-        for index in pipeline.indexes:
-            self.outcomes[index] = outcome
-        return True
-
-    def _reject_larger(self, pipeline: "Pipeline", limit: int) -> None:
-        """Reject payloads of more bytes than the server accepts: it would close the connection."""
-        if pipeline.reason or max(len(self.messages[index].payload) for index in pipeline.indexes) <= limit:
-            return
-        error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
-        for index in pipeline.indexes:
-            if len(self.messages[index].payload) > limit:
-                self.outcomes[index] = rejected(error, error_class="redis.too_large")
-        pipeline.indexes = self.unsettled(pipeline.indexes)
-
-    def _take_outcomes(self, pipeline: "Pipeline") -> None:
-        for index in pipeline.accepted:
-            self.outcomes[index] = ACCEPTED
-        if len(pipeline.accepted) == len(pipeline.indexes):
-            return
-        for index, error in pipeline.refused.items():
-            self.outcomes[index] = outcome_of(error)
-            if self._servers.options.cluster and code_of(error) in REDIRECTS:
-                self._redirects[index] = error
-        lost = unanswered(pipeline.reason)
-        for index in self.unsettled(pipeline.indexes):
-            self.outcomes[index] = lost
-
-    def _redirect(self) -> Iterator["Pipeline"]:
-        """Yield the pipelines for messages that nodes of the cluster redirect to others."""
-        asked: dict[Address, list[int]] = {}
-        moved: list[int] = []
-        for index, error in self._redirects.items():
-            code, _, rest = error.partition(" ")
-            if code == "ASK":
-                # "ASK", the slot, and host:port.
-                host, _, port = rest.rpartition(" ")[2].rpartition(":")
-                asked.setdefault((host, int(port)), []).append(index)
-            else:
-                moved.append(index)
-        yield from self._split(moved)
-        for server, indexes in asked.items():
-            yield self._pipeline(server, indexes, asking=True)
-
-    def _result(self) -> list[Outcome]:
-        """Return the outcomes; if some nodes of a cluster accept messages, messages for other nodes are set aside."""
-        outcomes = self.complete()
-        missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
-        if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
-            return outcomes
-        for pipeline in self._failed.values():
-            self._servers.suspend(pipeline.server, pipeline.reason, pipeline.waited)
-        for index in missing:
-            outcomes[index] = set_aside(outcomes[index].error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
-        return outcomes
-
-    def _another_accepts(self) -> bool:
-        """Return whether a server accepts messages that none of these messages was sent to."""
-        try:
-            others = list(self._servers.others(self._asked))
-        except Lost:
-            return False
-        return any(self._is_accepting(server, stream) for server, stream in others)
-
-    def _is_accepting(self, server: Address, stream: str) -> bool:
-        """Return whether a server accepts messages for a stream, or responds if that is blank."""
-        replies = Replies()
-        deadline = time.monotonic() + self._guarantees.stall_timeout
-        try:
-            connection = self._servers.connect(server)
-            try:
-                if stream:
-                    # Redis refuses the ID 0-0, but only if it would write otherwise: if it has memory, serves the slot,
-                    # and is no replica.
-                    connection.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
-                    connection.receive(replies, 1, deadline)
-                is_missing = self._guarantees.find_missing_replicas(connection)
-            finally:
-                connection.close()
-        except Lost:
-            return False
-        refusal = replies.errors.get(0, "")
-        return not is_missing and outcome_of(refusal).verdict is not Verdict.UNANSWERED
-
-
 class Pipeline:
     """Sends messages to a server, and then reads the replies, so that several servers can work at once.
 
@@ -350,3 +189,162 @@ class Pipeline:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class RedisCall(Call[Message, bytes]):
+    """Sends the messages of a call to their servers, in a pipeline for each server."""
+
+    def __init__(
+        self, messages: Sequence[Message], encoder: EntryEncoder, servers: Servers, guarantees: Guarantees
+    ) -> None:
+        super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
+        self._encoder = encoder
+        self._servers = servers
+        self._guarantees = guarantees
+        self._deadline = time.monotonic() + guarantees.timeout
+        self._redirects: dict[int, str] = {}
+        self._asked: set[Address] = set()
+        self._failed: dict[Address, Pipeline] = {}
+        self._suspensions = servers.suspensions
+        self._trials: list[Address] = []
+
+    def run(self) -> list[Outcome]:
+        """Send the messages, and return their outcomes."""
+        self._suspensions.update()
+        pipelines = [*self._split(self.unsettled())]
+        try:
+            for _ in range(MAX_ROUNDS):
+                self._exchange(pipelines)
+                if not self._redirects:
+                    break
+                pipelines = [*self._redirect()]
+            return self._result()
+        finally:
+            for server in self._trials:
+                self._suspensions.end_trial(server)
+
+    def _split(self, indexes: Sequence[int]) -> Iterator[Pipeline]:
+        if indexes:
+            for server, each, reason in self._servers.split(indexes, self._stream_of):
+                yield self._pipeline(server, each, reason=reason)
+
+    def _stream_of(self, index: int) -> str:
+        return self._encoder.stream_of(self.messages[index])
+
+    def _pipeline(self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False) -> Pipeline:
+        pool = self._servers.pool(server)
+        return Pipeline(server, pool, self._guarantees, self._deadline, indexes, reason=reason, asking=asking)
+
+    def _exchange(self, pipelines: Sequence[Pipeline]) -> None:
+        """Send messages to each server, then read the replies, and set the outcomes."""
+        self._redirects = {}
+        sent: list[Pipeline] = []
+        for pipeline in pipelines:
+            if self._set_aside(pipeline):
+                continue
+            sent.append(pipeline)
+            if not pipeline.reason:
+                self._asked.add(pipeline.server)
+                limit = pipeline.connect(is_trial=pipeline.server in self._suspensions)
+                self._reject_larger(pipeline, limit)
+                pipeline.send([self.encoded[index] for index in pipeline.indexes])
+        for pipeline in sent:
+            pipeline.receive()
+            if pipeline.leave:
+                self._servers.forget()
+            self._take_outcomes(pipeline)
+            if not pipeline.reason:
+                self._suspensions.end(pipeline.server)
+            elif not pipeline.accepted and pipeline.server != SINGLE:
+                self._failed[pipeline.server] = pipeline
+
+    def _set_aside(self, pipeline: Pipeline) -> bool:
+        """Set messages aside if their node is suspended and not due for a trial. Return whether it is so."""
+        if self._suspensions.begin_trial(pipeline.server):
+            self._trials.append(pipeline.server)
+            return False
+        outcome = self._suspensions.outcome(pipeline.server)
+        if outcome is None:
+            return False
+        for index in pipeline.indexes:
+            self.outcomes[index] = outcome
+        return True
+
+    def _reject_larger(self, pipeline: Pipeline, limit: int) -> None:
+        """Reject payloads of more bytes than the server accepts: it would close the connection."""
+        if pipeline.reason or max(len(self.messages[index].payload) for index in pipeline.indexes) <= limit:
+            return
+        error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
+        for index in pipeline.indexes:
+            if len(self.messages[index].payload) > limit:
+                self.outcomes[index] = rejected(error, error_class="redis.too_large")
+        pipeline.indexes = self.unsettled(pipeline.indexes)
+
+    def _take_outcomes(self, pipeline: Pipeline) -> None:
+        for index in pipeline.accepted:
+            self.outcomes[index] = ACCEPTED
+        if len(pipeline.accepted) == len(pipeline.indexes):
+            return
+        for index, error in pipeline.refused.items():
+            self.outcomes[index] = outcome_of(error)
+            if self._servers.options.cluster and code_of(error) in REDIRECTS:
+                self._redirects[index] = error
+        lost = unanswered(pipeline.reason)
+        for index in self.unsettled(pipeline.indexes):
+            self.outcomes[index] = lost
+
+    def _redirect(self) -> Iterator[Pipeline]:
+        """Yield the pipelines for messages that nodes of the cluster redirect to others."""
+        asked: dict[Address, list[int]] = {}
+        moved: list[int] = []
+        for index, error in self._redirects.items():
+            code, _, rest = error.partition(" ")
+            if code == "ASK":
+                # "ASK", the slot, and host:port.
+                host, _, port = rest.rpartition(" ")[2].rpartition(":")
+                asked.setdefault((host, int(port)), []).append(index)
+            else:
+                moved.append(index)
+        yield from self._split(moved)
+        for server, indexes in asked.items():
+            yield self._pipeline(server, indexes, asking=True)
+
+    def _result(self) -> list[Outcome]:
+        """Return the outcomes; if some nodes of a cluster accept messages, messages for other nodes are set aside."""
+        outcomes = self.complete()
+        missing = [index for index, outcome in enumerate(outcomes) if outcome.verdict is Verdict.UNANSWERED]
+        if not (missing and self._servers.options.cluster and (ACCEPTED in outcomes or self._another_accepts())):
+            return outcomes
+        for pipeline in self._failed.values():
+            self._servers.suspend(pipeline.server, pipeline.reason, pipeline.waited)
+        for index in missing:
+            outcomes[index] = set_aside(outcomes[index].error, NODE_WAIT, error_class=NODE_UNAVAILABLE)
+        return outcomes
+
+    def _another_accepts(self) -> bool:
+        """Return whether a server accepts messages that none of these messages was sent to."""
+        try:
+            others = list(self._servers.others(self._asked))
+        except Lost:
+            return False
+        return any(self._is_accepting(server, stream) for server, stream in others)
+
+    def _is_accepting(self, server: Address, stream: str) -> bool:
+        """Return whether a server accepts messages for a stream, or responds if that is blank."""
+        replies = Replies()
+        deadline = time.monotonic() + self._guarantees.stall_timeout
+        try:
+            connection = self._servers.connect(server)
+            try:
+                if stream:
+                    # Redis refuses the ID 0-0, but only if it would write otherwise: if it has memory, serves the slot,
+                    # and is no replica.
+                    connection.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
+                    connection.receive(replies, 1, deadline)
+                is_missing = self._guarantees.find_missing_replicas(connection)
+            finally:
+                connection.close()
+        except Lost:
+            return False
+        refusal = replies.errors.get(0, "")
+        return not is_missing and outcome_of(refusal).verdict is not Verdict.UNANSWERED

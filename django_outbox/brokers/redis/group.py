@@ -210,7 +210,7 @@ class ConsumerGroup:
         start, count = b"-", 0
         while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
             ids = [each[0] for each in page]
-            # Another consumer that has taken over an entry in this moment keeps it, because it is idle no longer.
+            # Another consumer that has taken over an entry in this moment keeps it, because it is no longer idle.
             idle = min(each[2] for each in page)
             claimed = self._command("XCLAIM", *self._place, self._consumer, idle, *ids, "JUSTID")
             count += len(claimed)

@@ -19,7 +19,7 @@ def make_name() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Return whether a consumer can never return, because its process has ended. False if that cannot be known."""
+    """Return whether a consumer can never return, because its process has ended. False if that is unknown."""
     if name == RELEASED:
         return True
     host, namespace, pid, started, *_ = [*name.rsplit("-", 4), "", "", "", ""]
@@ -32,13 +32,13 @@ def is_gone(name: str) -> bool:
     except (OSError, OverflowError):
         return False
     found = _started(int(pid))
-    # Another process may have got the number.
+    # Another process may have the same number now.
     return bool(found) and found != started
 
 
 @cache
 def _namespace() -> str:
-    """Return what identifies the running system and its container, in which a process ID is valid; or a blank."""
+    """Return an identifier of the running system and its container, where a process ID is valid; blank if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return hashlib.sha256((boot + str(Path("/proc/self/ns/pid").readlink())).encode()).hexdigest()[:8]
@@ -47,7 +47,7 @@ def _namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, "ended" if it only waits to be reaped, or a blank if that cannot be known."""
+    """Return when a process started, "ended" if it only waits to be reaped, or a blank if that is unknown."""
     with suppress(OSError, IndexError):
         # The name of the program, in parentheses, may have any characters.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

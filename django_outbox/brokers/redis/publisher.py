@@ -49,7 +49,7 @@ class RedisStreamsPublisher(Publisher):
             DELETED WHETHER OR NOT A CONSUMER HAS READ THEM.
         replicas: number of replicas that must have received a message before it is accepted, by WAIT. With 0, the
             master's reply is enough.
-        replica_timeout: seconds that the replicas have for it; at most half of what is left of `timeout`.
+        replica_timeout: seconds that the replicas have for it; at most half of the remaining `timeout`.
         timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
         connect_timeout: seconds for connecting; at most `timeout`.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`

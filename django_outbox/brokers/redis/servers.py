@@ -196,7 +196,7 @@ class Cluster(Servers):
         return server in self.suspensions, self._failed_at.get(server, 0.0)
 
     def _load(self) -> list[Range]:
-        """Ask the nodes that are known for the slots of all nodes."""
+        """Ask the known nodes for the slots of all nodes."""
         with self._lock:
             known = [*self.options.addresses, *self._pools]
         reasons: list[str] = []
