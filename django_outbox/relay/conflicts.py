@@ -1,4 +1,4 @@
-"""Conflicts of handlers with other transactions, such as deadlocks: batches shrink, and workers take turns."""
+"""Conflicts of handlers with other transactions, such as deadlocks: batches shrink, and relays take turns."""
 
 import threading
 import time
@@ -47,10 +47,15 @@ class Turns:
             self._conflicts = self._conflicts + 1 if soon else 1
             self._began, self._end = now, now + TURNS.after(self._conflicts)
 
+    @property
+    def are_taken(self) -> bool:
+        """Whether workers take turns now."""
+        return self._clock() < self._end
+
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Wait for a turn, if workers take turns now, and keep it until the end of the block."""
-        mine = self._clock() < self._end and self._lock.acquire(timeout=self._max_wait)
+        mine = self.are_taken and self._lock.acquire(timeout=self._max_wait)
         try:
             yield
         finally:

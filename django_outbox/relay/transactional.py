@@ -27,7 +27,7 @@ from django_outbox.messages import (
     set_aside,
 )
 from django_outbox.relay.batch import Batches
-from django_outbox.relay.conflicts import LOCK_WAIT, WAIT, Conflicts
+from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
 from django_outbox.relay.settlement import Decided, decide, leave_late
 from django_outbox.relay.tally import Tally
@@ -160,7 +160,10 @@ class TransactionalBatches(Batches):
             return leave_late(self.publisher.alias, self.source, messages)
         self._claimed = messages
         # Until the commit, because the locks of handlers last until then.
-        self._turn.enter_context(self.conflicts.turns.taking())
+        turns = self.conflicts.turns
+        self._turn.enter_context(turns.taking())
+        if turns.are_taken:
+            self._store.wait_for_turn(self.publisher.alias, MAX_TURN)
         if len(messages) > 1:
             self._store.limit_lock_waits(LOCK_WAIT)
         decided = Decided([BLOCKED] * len(messages), Settlement(), [])

@@ -211,6 +211,13 @@ class Store(BatchReader):
         It matters only where the database does not notice a deadlock at once.
         """
 
+    def wait_for_turn(self, publisher: str, seconds: float) -> bool:
+        """Wait at most that long until no other transaction has a publisher's turn; return whether this one has it.
+
+        It keeps the turn until it ends. It matters only where waits for locks are limited.
+        """
+        return True
+
     def is_conflict(self, error: BaseException) -> bool:
         """Return whether an error comes from the database because another transaction was in the way.
 

@@ -4,9 +4,10 @@ import datetime
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 
 from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
@@ -161,6 +162,9 @@ HISTORY = f"""(
                     'error_class', settled.error_class, 'error', left(settled.error, {MAX_HISTORY_ERROR_LENGTH})
                 )) || coalesce(message.history, '[]')
             ) - {MAX_HISTORY}"""
+
+# Slots are not negative.
+TURN = "SELECT pg_advisory_xact_lock(hashtext('{table}'::regclass::oid || ' ' || %s), -1)"
 
 LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) slot"
 
@@ -326,6 +330,15 @@ class PostgreSQLStore(LockingStore):
             self.execute("SET LOCAL lock_timeout TO DEFAULT")
         else:
             self.fetch("SELECT set_config('lock_timeout', %s, true)", [str(round(seconds * 1000))])
+
+    def wait_for_turn(self, publisher: str, seconds: float) -> bool:
+        # In a savepoint, because a wait that takes too long is an error.
+        with suppress(OperationalError), transaction.atomic(using=self.connection.alias):
+            self.limit_lock_waits(seconds)
+            self.fetch(TURN, [publisher])
+            self.limit_lock_waits(None)
+            return True
+        return False
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.

@@ -12,10 +12,15 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers.registry import make_publisher
+from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.conflicts import MAX_CONFLICTS, TURNS, Conflicts, Turns
+from django_outbox.relay.delivery import deliver_batch
+from django_outbox.relay.sources import PollingSource
+from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits
 from tests.support.effects import HANDLERS, deliver_once, drain, effects, leave, states
@@ -329,3 +334,26 @@ def test_only_conflicts_are_taken_for_conflicts(using: str):
     deliver_once(using)
     assert row(using, id).attempts == 1
     assert OutboxMessage.objects.using(using).pending().count() == 1
+
+
+def test_relays_take_turns_in_postgresql_after_a_conflict():
+    """Each would give up after a moment to wait for the rows that the handlers of the other have locked."""
+    turns = Turns(max_wait=60)
+    others: list[bool] = []
+
+    @handler("t")
+    def look(payload: Any, message: Message) -> None:
+        with another_alias("postgresql") as other, transaction.atomic(using=other):
+            others.append(get_store(connections[other]).wait_for_turn("default", 0.01))
+
+    def deliver() -> None:
+        settings = get_settings()
+        source = PollingSource("postgresql", "default", settings, transactional=True)
+        publisher = make_publisher("default")
+        deliver_batch(publisher, source, limit=1, settings=settings, conflicts=Conflicts(turns))
+
+    put(2, "postgresql")
+    deliver()
+    turns.begin()
+    deliver()
+    assert others == [True, False]
