@@ -15,8 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.ids import read_uuid
 from django_outbox.brokers.options import require_choice
-from django_outbox.brokers.text_headers import to_text
-from django_outbox.brokers.times import read_time
+from django_outbox.brokers.text_headers import read_time, to_text
 from django_outbox.messages import Message
 
 PLAIN = "plain"

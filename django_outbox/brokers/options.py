@@ -1,59 +1,172 @@
-"""Validate the values of a publisher's options; each error names the option and the values that it takes."""
+"""Validate and read the values of options; each error names the option and the values that it takes.
 
-from collections.abc import Sequence
+No error shows a URL, because it may hold a password.
+"""
+
+import ssl
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.messages import Message
 
 MAX_SECONDS = 86_400
 """Maximum number of seconds of every timeout: a day."""
 
+SSL_KEYS = ("cafile", "certfile", "keyfile")
+
 
 def require_flag(option: str, value: object) -> None:
-    """Require True or False.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require True or False."""
     if not isinstance(value, bool):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be True or False.")
 
 
 def require_seconds(option: str, value: object) -> None:
-    """Require a number of seconds above 0, at most a day.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require a number of seconds above 0, at most a day."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a number of seconds above 0, at most a day.")
 
 
 def require_number(option: str, value: object, lowest: int, highest: int) -> None:
-    """Require a whole number within bounds.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require a whole number within bounds."""
     if type(value) is not int or not lowest <= value <= highest:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a whole number from {lowest:,} to {highest:,}.")
 
 
 def require_choice(option: str, value: object, choices: Sequence[str | None]) -> None:
-    """Require one of some values.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require one of some values."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         names = ", ".join(repr(choice) for choice in choices)
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {names}.")
 
 
 def require_text(option: str, value: object, example: str) -> None:
-    """Require text that is not blank; `example` shows what it looks like. The error never shows the value.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require text that is not blank; `example` shows a valid value. The error never shows the value."""
     if not isinstance(value, str) or not value:
         raise ImproperlyConfigured(f"{option} is missing; set it to a string like {example}.")
+
+
+def read_ssl(files: object) -> ssl.SSLContext:
+    """Return a context that verifies the server, from the option `ssl`.
+
+    Args:
+        files: a dict with any of `cafile` (the authority to trust instead of the system's), `certfile` and `keyfile`
+            (the client's certificate), all paths of PEM files; empty for the system's authorities alone.
+    """
+    if not isinstance(files, Mapping) or not set(files) <= set(SSL_KEYS):
+        raise ImproperlyConfigured(
+            f"ssl must be a dict with any of the keys {', '.join(SSL_KEYS)}, each the path of a file."
+        )
+    if "keyfile" in files and "certfile" not in files:
+        raise ImproperlyConfigured("ssl has keyfile but no certfile; set both, or a certfile that contains the key.")
+    try:
+        context = ssl.create_default_context(cafile=files.get("cafile"))
+        if "certfile" in files:
+            context.load_cert_chain(files["certfile"], files.get("keyfile"))
+    except (OSError, TypeError, ValueError) as error:
+        paths = ", ".join(f"{key} {value!r}" for key, value in files.items())
+        raise ImproperlyConfigured(f"ssl: {paths} cannot be loaded: {error}; each must be a PEM file.") from None
+    return context
+
+
+class UrlOption(NamedTuple):
+    """An option that is a URL, or a list of URLs.
+
+    Args:
+        name: its name.
+        example: such a URL, with a user and a password.
+        schemes: the schemes that a URL may have.
+    """
+
+    name: str
+    example: str
+    schemes: tuple[str, ...]
+
+    def read(self, value: object) -> Iterator[tuple[str, SplitResult]]:
+        """Yield each URL as it is, and in its parts."""
+        urls = [value] if isinstance(value, str) else value
+        if not isinstance(urls, list | tuple) or not all(isinstance(each, str) for each in urls):
+            raise ImproperlyConfigured(f'{self.name} must be a URL like "{self.example}", or a list of such URLs.')
+        if not urls or "" in urls:
+            raise ImproperlyConfigured(
+                f'{self.name} is missing; set it to a URL like "{self.example}", or to a list of such URLs.'
+            )
+        for url in urls:
+            yield url, self._split(url)
+
+    @property
+    def unreadable(self) -> ImproperlyConfigured:
+        """The error about a URL that cannot be read."""
+        return ImproperlyConfigured(
+            f"{self.name}: a URL cannot be read (it is not shown because it may hold a password); write it as "
+            f'"{self.example}", with every special character of user, password and path percent-encoded: '
+            '"@" as %40, "/" as %2F, "#" as %23.'
+        )
+
+    def _split(self, url: str) -> SplitResult:
+        scheme, separator, _rest = url.partition("://")
+        if scheme not in self.schemes or not separator:
+            *others, last = (f"{each}://" for each in self.schemes)
+            names = f"{', '.join(others)} or {last}"
+            raise ImproperlyConfigured(f'{self.name}: a URL must begin with {names}, as in "{self.example}".')
+        try:
+            parts = urlsplit(url)
+            is_valid = parts.port != 0
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            raise self.unreadable
+        return parts
+
+
+_FIELDS: dict[str, Callable[[Message], str]] = {
+    "topic": lambda message: message.destination,
+    "type": lambda message: message.type,
+    "key": lambda message: message.key,
+}
+
+
+class Template:
+    """The name of a destination, such as `shop.{topic}`.
+
+    Args:
+        option: the name of the option that holds it, for the error.
+        text: the name, in which `{topic}` stands for a message's topic (its type if that is blank), `{type}` for its
+            type and `{key}` for its key. `{{` and `}}` are braces.
+        encode: called with the value of each placeholder; returns the text that is put into the name.
+    """
+
+    def __init__(self, option: str, text: object, *, encode: Callable[[str], str] | None = None) -> None:
+        if not isinstance(text, str) or not text:
+            raise ImproperlyConfigured(f"{option} is {text!r}; it must be a name, such as 'shop.{{topic}}'.")
+        self.text = text
+        self._encode = encode
+        self._parts: list[tuple[str, Callable[[Message], str] | None]] = []
+        try:
+            parsed = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{option} is {text!r}: {error}; write braces as {{{{ and }}}}.") from None
+        for literal, field, format_spec, conversion in parsed:
+            if field is not None and (field not in _FIELDS or format_spec or conversion):
+                raise ImproperlyConfigured(
+                    f"{option} is {text!r}; its placeholders must be {{topic}}, {{type}} or {{key}}, without formats."
+                )
+            self._parts.append((literal, None if field is None else _FIELDS[field]))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the name is the same for all messages."""
+        return all(read is None for _, read in self._parts)
+
+    def render(self, message: Message) -> str:
+        """Return the name for a message."""
+        if self._encode is not None:
+            encode = self._encode
+            return "".join(literal + (encode(read(message)) if read else "") for literal, read in self._parts)
+        if self.text == "{topic}":
+            return message.topic or message.type
+        return "".join(literal + (read(message) if read else "") for literal, read in self._parts)

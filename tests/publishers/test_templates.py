@@ -7,7 +7,7 @@ from django.core.exceptions import ImproperlyConfigured
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 from tests.support.claimed import make_message
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

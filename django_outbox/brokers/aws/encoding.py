@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import EXTENSIONS, STRUCTURED, STRUCTURED_CONTENT_TYPE, structured
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, to_text
 from django_outbox.messages import Message
 

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.aws.encoding import Encoder
 from django_outbox.brokers.aws.options import KIBIBYTE, read_options, validate_body_format
 from django_outbox.brokers.aws.publisher import AWSPublisher
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 
 DEFAULT_MESSAGE_BYTES = 256 * KIBIBYTE
 """MaximumMessageSize of a topic that does not set it:

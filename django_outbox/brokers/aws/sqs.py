@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.aws.encoding import Encoder
 from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, read_options, validate_body_format
 from django_outbox.brokers.aws.publisher import AWSPublisher
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 
 MAX_CACHED_URLS = 1000
 """Maximum number of queues whose URL is remembered."""

@@ -16,10 +16,9 @@ from django_outbox.brokers.http.responses import Response, Statuses
 from django_outbox.brokers.http.signing import Signer
 from django_outbox.brokers.http.sorting import Sorting
 from django_outbox.brokers.http.urls import Origin, Urls
-from django_outbox.brokers.options import require_flag, require_number, require_seconds
+from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
-from django_outbox.brokers.tls import read_ssl
 from django_outbox.messages import Message, Outcome
 
 MAX_CONCURRENCY = 200

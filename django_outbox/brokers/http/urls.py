@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 from django_outbox.messages import Message
 
 EXAMPLE = '"https://shop.example.com/hooks/{type}"'

@@ -9,8 +9,7 @@ from confluent_kafka import Message as Record
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.kafka.encoding import PREFIX
-from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE
-from django_outbox.brokers.times import read_time
+from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, read_time
 from django_outbox.error_text import describe
 
 CONTENT_ENCODING = "content-encoding"

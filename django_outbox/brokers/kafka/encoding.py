@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django_outbox.brokers.cloudevents import BINARY, STRUCTURED, STRUCTURED_CONTENT_TYPE, attributes, structured
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
 

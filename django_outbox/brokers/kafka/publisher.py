@@ -11,9 +11,8 @@ from django_outbox.brokers.kafka.delivery import Delivery
 from django_outbox.brokers.kafka.encoding import make_encoder
 from django_outbox.brokers.kafka.options import read_config, servers
 from django_outbox.brokers.kafka.pool import Pool
-from django_outbox.brokers.options import require_seconds
+from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.templates import Template
 from django_outbox.messages import Message, Outcome
 
 

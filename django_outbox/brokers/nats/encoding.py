@@ -8,7 +8,7 @@ from urllib.parse import quote
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.nats.options import explain_invalid_subject
-from django_outbox.brokers.templates import Template
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
 

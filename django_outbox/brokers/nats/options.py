@@ -12,9 +12,7 @@ from urllib.parse import SplitResult, unquote
 from django.core.exceptions import ImproperlyConfigured
 from nats.aio.client import RawCredentials
 
-from django_outbox.brokers.options import require_seconds
-from django_outbox.brokers.tls import read_ssl
-from django_outbox.brokers.urls import UrlOption
+from django_outbox.brokers.options import UrlOption, read_ssl, require_seconds
 
 SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls"))
 

@@ -12,9 +12,8 @@ from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
 from django_outbox.brokers.nats.publisher_connection import NatsCall, PublisherConnection
-from django_outbox.brokers.options import require_number
+from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.templates import Template
 from django_outbox.messages import Message, Outcome
 
 EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)

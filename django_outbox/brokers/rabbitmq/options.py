@@ -7,10 +7,8 @@ from urllib.parse import SplitResult, parse_qs
 import pika
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import require_flag, require_seconds
+from django_outbox.brokers.options import UrlOption, read_ssl, require_flag, require_seconds
 from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
-from django_outbox.brokers.tls import read_ssl
-from django_outbox.brokers.urls import UrlOption
 
 URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
 

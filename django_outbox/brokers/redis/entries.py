@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.redis.connection import encode_argument
-from django_outbox.brokers.templates import Template
-from django_outbox.brokers.times import read_time
+from django_outbox.brokers.text_headers import read_time
 from django_outbox.messages import Message
 
 

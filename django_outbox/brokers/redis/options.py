@@ -8,10 +8,15 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from django.core.exceptions import ImproperlyConfigured
 from redis.crc import key_slot
 
-from django_outbox.brokers.options import require_choice, require_flag, require_seconds, require_text
+from django_outbox.brokers.options import (
+    UrlOption,
+    read_ssl,
+    require_choice,
+    require_flag,
+    require_seconds,
+    require_text,
+)
 from django_outbox.brokers.redis.names import RELEASED
-from django_outbox.brokers.tls import read_ssl
-from django_outbox.brokers.urls import UrlOption
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss", "unix"))
 SENTINELS = URL._replace(name="sentinels")

@@ -7,7 +7,7 @@ from typing import ClassVar
 import redis
 
 from django_outbox.after_fork import after_fork
-from django_outbox.brokers.options import require_number, require_seconds
+from django_outbox.brokers.options import Template, require_number, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import Guarantees, RedisCall
 from django_outbox.brokers.redis.connection import RedisConnection
@@ -15,7 +15,6 @@ from django_outbox.brokers.redis.entries import EntryEncoder
 from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, read_options
 from django_outbox.brokers.redis.servers import make_servers
-from django_outbox.brokers.templates import Template
 from django_outbox.messages import Message, Outcome
 
 MAX_LENGTH = 2**53
