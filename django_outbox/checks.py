@@ -1,8 +1,8 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
 `django_outbox.conf` finds E001 to E005 and E023, `django_outbox.brokers.registry` finds E006 to E008,
-`django_outbox.events.checks` finds those of events, `django_outbox.celery.configuration` finds E030 to W031, and this
-module finds the others.
+`django_outbox.events.checks` checks events, `django_outbox.celery.configuration` finds E030 to W031, and this module
+finds the others.
 """
 
 import sys
@@ -170,7 +170,7 @@ def check_archive(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     if alias in {"default", "staticfiles"}:
         problems.append(
             Warning(
-                f"OUTBOX['ARCHIVE'] uses STORAGES[{alias!r}], whose files are usually served to the public.",
+                f"OUTBOX['ARCHIVE'] uses STORAGES[{alias!r}]. Its files are usually served to the public.",
                 hint="Messages contain personal data. Define a private storage: "
                 f"{STORAGE.replace('ALIAS', 'outbox_archive')}.",
                 id="django_outbox.W019",
@@ -297,7 +297,7 @@ def check_databases(
 def _unknown_vendor(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     return [
         Error(
-            f"The outbox does not support the database {connection.alias!r}, whose vendor is {connection.vendor!r}.",
+            f"The outbox does not support the database {connection.alias!r} (vendor {connection.vendor!r}).",
             hint="Route OutboxMessage to a PostgreSQL, MySQL, MariaDB or SQLite database.",
             id="django_outbox.E010",
         )

@@ -39,7 +39,7 @@ class TransactionRequired(OutboxError, RuntimeError):
 
 
 class TransactionForbidden(OutboxError, RuntimeError):
-    """A relay was started inside an open transaction, whose rollback would undo the state of published messages."""
+    """A relay was started inside an open transaction. Its rollback would undo the state of published messages."""
 
 
 class InvalidMessage(OutboxError, ValueError):
@@ -66,7 +66,7 @@ class InvalidEvent(OutboxError, ValueError):
 class UnknownEvent(OutboxError, LookupError):
     """No class is registered for the type of a message, or none that can read its version.
 
-    Its attributes `type` and `version` are those of the message.
+    Its attributes `type` and `version` come from the message.
     """
 
     def __init__(self, type: str, version: int, problem: str) -> None:

@@ -20,7 +20,7 @@ class OutboxLogger(_Adapter):
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a line; the arguments are those of `logging.Logger.log`."""
+        """Log a line, with the arguments of `logging.Logger.log`."""
         if not self.isEnabledFor(level):
             return
         try:

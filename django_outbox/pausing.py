@@ -55,7 +55,7 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     alias = using or router.db_for_write(OutboxMessage)
     values = {"reason": reason[:MAX_REASON_LENGTH], "paused_by": by[:MAX_BY_LENGTH]}
     rows = _rows(alias, publisher, type)
-    # A type whose messages are being released is paused again.
+    # The messages of this type are being released; it is paused again.
     if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
         return True
     try:

@@ -109,7 +109,7 @@ def retry_delay(
 
 
 def cause_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, as a traceback shows them; each once, even in a cycle."""
+    """Yield an exception and its causes, as a traceback shows them; each once, even in a cycle."""
     seen: set[int] = set()
     link: BaseException | None = error
     while isinstance(link, BaseException) and id(link) not in seen:

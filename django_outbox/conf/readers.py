@@ -1,6 +1,6 @@
 """Readers of single values of the `OUTBOX` setting.
 
-A reader takes the raw value and returns the value in use, or raises a ValueError whose text completes "It must be".
+A reader takes the raw value and returns the value in use, or raises a ValueError that completes "It must be".
 """
 
 import datetime

@@ -31,7 +31,7 @@ class RetryRules:
     types: Mapping[str, RetryEntry] = field(default_factory=dict)
 
     def entries_for(self, type: str) -> Iterable[RetryEntry]:
-        """Yield the entry for all types, then that of the first pattern that matches, which takes precedence."""
+        """Yield the entry for all types, then the entry of the first pattern that matches, which takes precedence."""
         yield self.for_all
         for pattern, entry in self.types.items():
             if fnmatchcase(type, pattern):
@@ -93,7 +93,7 @@ def read_patterns(value: object, example: str) -> dict[str, RetryEntry]:
         Mistakes: all mistakes within the dict.
     """
     if not isinstance(value, Mapping):
-        raise ValueError(f"a dict whose keys are patterns of {example}")
+        raise ValueError(f"a dict with keys that are patterns of {example}")
     mistakes: list[Mistake] = []
     types = {}
     for pattern, entry in value.items():

@@ -183,7 +183,7 @@ def enqueue_messages(
     lock_key: bool | None = None,
     prefix: Callable[[int], str],
 ) -> None:
-    """Do the same as `enqueue_many`, for a caller whose own caller made no list of messages.
+    """Do the same as `enqueue_many`, for calls that pass no list of messages.
 
     Args:
         messages: unsaved messages.

@@ -1,4 +1,4 @@
-"""Events as `enqueue` sees them: objects whose class has an encoder. How events are made is not its business."""
+"""Events as `enqueue` sees them: objects of a class that has an encoder."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
@@ -74,7 +74,7 @@ def encode(event: object) -> Encoded:
 
 
 def merge_headers(own: dict[str, Any], headers: object) -> Any:
-    """Return an event's own headers with those of the caller. Invalid ones are returned as they are.
+    """Return an event's own headers together with the caller's. Invalid headers are returned as they are.
 
     Raises:
         InvalidMessage: the caller replaces one of the event's own headers, so that no class could read the message.

@@ -20,7 +20,7 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
     Args:
         messages: the message and its copies.
         store: the store of the database.
-        once: leave out those that are in the table already.
+        once: leave out messages that are in the table already.
     """
     if once:
         return _write_once(messages, store)

@@ -78,7 +78,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         return self.with_status(Status.FAILED)
 
     def due(self) -> "OutboxMessageQuerySet":
-        """Return the pending messages whose `available_at` has passed, by the database's clock."""
+        """Return the pending messages that are due by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
 
     def backlog(self) -> "models.QuerySet[Any, Any]":

@@ -30,7 +30,7 @@ class Batches:
         source: claims messages of this publisher, and settles them.
         settings: the limits and the retry policies.
         dead_letters: gets a copy of each message that fails.
-        paused_types: the types whose messages are held instead of published.
+        paused_types: messages of these types are held instead of published.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
 
@@ -48,7 +48,7 @@ class Batches:
 
         Args:
             claiming: the claim, not yet open.
-            publish: publishes at least one message, and decides what becomes of each.
+            publish: publishes at least one message, and decides the new state of each.
 
         Raises:
             DatabaseError: the database was unavailable or refused. The batch went back, or will when the claim times
@@ -89,7 +89,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """The rows of a claim. Those of a key that are behind a held or unreadable one are left out, and go back.
+    """The rows of a claim. Rows behind a held or unreadable row of their key are left out, and go back.
 
     Args:
         messages: the messages to publish.

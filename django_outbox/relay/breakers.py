@@ -122,7 +122,7 @@ class Breakers:
         self._report_changes()
 
     def _report_changes(self) -> None:
-        # Whoever reports a change also reports those that others make meanwhile, so that nobody waits for receivers.
+        # The thread that reports a change also reports the changes of other threads, so receivers block one thread.
         while self._changes and self._reporting.acquire(blocking=False):
             try:
                 while self._changes:

@@ -22,17 +22,17 @@ def copy_failed(
     *,
     is_late: bool = False,
 ) -> set[int]:
-    """Publish a copy of each failed message, in the order given, and return the ids of those that were accepted.
+    """Publish a copy of each failed message, in the order given, and return the ids of the accepted ones.
 
     The copy is the message itself, with additional headers that begin with `outbox-` and give the reason. This function
     never raises, whatever the dead-letter publisher returns or raises: copies that are not accepted are logged. It
     takes as long as `dead_letters` takes for a batch.
 
     Args:
-        dead_letters: the dead-letter publisher. If it is None, or the publisher whose messages failed, nothing is
+        dead_letters: the dead-letter publisher. If it is None, or the publisher of the failed messages, nothing is
             copied.
         failed: the messages, each with the outcome of its last attempt.
-        publisher_alias: the publisher whose messages failed.
+        publisher_alias: the publisher of the failed messages.
         is_late: whether the claim may end before the copies are published. Then another relay may get other answers for
             these messages, and nothing is copied.
     """

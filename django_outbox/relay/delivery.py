@@ -81,7 +81,7 @@ class Delivery:
             return Attempt(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")
 
     def check_connection(self) -> None:
-        """Close a connection that the server has closed meanwhile; the next query opens a new one."""
+        """Close a connection that the server has closed; the next query opens a new one."""
         connection = connections[self._state.using]
         if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
             connection.close()
@@ -145,7 +145,7 @@ def make_source(publisher: Publisher, state: RelayState) -> PollingSource:
 
 
 def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:
-    """Return the error of a publisher whose messages could not be delivered."""
+    """Return the error for a publisher that could not deliver."""
     return RelayUnavailable(
         f"The publisher {publisher_alias!r} could not deliver: {outage}. Its messages are still pending."
     )

@@ -100,7 +100,7 @@ class LeasedMessages(TransactionalBatches):
         return self._settle()
 
     def _work(self, message: Message) -> Callable[[], Decided]:
-        """Let the publisher handle a message; return the function that decides what becomes of it."""
+        """Let the publisher handle a message; return the function that decides its new state."""
         connection = self._connection
         nested = connection.in_atomic_block
         try:
@@ -130,7 +130,7 @@ class LeasedMessages(TransactionalBatches):
         return False
 
     def _settle(self) -> Decided:
-        """Decide what becomes of a message in the transaction that writes it, unless its lease was lost."""
+        """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         keeper, decide = self._keeper, self._decide_done
         assert keeper is not None
         assert decide is not None

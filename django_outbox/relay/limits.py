@@ -8,7 +8,7 @@ from django_outbox.service.state import ServiceLimits
 
 @dataclass(frozen=True, slots=True)
 class Limits(ServiceLimits):
-    """The waits in seconds and the limits of a relay, beside those of `ServiceLimits`. Tests pass shorter ones.
+    """The waits in seconds and the limits of a relay, in addition to `ServiceLimits`. Tests pass shorter ones.
 
     Args:
         outage_wait: how long a circuit breaker stays open: at least 0.2 seconds, and never more than twice `max_delay`,

@@ -121,7 +121,7 @@ class Pauses:
 
 
 def _report(before: Paused, after: Paused) -> None:
-    """Log what has been paused and resumed meanwhile."""
+    """Log what was paused and resumed since the last look."""
     for publisher, type in sorted({*before} ^ {*after}):
         what = f"Publisher {publisher!r}" + (f": the type {type!r}" if type else "")
         if (publisher, type) in after:

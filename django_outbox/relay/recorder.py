@@ -1,4 +1,4 @@
-"""What is told of a batch: signals, spans, log lines and counts. The delivery calls it after each phase."""
+"""Signals, spans, log lines and counts of a batch. The delivery calls the recorder after each phase."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ class Recorder:
     """Records one batch.
 
     Args:
-        publisher: the publisher whose batch it is.
+        publisher: the publisher of the batch.
         using: the database alias.
     """
 

@@ -13,7 +13,7 @@ from django_outbox.wording import counted
 
 
 class Decided(NamedTuple):
-    """What becomes of the messages of a batch.
+    """The result for the messages of a batch.
 
     Args:
         outcomes: one for each message.
@@ -26,7 +26,7 @@ class Decided(NamedTuple):
     failed: list[tuple[Message, Outcome]]
 
     def add(self, index: int, one: "Decided") -> None:
-        """Add what becomes of the message at an index of the batch."""
+        """Add the result for the message at an index of the batch."""
         self.outcomes[index] = one.outcomes[0]
         self.settlement.processed += one.settlement.processed
         self.settlement.failed += one.settlement.failed

@@ -128,7 +128,7 @@ class TransactionalBatches(Batches):
         return tally
 
     def _attempt(self, limit: int) -> tuple[Tally, int]:
-        """Deliver a batch; return its tally, and how many messages to deliver one by one because it was in vain."""
+        """Deliver a batch; return its tally, and the number of messages to retry individually."""
         self._claimed = ()
         try:
             with ExitStack() as self._turn:
@@ -191,7 +191,7 @@ class TransactionalBatches(Batches):
         return decided
 
     def _conclude(self, message: Message, outcome: Outcome) -> Decided:
-        """Decide what becomes of a message after an attempt; if it would fail, the publisher may deal with that."""
+        """Decide the new state of a message after an attempt; the publisher may deal with a failure."""
         decided = self._decide(message, outcome)
         if decided.failed:
             final = self._in_savepoint(
@@ -310,7 +310,7 @@ class TransactionalBatches(Batches):
             time.sleep(WAIT.after(self.conflicts.in_a_row - 1))
 
     def _blame(self, lost: TransactionLost) -> Tally:
-        """Settle the message whose transaction was lost; the first time in a row, no attempt is counted.
+        """Settle the message that was in hand when the transaction was lost; the first loss in a row counts no attempt.
 
         The server or its connection may be to blame, and an outage must not use up attempts.
         """

@@ -1,4 +1,4 @@
-"""Wake-ups: idle workers wait until there is work for their publisher, of which PostgreSQL notifies the relay."""
+"""Wake-ups: idle workers wait for work of their publisher; PostgreSQL notifies the relay of it."""
 
 import threading
 from collections.abc import Iterable, Iterator

@@ -177,7 +177,7 @@ class DrainingWorker(Worker):
         return attempt
 
     def _wait_for_broker(self) -> float:
-        # The attempts may have been those of other workers.
+        # Other workers may have made the attempts.
         self._require_broker()
         return super()._wait_for_broker()
 

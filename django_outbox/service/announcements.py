@@ -30,7 +30,7 @@ class Life(NamedTuple):
     Args:
         subject: the process: "Relay".
         setup: what it works with.
-        read: returns the counts so far by their names; the rate is that of the first.
+        read: returns the counts so far by their names; the first one has a rate.
         busy: what it does: "delivering".
         idle: what is said if the first count did not change.
         begin: called in the thread at the beginning.

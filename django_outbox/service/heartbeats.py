@@ -1,4 +1,4 @@
-"""Heartbeats: a process writes to the database that it is alive, and what it does. No relay decides by them."""
+"""Heartbeats: a process reports to the database that it is alive, and what it does. They are informational only."""
 
 import abc
 import datetime

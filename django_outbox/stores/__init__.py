@@ -46,7 +46,7 @@ def get_store(connection: BaseDatabaseWrapper) -> Store:
     store = find_store(connection)
     if store is None:
         raise ImproperlyConfigured(
-            f"The outbox does not support the database {connection.alias!r}, whose vendor is {connection.vendor!r}; "
+            f"The outbox does not support the database {connection.alias!r} (vendor {connection.vendor!r}); "
             f"it supports {', '.join(_STORES)}."
         )
     return store

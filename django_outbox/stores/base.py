@@ -153,13 +153,13 @@ class Store(BatchReader):
         context without `settle`, because of an exception or a crash, gives the whole batch back.
 
         Args:
-            publisher: the alias of the publisher whose messages to claim.
+            publisher: the alias of the publisher.
             limit: maximum number of messages.
             max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
             max_seconds: seconds after which the database gives the batch back by itself if it can.
             cursor: the position to begin at; it is advanced.
             transactional: keep one transaction open as long as the context, on every database, and commit it as safely
-                as the project's own data: what is written meanwhile on the same connection is committed together with
+                as the project's own data: what the same connection writes until then is committed together with
                 the new states, or not at all.
         """
 
@@ -298,11 +298,11 @@ class Store(BatchReader):
         """Keep relays from claiming these partitions until the transaction ends, without waiting for any of them.
 
         Args:
-            publisher: the alias of the publisher whose messages they are.
+            publisher: the alias of their publisher.
             partitions: at least one.
 
         Returns:
-            The partitions that no relay has claimed. On SQLite, whose transactions exclude each other, they need no
+            The partitions that no relay has claimed. SQLite's transactions exclude each other, so they need no
             lock.
         """
 
@@ -343,7 +343,7 @@ class Store(BatchReader):
     """Whether it has `insert_rows`. With it, an INSERT costs Python a tenth of what Django's `bulk_create` does."""
 
     def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
-        """Insert pending messages in their order, except those that are in the table for this publisher.
+        """Insert pending messages in their order, except messages that are in the table for this publisher.
 
         Returns the number of inserted messages.
 
@@ -384,7 +384,7 @@ class Store(BatchReader):
 
 
 class LockingStore(Store):
-    """A store whose claim is a transaction: rows are locked with SKIP LOCKED until they are settled."""
+    """A store that claims in a transaction: rows are locked with SKIP LOCKED until they are settled."""
 
     DELETED: ClassVar[str]
     """Deletes the messages of a list of ids."""

@@ -1,11 +1,11 @@
 """A worker's position: each claim continues where the last one ended, and every key gets its share.
 
 While any transaction holds an old snapshot, the database cannot remove the index entries of processed messages. They
-lie before those of due messages, and a claim from the beginning steps over all of them: 5 ms became 29 ms after 200,000
-messages in a measurement on PostgreSQL 15, and it keeps growing. A claim that begins where the last one ended does not
-meet them. But a message that was enqueued earlier and committed later, or that another relay gave back, lies before
-that position. A claim is therefore a sweep, which reads from the beginning, as long as that is cheap; otherwise sweeps
-take a bounded share of the time.
+lie before the entries of due messages, and a claim from the beginning steps over all of them: 5 ms became 29 ms after
+200,000 messages in a measurement on PostgreSQL 15, and it keeps growing. A claim that begins where the last one ended
+does not meet them. But a message that was enqueued earlier and committed later, or that another relay gave back, lies
+before that position. A claim is therefore a sweep, which reads from the beginning, as long as that is cheap; otherwise
+sweeps take a bounded share of the time.
 """
 
 import random
@@ -109,7 +109,7 @@ class Cursor:
     Attributes:
         unkeyed: the position among messages without a key, in the order in which they became due.
         keyed_first: whether the next claim begins with keyed messages; it alternates from claim to claim.
-        spare_offset: how many free slots the next listing counts as met already, of which it spares every `SPARED`th.
+        spare_offset: how many free slots the next listing counts as met already, and spares every `SPARED`th.
             It changes with each listing, so that the same slot is not always spared.
         timeline: the position among messages with a key while most keys wait; None while heads are listed.
     """
@@ -125,7 +125,7 @@ class Cursor:
     _complete: bool = field(default=False, init=False)
     _covered: bool = field(default=False, init=False)
     _spares: bool = field(default=True, init=False)
-    # Where the round through all partitions began: that of the listing in hand, and one that the next listing finishes.
+    # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
     _round_start: int = field(default=0, init=False)
     _unfinished_round: int | None = field(default=None, init=False)
     _listing_began: float = field(default=0.0, init=False, repr=False)
@@ -143,7 +143,7 @@ class Cursor:
 
     @property
     def complete(self) -> bool:
-        """Whether the last listing of heads, with those that it continued, covered all partitions and found nothing."""
+        """Whether the last listing of heads, with those before it, covered all partitions and found nothing."""
         return self._complete if self.timeline is None else self.timeline.complete
 
     @property
@@ -237,7 +237,7 @@ class Cursor:
         """Note how many messages of the owned partitions are claimed.
 
         Partitions without any, because other transactions have locked their heads, count as not due. A round that finds
-        nothing else is repeated without sparing slots, because there may be something in those that it has spared.
+        nothing else is repeated without sparing slots, because the spared slots may have something.
         """
         if rows:
             self._spares = True

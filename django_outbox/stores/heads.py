@@ -40,11 +40,11 @@ class OwnedHeads(NamedTuple):
     """The result of one listing of heads.
 
     Args:
-        partitions: the partitions that are owned now and whose heads looked due, in their order.
+        partitions: the partitions that are owned now and had a due head, in their order.
         after: the last partition that was listed.
         at_end: whether all of the span was listed.
         steps: how many steps it took.
-        slots_met: how many free slots the claim has met so far, including those that it spared.
+        slots_met: number of free slots that the claim has met so far, including the spared ones.
     """
 
     partitions: list[int]
@@ -81,7 +81,7 @@ class BatchReader(abc.ABC):
 
     @abc.abstractmethod
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
-        """List heads, and own the partitions of those that are due until the claim ends.
+        """List heads, and own the partitions of the due ones until the claim ends.
 
         Args:
             publisher: the publisher's alias.
@@ -193,7 +193,7 @@ def read_keyed(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int
 
 
 def own_partitions(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int, spare: bool = True) -> list[int]:
-    """Own partitions whose heads are due, starting at the cursor and going around all of them, and return them.
+    """Own partitions with a due head, starting at the cursor and going around all of them, and return them.
 
     Args:
         store: lists and owns heads.

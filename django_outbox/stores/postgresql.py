@@ -203,7 +203,7 @@ CODECS = {
     **{f"ISO_8859_{number}": f"iso8859_{number}" for number in range(5, 9)},
     **{f"LATIN{number}": f"latin{number}" for number in range(1, 11)},
 }
-"""Python's codecs for those of PostgreSQL's encodings that have the same characters. All others have at least ASCII,
+"""Python's codecs for the encodings of PostgreSQL that have the same characters. All others have at least ASCII,
 and JSON in a SQL_ASCII database has nothing else."""
 
 CHANNEL = "django_outbox"

@@ -1,4 +1,4 @@
-"""The publishers whose messages are in the table."""
+"""The publishers that have messages in the table."""
 
 from django.db import connections
 from django.db.models import Min
@@ -13,7 +13,7 @@ def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:
     """Return the publishers of the pending messages, including those that were removed from the settings.
 
     It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
-    finds publishers whose messages are all processed or failed.
+    finds publishers with processed or failed messages only.
     """
     rows = messages.order_by()
     if connections[messages.db].features.supports_partial_indexes:

@@ -102,7 +102,7 @@ class Removal(abc.ABC):
 
     @abc.abstractmethod
     def list_failed(self, ids: Sequence[int]) -> list[Listed]:
-        """List and lock those of these messages that are failed, in the order of their ids."""
+        """List and lock the failed ones of these messages, in the order of their ids."""
 
     def read(self, ids: Sequence[int]) -> list[Row]:
         """Return the columns `NAMES` of these messages, in the order of their ids."""
@@ -112,7 +112,7 @@ class Removal(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, ids: Sequence[int], state: str) -> int:
-        """Delete those of these messages whose column `state` is set, and return how many were deleted."""
+        """Delete the messages with a value in the column `state`, and return the number deleted."""
 
     @contextmanager
     def _limited(self, max_seconds: float) -> Iterator[None]:
@@ -124,7 +124,7 @@ class Removal(abc.ABC):
 
     @abc.abstractmethod
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
-        """Return a statement whose `IN ids` selects these ids, and its parameters."""
+        """Return a statement with these ids for its `IN ids`, and its parameters."""
 
     @abc.abstractmethod
     def _as_text(self, name: str, quoted: str) -> str:

@@ -28,7 +28,7 @@ UUID_LENGTH = 36
 
 
 def read_messages(rows: list[Row]) -> list[Message | Unreadable]:
-    """Convert rows to messages, and empty the list meanwhile so that no payload is in memory twice."""
+    """Convert rows to messages, and empty the list on the way so that no payload is in memory twice."""
     messages: list[Message | Unreadable] = []
     rows.reverse()
     while rows:
@@ -41,7 +41,7 @@ def read_messages(rows: list[Row]) -> list[Message | Unreadable]:
 
 
 def _read_quickly(row: Row) -> Message:
-    """Convert a row whose columns have the types that PostgreSQL and MySQL return; SQLite returns bytes."""
+    """Convert a row with columns of the types that PostgreSQL and MySQL return; SQLite returns bytes."""
     id, message_id, type, topic, key, text, headers, occurred_at, attempts, error_class = row[:SIZE]
     payload = text.encode()
     if len(message_id) != UUID_LENGTH:

@@ -201,7 +201,7 @@ FROM json_each(%s) settled
 WHERE {{table}}.id = json_extract(settled.value, '$.id') {{mine}}
 """
 
-# A message whose type is no longer paused stays leased, and is then released.
+# If its type is no longer paused, a message stays leased, and is then released.
 HOLD = """
 UPDATE {table} SET available_at = %s
 WHERE id IN (SELECT value FROM json_each(%s)) {mine} AND EXISTS (
@@ -399,7 +399,7 @@ class SQLiteStore(Store):
         return settled
 
     def _hold(self, messages: Sequence[Held], mine: str, mark: list[str]) -> int:
-        """Make the messages wait that are still this claim's and whose types are still paused; return their number."""
+        """Make the messages of this claim wait if their types are still paused; return their number."""
         held = 0
         if messages:
             until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)

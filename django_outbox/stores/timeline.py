@@ -4,9 +4,9 @@ A listing takes a step for each key, due or not. While most keys wait, it costs 
 that becomes due lies, in an index by due time, behind all that were due before, so a read from where the last one
 ended finds it however many keys wait, and steps once over messages that are due but blocked.
 
-Such a read does not find all that can be delivered: messages behind those of the last batch, and those of keys that
+Such a read does not find all that can be delivered: messages behind the last batch, and messages of keys that
 another relay had, are looked up by their partitions, which a worker keeps in mind. Messages committed late are found
-by reads that begin a little earlier, as long as those are cheap. The rest, such as a message whose head was cancelled,
+by reads that begin a little earlier, as long as they are cheap. The rest, such as a message behind a cancelled head,
 is found by a sweep: a listing of all heads in small pieces, which takes a hundredth of the time. The first sweep takes
 no breaks, because it finds all that was due before.
 """

@@ -62,7 +62,7 @@ class Retried(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A message whose type is paused: it waits until the type is resumed, and no attempt is used up."""
+    """A message of a paused type: it waits until the type is resumed, and uses up no attempt."""
 
     id: int
     publisher: str
@@ -73,7 +73,7 @@ class Held(NamedTuple):
 class Settlement:
     """The new states of a batch. A message that is in none of the lists goes back unchanged.
 
-    A held message whose type is no longer paused when the batch is settled goes back as well, or waits a moment.
+    If the type is no longer paused when the batch is settled, a held message goes back as well, or waits a moment.
     """
 
     processed: list[int] = field(default_factory=list)
@@ -83,12 +83,12 @@ class Settlement:
 
     @property
     def count(self) -> int:
-        """Number of messages that have a new state, without those that are held."""
+        """Number of messages that have a new state, without the held ones."""
         return len(self.processed) + len(self.failed) + len(self.retried)
 
     @property
     def ids(self) -> Iterator[int]:
-        """The ids of the messages that have a new state, without those that are held."""
+        """The ids of the messages that have a new state, without the held ones."""
         yield from self.processed
         yield from (row.id for row in self.failed)
         yield from (row.id for row in self.retried)

@@ -105,7 +105,7 @@ def test_a_task_can_be_defined_before_the_apps_are_ready():
             {"retry": 3},
             {},
             "E061",
-            "It must be a dict whose keys are patterns of import paths of tasks",
+            "It must be a dict with keys that are patterns of import paths of tasks",
         ),
         (
             {"retry": {"shop.tasks.*": {"MAX_ATEMPTS": 3}}},

@@ -219,7 +219,7 @@ SECONDS = "It must be a number of seconds greater than 0 and less than a year, o
         (
             {"TYPES": ["order.*"]},
             "['TYPES'] is ['order.*'].",
-            "a dict whose keys are patterns of types, such as",
+            "a dict with keys that are patterns of types, such as",
         ),
         (
             {"TYPES": {1: {}}},

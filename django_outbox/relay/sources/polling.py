@@ -20,7 +20,7 @@ class PollingSource(Source):
 
     Args:
         using: the database alias.
-        publisher_alias: the publisher whose messages are claimed.
+        publisher_alias: its messages are claimed.
         settings: the maximum bytes of a batch, the claim timeout, and whether processed messages are deleted.
         transactional: whether the publisher writes in the transaction of the claim.
         calls: watches the database calls of the claims.
