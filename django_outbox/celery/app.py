@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from django_outbox.celery.calls import prepare
+from django_outbox.celery.calls import StoringProducer, prepare
 from django_outbox.celery.context import sends_directly
-from django_outbox.celery.producer import StoringProducer
-from django_outbox.celery.revoking import OutboxControl, OutboxResult
-from django_outbox.celery.task import AnyResult, OutboxTask
+from django_outbox.celery.revoking import AnyResult, OutboxControl, OutboxResult
+from django_outbox.celery.task import OutboxTask
 
 if TYPE_CHECKING:
     AnyCelery = Celery[Any]
@@ -72,16 +71,9 @@ class OutboxCelery(AnyCelery):
             return super().send_task(name, args, kwargs, task_id=task_id, producer=producer, **options)
         source = task or self
         ignore_result = options.pop("ignore_result", task and task.ignore_result)
-        call = prepare(
-            self,
-            task_id,
-            options,
-            ignore_result=ignore_result,
-            publisher=source.outbox_publisher,
-            using=using or source.outbox_using,
-            is_database_chosen=using is not None,
-        )
-        call.options["result_cls"] = partial(OutboxResult, app=self, outbox_using=using or source.outbox_using)
-        result = super().send_task(name, args, kwargs, task_id=call.task_id, producer=call.producer, **call.options)
+        stored_by, options = prepare(self, source, task_id, using, options, ignore_result=ignore_result)
+        options["result_cls"] = partial(OutboxResult, app=self, outbox_using=stored_by.using)
+        task_id = stored_by.task_id.text
+        result = super().send_task(name, args, kwargs, task_id=task_id, producer=stored_by, **options)
         result.ignored = ignore_result
         return result

@@ -1,48 +1,66 @@
-"""Prepare a call of a task so that Celery stores it in the outbox instead of sending it.
+"""Calls of tasks on their way to the outbox: Celery publishes each one with a producer that stores it.
 
 Celery apps import it before Django's models are loaded, so it must not import them.
 """
 
 import datetime
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from celery import Celery
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from django_outbox.celery.context import TaskId
-from django_outbox.celery.producer import StoringProducer
+from django_outbox.celery.context import StoredCall, TaskId
 from django_outbox.db.fields import uuid7
 from django_outbox.exceptions import InvalidMessage
 
 
-class Call(NamedTuple):
-    """A call as Celery's own methods take it."""
+class _NoConnection:
+    """A producer's connection, as far as `Celery.send_task` uses it."""
 
-    task_id: str
-    producer: Any
-    options: dict[str, Any]
+    def _reraise_as_library_errors(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class StoringProducer(StoredCall):
+    """Stores one call, in the current transaction, or in its own if none is open."""
+
+    connection = _NoConnection()
+    _is_stored = False
+
+    def publish(self, body: Any, **options: Any) -> None:
+        """Store the message of the call; Celery calls this like the method of kombu's producer.
+
+        Raises:
+            InvalidMessage: it cannot be stored.
+            kombu.exceptions.EncodeError: the arguments cannot be serialized.
+        """
+        from django_outbox.celery.storing import store  # noqa: PLC0415 - needs the models
+
+        # A second message is an event (`task_send_sent_event`), but nothing has been sent yet.
+        if not self._is_stored:
+            store(self, body, **options)
+            self._is_stored = True
 
 
 def prepare(
     app: Celery,
+    source: Any,
     task_id: str | None,
+    using: str | None,
     options: dict[str, Any],
     *,
     ignore_result: bool | None,
-    publisher: str,
-    using: str | None,
-    is_database_chosen: bool,
-) -> Call:
-    """Return a call with the producer that stores it, and with the options that Celery must not see changed.
+) -> tuple[Any, dict[str, Any]]:
+    """Return the producer that stores a call, and the options to pass to Celery's own method.
 
     Args:
         app: the Celery app.
+        source: the task or the app, which names the publisher and the database.
         task_id: the ID that the caller has given, if any.
+        using: the alias of the database that the caller has chosen, if any.
         options: the options of the call.
         ignore_result: whether the worker ignores the result.
-        publisher: the alias of the publisher.
-        using: the database alias; None for the one that the router chooses for writing.
-        is_database_chosen: whether the caller has chosen the database for this call.
 
     Raises:
         InvalidMessage: the caller has passed a connection.
@@ -61,9 +79,9 @@ def prepare(
     headers["ignore_result"] = ignore_result
     options |= {"headers": headers, "ignore_result": True, "retry": False}
     producer = StoringProducer(
-        app, task_id=call_id, publisher=publisher, using=using, is_database_chosen=is_database_chosen, due=due
+        app, call_id, source.outbox_publisher, using or source.outbox_using, due, is_database_chosen=using is not None
     )
-    return Call(call_id.text, producer, options)
+    return producer, options
 
 
 def _read_eta(app: Celery, countdown: float | None, eta: Any) -> tuple[str, datetime.datetime | None]:

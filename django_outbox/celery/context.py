@@ -1,29 +1,21 @@
-"""What a call is made with and where: its ID, whether it is sent directly, and whether this process is Celery beat."""
+"""A call of a task, whether it is sent directly, and whether this process is Celery beat.
 
+Celery apps import it before Django's models are loaded, so it must not import them.
+"""
+
+import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from celery import Celery
 from celery.signals import beat_init
 
 _sends_directly: ContextVar[bool] = ContextVar("django_outbox.celery.sends_directly", default=False)
 
 _is_beat = False
-
-
-class TaskId(NamedTuple):
-    """The ID of a call.
-
-    Attributes:
-        text: the ID.
-        is_new: whether it was made for this call, so that no other call has it.
-        is_frozen: whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord.
-    """
-
-    text: str
-    is_new: bool = False
-    is_frozen: bool = False
 
 
 @beat_init.connect(weak=False)
@@ -50,3 +42,38 @@ def sending_directly() -> Iterator[None]:
         yield
     finally:
         _sends_directly.reset(token)
+
+
+class TaskId(NamedTuple):
+    """The ID of a call.
+
+    Attributes:
+        text: the ID.
+        is_new: whether it was made for this call, so that no other call has it.
+        is_frozen: whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord.
+    """
+
+    text: str
+    is_new: bool = False
+    is_frozen: bool = False
+
+
+@dataclass
+class StoredCall:
+    """A call, and where to store it.
+
+    Args:
+        app: the Celery app.
+        task_id: the ID of the call.
+        publisher: the alias of the publisher that sends the message.
+        using: the database alias; None for the one that the router chooses for writing.
+        due: the time until which the outbox keeps the message, if any.
+        is_database_chosen: whether the caller has chosen the database for this call.
+    """
+
+    app: Celery
+    task_id: TaskId
+    publisher: str
+    using: str | None
+    due: datetime.datetime | None
+    is_database_chosen: bool = False

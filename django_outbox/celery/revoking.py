@@ -31,7 +31,7 @@ class OutboxResult(AnyResult):
 
     def revoke(self, *args: Any, **kwargs: Any) -> None:
         """Revoke the call in the outbox, and tell the workers to ignore it after the commit, as Celery does."""
-        from django_outbox.celery.expiring import expire_calls  # noqa: PLC0415 - needs the models
+        from django_outbox.celery.storing import expire_calls  # noqa: PLC0415 - needs the models
 
         revoke = super().revoke
         expire_calls([self.id], [self.outbox_using], then=lambda: revoke(*args, **kwargs))
@@ -46,7 +46,7 @@ class OutboxControl(Control):
         It looks in the databases that store the calls of the app and of its tasks. It returns the replies of the
         workers, or None inside a transaction.
         """
-        from django_outbox.celery.expiring import expire_calls  # noqa: PLC0415 - needs the models
+        from django_outbox.celery.storing import expire_calls  # noqa: PLC0415 - needs the models
 
         replies: list[Any] = []
         task_ids = [task_id] if isinstance(task_id, str) else [*task_id]

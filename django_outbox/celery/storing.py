@@ -1,21 +1,24 @@
-"""Write the message of a task to the outbox. The models must be loaded before this module is imported."""
+"""Calls of tasks in the outbox: store them, and let revoked ones expire.
 
-import datetime
+The models must be loaded before this module is imported.
+"""
+
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from celery import Celery
-from django.db import InterfaceError, OperationalError, connections, router
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router, transaction
 from kombu import Exchange, Queue
 from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 
 from django_outbox.brokers.celery.envelope import pack
-from django_outbox.celery.context import TaskId, is_beat
-from django_outbox.db.transactions import check_task_transaction, outlive_connection
+from django_outbox.celery.context import StoredCall, is_beat
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.transactions import check_task_transaction, outlive_connection, reconnect_if_lost
 from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
@@ -25,6 +28,8 @@ from django_outbox.models import OutboxMessage
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 """The namespace of the message IDs that are derived from task IDs."""
 
+LONG_AGO = "1970-01-01T00:00:00+00:00"
+"""The time at which a revoked call has expired, in a worker with any clock."""
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 15.0
@@ -32,29 +37,23 @@ LONGEST_PAUSE = 15.0
 
 
 def store(
-    app: Celery,
+    call: StoredCall,
     body: Any,
     *,
-    task_id: TaskId,
     headers: dict[str, Any],
-    exchange: str | Exchange | None,
-    routing_key: str | None,
-    serializer: str | None,
-    compression: str | None,
-    declare: Sequence[Any],
-    expiration: float | None,
-    properties: Mapping[str, Any],
-    publisher: str,
-    using: str | None,
-    is_database_chosen: bool,
-    due: datetime.datetime | None,
+    exchange: str | Exchange | None = None,
+    routing_key: str | None = None,
+    serializer: str | None = None,
+    compression: str | None = None,
+    declare: Sequence[Any] | None = None,
+    expiration: float | None = None,
+    **properties: Any,
 ) -> None:
     """Write a task message in the current transaction, or in its own if none is open.
 
     Args:
-        app: the Celery app.
+        call: the call, and where to store it.
         body: the arguments and what follows the task, as Celery gives them to its producer.
-        task_id: the ID of the call.
         headers: the task's headers.
         exchange: the exchange, or its name.
         routing_key: the routing key.
@@ -63,10 +62,6 @@ def store(
         declare: the queues to declare before the message is sent.
         expiration: seconds for which the broker keeps the message.
         properties: the other properties of the message.
-        publisher: the alias of the publisher.
-        using: the database alias.
-        is_database_chosen: whether the caller has chosen the database for this call.
-        due: the time until which the outbox keeps the message, if any.
 
     Raises:
         InvalidMessage: it cannot be stored.
@@ -83,18 +78,18 @@ def store(
     found = {**properties, "delivery_mode": maybe_delivery_mode(properties.get("delivery_mode"))}
     if expiration is not None and not headers.get("expires"):
         found["expiration"] = str(int(expiration * 1000))
-    using = using or router.db_for_write(OutboxMessage)
+    using = call.using or router.db_for_write(OutboxMessage)
     in_transaction = check_task_transaction(
         headers["task"],
         using=using,
         instead="await task.adelay(...)",
         remedy="Did you mean apply_async(using={0!r}) or outbox_using={0!r} of the task? "
         f"If not, call it with apply_async(using={using!r})",
-        may_be_elsewhere=is_database_chosen,
+        may_be_elsewhere=call.is_database_chosen,
     )
     if not in_transaction and is_beat():
         _wait_for_database(using)
-    message_id = _find_message_id(task_id, headers, using, publisher, is_alone=not in_transaction)
+    message_id = _find_message_id(call, headers, using, is_alone=not in_transaction)
     if message_id is None:
         return
     message = OutboxMessage(
@@ -106,14 +101,14 @@ def store(
             content_type=content_type,
             content_encoding=content_encoding,
             exchange=exchange.name if isinstance(exchange, Exchange) else exchange or "",
-            queues=_names(app, declare),
+            queues=_names(call.app, declare or ()),
             properties=found,
         ),
         headers=headers,
-        publisher=publisher,
+        publisher=call.publisher,
     )
-    if due is not None:
-        message.available_at = due
+    if call.due is not None:
+        message.available_at = call.due
     enqueue_messages([message], using=using, require_transaction=False, prefix=lambda _: "")
 
 
@@ -123,6 +118,37 @@ def message_id_of(task_id: str) -> uuid.UUID:
         return uuid.UUID(task_id)
     except ValueError:
         return uuid.uuid5(NAMESPACE, task_id)
+
+
+def expire_calls(task_ids: Collection[str], databases: Collection[str | None], then: Callable[[], object]) -> None:
+    """Make the pending calls with these IDs expired and due, in the current transaction or in one for each database.
+
+    A worker that receives an expired call records that it was revoked, and does not run it. A call that a relay is
+    sending is left alone.
+
+    `then` is called after the commit on the first database; at once if no transaction is open.
+
+    Raises:
+        DatabaseError: a database is unavailable; if no transaction is open, `then` was called all the same.
+    """
+    aliases = [*dict.fromkeys(using or router.db_for_write(OutboxMessage) for using in databases)]
+    message_ids = [message_id_of(task_id) for task_id in task_ids]
+    try:
+        for using in aliases:
+            reconnect_if_lost(connections[using])
+            with transaction.atomic(using=using):
+                rows = OutboxMessage.objects.using(using).pending().filter(message_id__in=message_ids)
+                for row in rows.select_for_update(skip_locked=True):
+                    if row.headers.get("id") in task_ids:
+                        row.headers |= {"expires": LONG_AGO, "eta": None}
+                        row.available_at = DatabaseNow()
+                        row.save(using=using, update_fields=["headers", "available_at"])
+    except DatabaseError:
+        # The call may have left the outbox, so the workers are told in any case.
+        if not connections[aliases[0]].in_atomic_block:
+            then()
+        raise
+    transaction.on_commit(then, using=aliases[0])
 
 
 def _wait_for_database(using: str) -> None:
@@ -147,21 +173,22 @@ def _wait_for_database(using: str) -> None:
             return
 
 
-def _find_message_id(
-    task_id: TaskId, headers: Mapping[str, Any], using: str, publisher: str, *, is_alone: bool
-) -> uuid.UUID | None:
+def _find_message_id(call: StoredCall, headers: Mapping[str, Any], using: str, *, is_alone: bool) -> uuid.UUID | None:
     """Return the message ID for a call, or None if the call is in the outbox already, which is logged.
 
     A task that replaces itself gives its ID to the last step of the replacement, which the worker of the step before it
     sends. The row of the task has the task ID, so the message ID of that step is derived from its parent, too. A step
     that is sent again, because a worker has died, has the same parent.
     """
+    task_id = call.task_id
     message_id = message_id_of(task_id.text)
     if task_id.is_new:
         return message_id
     parent_id = headers.get("parent_id")
     as_last_step = uuid.uuid5(NAMESPACE, f"{task_id.text} {parent_id}")
-    known = OutboxMessage.objects.using(using).filter(message_id__in=[message_id, as_last_step], publisher=publisher)
+    known = OutboxMessage.objects.using(using).filter(
+        message_id__in=[message_id, as_last_step], publisher=call.publisher
+    )
     columns = known.values_list("message_id", "type", "headers")
     rows = outlive_connection(connections[using], lambda _: [*columns.all()]) if is_alone else [*columns]
     if not rows:

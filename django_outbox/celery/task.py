@@ -4,17 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from celery import Task
-from celery.result import AsyncResult
 
 from django_outbox.celery.calls import prepare
 from django_outbox.celery.context import sending_directly, sends_directly
-from django_outbox.celery.revoking import OutboxResult
+from django_outbox.celery.revoking import AnyResult, OutboxResult
 
 if TYPE_CHECKING:
     AnyTask = Task[..., Any]
-    AnyResult = AsyncResult[Any]
 else:
-    AnyTask, AnyResult = Task, AsyncResult
+    AnyTask = Task
 
 
 class OutboxTask(AnyTask):
@@ -77,16 +75,8 @@ class OutboxTask(AnyTask):
         if app.conf.task_always_eager or sends_directly():
             return super().apply_async(args, kwargs, task_id, producer, **arguments, **options)
         ignore_result = options.pop("ignore_result", self.ignore_result)
-        call = prepare(
-            app,
-            task_id,
-            options,
-            ignore_result=ignore_result,
-            publisher=self.outbox_publisher,
-            using=using or self.outbox_using,
-            is_database_chosen=using is not None,
-        )
-        result = super().apply_async(args, kwargs, call.task_id, call.producer, **arguments, **call.options)
+        stored_by, options = prepare(app, self, task_id, using, options, ignore_result=ignore_result)
+        result = super().apply_async(args, kwargs, stored_by.task_id.text, stored_by, **arguments, **options)
         result.ignored = ignore_result
         if using and isinstance(result, OutboxResult):
             result.outbox_using = using

@@ -17,7 +17,6 @@ EXAMPLE = '"shop.celery:app"'
 SSL_OPTIONS = {"ca_certs": "cafile", "certfile": "certfile", "keyfile": "keyfile"}
 """The keys of `broker_use_ssl` that name files, and the keys of the RabbitMQ publisher's option `ssl`."""
 
-
 late_modules: set[str] = set()
 """Modules of Celery apps that nothing had imported before a publisher needed them."""
 
@@ -50,11 +49,7 @@ def find_app(path: object) -> Celery:
 
 
 def connect(app: Celery, **transport_options: Any) -> Connection:
-    """Return a connection to the app's broker, which is not opened yet.
-
-    Args:
-        app: the Celery app.
-        transport_options: defaults for `broker_transport_options`.
+    """Return a connection to the app's broker, not opened yet, with defaults for `broker_transport_options`.
 
     Raises:
         ImproperlyConfigured: the transport cannot be imported.
@@ -84,8 +79,8 @@ def uses_tls(connection: Connection) -> bool:
     return bool(connection.ssl) or issubclass(connection.get_transport_cls(), SSLTransport)
 
 
-def has_socket_timeouts(connection: Connection) -> bool:
-    """Return whether the transport is Redis, whose sockets wait forever unless its options limit that."""
+def is_redis(connection: Connection) -> bool:
+    """Return whether the broker is Redis."""
     return str(connection.get_transport_cls().driver_type) == "redis"
 
 
@@ -132,18 +127,14 @@ def _nodes(connection: Connection) -> Sequence[Connection]:
 
 
 def _amqp_url(node: Connection) -> str:
-    scheme = "amqps" if uses_tls(node) else "amqp"
+    scheme, port = ("amqps", 5671) if uses_tls(node) else ("amqp", 5672)
     password: Any = node.password
     if callable(password):
         password = password()
     user, password, vhost = (
         quote(text, safe="") for text in (node.userid or "guest", password or "guest", node.virtual_host or "/")
     )
-    return f"{scheme}://{user}:{password}@{node.hostname or 'localhost'}:{node.port or _port(node)}/{vhost}"
-
-
-def _port(node: Connection) -> int:
-    return 5671 if uses_tls(node) else 5672
+    return f"{scheme}://{user}:{password}@{node.hostname or 'localhost'}:{node.port or port}/{vhost}"
 
 
 def _without_secrets(url: str) -> str:

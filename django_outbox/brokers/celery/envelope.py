@@ -17,11 +17,8 @@ from django_outbox.messages import Message
 CONTENT_TYPE = "application/json"
 CONTENT_ENCODING = "utf-8"
 
-TEXT_PROPERTIES = ("correlation_id", "reply_to", "expiration", "type", "user_id", "app_id")
-"""AMQP properties of a task message that are short strings."""
-
-PROPERTIES = ("delivery_mode", "priority", *TEXT_PROPERTIES)
-"""All properties that are stored."""
+PROPERTIES = ("delivery_mode", "priority", "correlation_id", "reply_to", "expiration", "type", "user_id", "app_id")
+"""The AMQP properties that are stored."""
 
 
 class NotATask(Unencodable):
@@ -42,18 +39,11 @@ def pack(
 ) -> dict[str, Any]:
     """Return the payload that holds a task message, without its headers and its routing key.
 
-    Args:
-        body: the serialized arguments; bytes are stored as base64.
-        content_type: the MIME type of the body.
-        content_encoding: the encoding of the body, such as `utf-8` or `binary`.
-        exchange: the name of the exchange; blank for the default exchange.
-        queues: the names of the queues to declare before the message is sent.
-        properties: the AMQP properties; unknown ones are left out.
+    A body of bytes is stored as base64. Unknown properties are left out.
     """
-    is_binary = isinstance(body, bytes)
-    payload: dict[str, Any] = {"body": base64.b64encode(body).decode() if isinstance(body, bytes) else body}
-    if is_binary:
-        payload["base64"] = True
+    payload: dict[str, Any] = {"body": body}
+    if isinstance(body, bytes):
+        payload = {"body": base64.b64encode(body).decode(), "base64": True}
     if content_type != CONTENT_TYPE:
         payload["content_type"] = content_type
     if content_encoding != CONTENT_ENCODING:
@@ -87,12 +77,8 @@ class TaskMessage(Message):
 def unpack(message: Message, now: datetime.datetime) -> TaskMessage:
     """Return the task message that a claimed message holds.
 
-    The time to live is what is left until the task expires. A task that has expired already gets none, so that a worker
-    receives it and records that it was revoked.
-
-    Args:
-        message: a claimed message.
-        now: the current time.
+    It lives until the task expires. A task that has expired already has no such limit, so that a worker receives it
+    and records that it was revoked.
 
     Raises:
         NotATask: it was not written by an `OutboxTask`.

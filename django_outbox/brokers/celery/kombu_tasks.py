@@ -1,7 +1,6 @@
 """Send task messages through kombu, to every broker that is not RabbitMQ."""
 
 import math
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,7 +9,8 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer
 
-from django_outbox.brokers.celery.apps import connect, describe_broker, has_socket_timeouts
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.celery.apps import connect, describe_broker, is_redis
 from django_outbox.brokers.celery.envelope import TaskMessage
 from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Outcome, retry_later, unanswered
@@ -29,17 +29,15 @@ class KombuTasks:
     Args:
         app: the Celery app.
         timeout: seconds for connecting, and with Redis for each response.
-
-    Raises:
-        ImproperlyConfigured: the broker of the app cannot be used.
     """
 
     def __init__(self, app: Celery, timeout: float) -> None:
         self._app = app
         self._timeout = timeout
-        self._lock = threading.RLock()
-        self._connection: Connection | None = None
-        self._process = os.getpid()
+        self._connection: Connection | None
+        self._start_over()
+        after_fork(self, type(self)._start_over)
+        # Reports a broker that cannot be used.
         self._new_connection()
 
     def describe(self) -> str:
@@ -58,13 +56,13 @@ class KombuTasks:
         with self._lock:
             if reason := self.prepare():
                 return [unanswered(reason)] * len(tasks)
-            sending = _Sending(self._app, self._connect(), tasks)
+            call = _KombuCall(self._app, self._connect(), tasks)
             try:
-                sending.run()
+                call.run()
             except Exception as error:
                 self._drop()
-                sending.end(unanswered(f"the connection to {self.describe()} was lost: {describe(error)}", cause=error))
-            return sending.result()
+                call.end(unanswered(f"the connection to {self.describe()} was lost: {describe(error)}", cause=error))
+            return call.result()
 
     def close(self) -> None:
         with self._lock:
@@ -76,9 +74,6 @@ class KombuTasks:
         Raises:
             Exception: no node can be reached. Transports raise errors of many classes.
         """
-        if self._process != os.getpid():
-            # The connection belongs to the parent process.
-            self._connection, self._process = None, os.getpid()
         if self._connection is None:
             self._connection = self._new_connection()
         self._connection.ensure_connection(
@@ -91,11 +86,15 @@ class KombuTasks:
 
     def _new_connection(self) -> Connection:
         connection = connect(self._app)
-        if has_socket_timeouts(connection):
+        if is_redis(connection):
             # By default a socket of Redis waits forever.
             timeouts = {"socket_timeout": self._timeout, "socket_connect_timeout": self._timeout}
             connection.transport_options = {**timeouts, **(connection.transport_options or {})}
         return connection
+
+    def _start_over(self) -> None:
+        self._lock = threading.RLock()
+        self._connection = None
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -104,14 +103,8 @@ class KombuTasks:
                 connection.release()
 
 
-class _Sending:
-    """The messages of one call of `publish`, and their outcomes so far.
-
-    Args:
-        app: the Celery app.
-        connection: an open connection.
-        tasks: the messages to send.
-    """
+class _KombuCall:
+    """The messages of one call of `publish`, and their outcomes so far, over an open connection."""
 
     def __init__(self, app: Celery, connection: Connection, tasks: Sequence[TaskMessage]) -> None:
         self._queues = app.amqp.queues

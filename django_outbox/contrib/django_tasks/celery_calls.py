@@ -7,8 +7,8 @@ from django.tasks import DEFAULT_TASK_QUEUE_NAME
 from django.utils import timezone
 
 from django_outbox.brokers.celery.apps import find_app
+from django_outbox.celery.calls import StoringProducer
 from django_outbox.celery.context import TaskId
-from django_outbox.celery.producer import StoringProducer
 from django_outbox.conf import get_settings
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.priorities import convert_priority

@@ -5,7 +5,7 @@ from typing import Any
 from celery import Celery
 from django.tasks.base import TASK_MAX_PRIORITY
 
-from django_outbox.brokers.celery.apps import connect, has_socket_timeouts, is_amqp
+from django_outbox.brokers.celery.apps import connect, is_amqp, is_redis
 
 HIGHEST = 9
 """The highest number. In Redis, it is the least urgent one; in RabbitMQ the most urgent one of a queue without
@@ -25,7 +25,7 @@ def convert_priority(app: Celery, route: dict[str, Any], priority: int) -> int |
     connection = connect(app)
     if is_amqp(connection):
         most, least = _read_max_priority(route.get("queue")) or HIGHEST, 0
-    elif has_socket_timeouts(connection):
+    elif is_redis(connection):
         # In Redis, kombu reads the list of the lowest number first.
         most, least = 0, HIGHEST
     else:
