@@ -9,10 +9,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
-from django_outbox.management.figures import FiguresReader
 from django_outbox.management.gc import frozen
+from django_outbox.management.live import RelayFigures, live_line
 from django_outbox.management.output import print_line
-from django_outbox.management.progress import ProgressLine
 from django_outbox.management.proof import check_deployment
 from django_outbox.management.service import ServiceCommand
 from django_outbox.relay.limits import LIMITS
@@ -105,7 +104,8 @@ class Command(ServiceCommand):
                 self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
             return
         terminal = sys.stderr if options["verbosity"] > 0 else None
-        with relay, frozen(), ProgressLine(FiguresReader(relay, draining=options["drain"]), terminal):
+        figures = RelayFigures(relay, draining=options["drain"])
+        with relay, frozen(), live_line(relay.using, figures.read, terminal):
             try:
                 self._deliver(relay, options)
             except OutboxError as error:

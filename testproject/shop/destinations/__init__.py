@@ -14,8 +14,7 @@ from typing import IO, Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_outbox.management.figures import FiguresReader
-from django_outbox.management.progress import ProgressLine
+from django_outbox.management.live import RelayFigures, live_line
 from django_outbox.relay import Relay
 from shop import conf
 
@@ -50,7 +49,7 @@ class Destination(abc.ABC):
             self.open_output() as output,
             redirect_stdout(output),
             Relay() as relay,
-            ProgressLine(FiguresReader(relay), sys.stderr),
+            live_line(relay.using, RelayFigures(relay).read, sys.stderr),
         ):
             relay.drain()
 

@@ -7,14 +7,33 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.exceptions import OutboxError
-from django_outbox.inbox.figures import InboxFiguresReader
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.proof import check_inbox
-from django_outbox.inbox.state import LIMITS
+from django_outbox.inbox.state import LIMITS, Tally
 from django_outbox.management.gc import frozen
+from django_outbox.management.live import LiveFigures, Rate, live_line
 from django_outbox.management.output import print_line
-from django_outbox.management.progress import ProgressLine
 from django_outbox.management.service import ServiceCommand
+
+
+class InboxFigures:
+    """Reads the figures of an inbox for the live line, without a query."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._rate = Rate(inbox.tally.received)
+
+    def read(self) -> LiveFigures:
+        """Return the figures now."""
+        tally = self._inbox.tally
+        texts = [f"{self._rate.read(tally.received):,.0f} msg/s"]
+        texts += [f"{name} {getattr(tally, name):,}" for name in Tally.__dataclass_fields__]
+        if paused := list(self._inbox.paused):
+            texts.insert(0, f"paused by the backlog: {', '.join(paused)}")
+        aliases = [consumer.alias for consumer in self._inbox.consumers]
+        noun = "consumer" if len(aliases) == 1 else "consumers"
+        served = f"database {self._inbox.using} · {noun} {', '.join(aliases)}"
+        return LiveFigures(served, texts, tuple(self._inbox.outages))
 
 
 class Command(ServiceCommand):
@@ -67,7 +86,7 @@ class Command(ServiceCommand):
             self.report_findings(check_inbox(inbox.using, inbox.consumers), options["verbosity"])
             return
         terminal = sys.stderr if options["verbosity"] > 0 else None
-        with frozen(), ProgressLine(InboxFiguresReader(inbox), terminal):
+        with frozen(), live_line(inbox.using, InboxFigures(inbox).read, terminal):
             try:
                 self._read(inbox, options)
             except OutboxError as error:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,64 +15,30 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
-from django_outbox.management import progress
-from django_outbox.management.display import Display, PlainDisplay, columns_of, everything_above, line_of
-from django_outbox.management.figures import Figures, FiguresReader, LiveFigures
-from django_outbox.management.progress import ProgressLine
-from django_outbox.management.rich_display import RichDisplay
+from django_outbox.management import live
+from django_outbox.management.live import LiveFigures, RelayFigures, describe_outage, live_line
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT
 from tests.support.terminals import Terminal, on_a_terminal
+from tests.support.waiting import eventually
 
-FIGURES = Figures(
-    database="default",
-    publishers=("default", "audit"),
-    workers=2,
-    backlog=1204,
-    backlog_limit=100_000,
-    oldest=2820.0,
-    rate=1510.4,
-    delivered=231_004,
-    retried=61,
-    failed=3,
-    outages=(),
-    seconds_left=None,
-    done=None,
-    now=100.0,
-)
+FIGURES = LiveFigures("database default", ["backlog 1,204", "failed 3"])
 
 
 def outage(**changed: Any) -> Outage:
+    now = time.monotonic()
     usual = Outage(
         subject="Publisher 'default'",
         name="RabbitMQ",
         reason="cannot connect to RabbitMQ at mq:5672: connection refused",
         since=timezone.now(),
-        began=40.0,
-        next_try=102.4,
+        began=now - 60,
+        next_try=now + 2.4,
     )
     return replace(usual, **changed)
-
-
-class NotingDisplay:
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.figures: list[LiveFigures] = []
-        self.above: list[str] = []
-        self.is_closed = False
-
-    def show(self, figures: LiveFigures) -> None:
-        self.figures.append(figures)
-
-    def write_above(self, text: str) -> None:
-        self.above.append(text)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 @pytest.fixture
@@ -79,45 +46,57 @@ def using_sqlite(transactional_db: None) -> str:
     return "default"
 
 
-def read(relay: Relay, **options: Any) -> Figures:
-    return FiguresReader(relay, **options).read()
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(live, "REFRESH", 0.01)
+
+
+def read(relay: Relay, **options: Any) -> LiveFigures:
+    return RelayFigures(relay, **options).read()
 
 
 def test_the_figures_are_those_of_the_database_and_the_relay(using_sqlite: str):
     put(3)
     with Relay(workers=2) as relay:
         figures = read(relay)
-    assert (figures.database, figures.publishers, figures.workers) == ("default", ("default",), 2)
-    assert (figures.backlog, figures.delivered, figures.failed) == (3, 0, 0)
     assert figures.served == "database default · publisher default · 2 workers"
-    assert figures.oldest is not None
-    assert (figures.done, figures.seconds_left) == (None, None)
+    backlog, oldest, *counts = figures.texts
+    assert (backlog, counts) == ("backlog 3", ["0 msg/s", "delivered 0", "failed 0", "retried 0"])
+    assert re.fullmatch(r"oldest \d+(\.\d)? s", oldest)
+    assert (figures.done, figures.left) == (None, "")
+
+
+def test_each_of_several_publishers_has_the_workers(using_sqlite: str, settings: Any):
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    settings.OUTBOX = {"PUBLISHERS": {"default": memory, "audit": memory}}
+    with Relay(workers=2) as relay:
+        assert read(relay).served == "database default · publishers default, audit · 2 workers each"
 
 
 def test_nothing_due_has_no_age(using_sqlite: str):
     put(1, available_at=timezone.now() + datetime.timedelta(hours=1))
     with Relay() as relay:
         figures = read(relay)
-    assert (figures.backlog, figures.oldest, figures.oldest_text) == (1, None, "")
+    assert figures.texts[:2] == ["backlog 1", "0 msg/s"]
 
 
 def test_a_large_backlog_is_counted_only_up_to_its_limit(using_sqlite: str):
     put(4)
     with Relay() as relay:
         figures = read(relay, backlog_limit=2, draining=True)
-    assert figures.backlog_text == "backlog over 2"
+    assert figures.texts[0] == "backlog over 2"
     assert figures.done is None
 
 
 def test_a_drain_shows_how_much_is_done_and_how_long_the_rest_takes(using_sqlite: str):
     put(4)
     with Relay(max_messages=3, batch_size=3) as relay:
-        reader = FiguresReader(relay, draining=True)
+        reader = RelayFigures(relay, draining=True)
         relay.drain()
         figures = reader.read()
     assert figures.done == 0.75
-    assert figures.seconds_left is not None
-    assert re.fullmatch(r"75% · .+ left", figures.left_text)
+    assert re.fullmatch(r"75% · .+ left", figures.left)
 
 
 @pytest.mark.django_db
@@ -130,101 +109,71 @@ def test_a_database_that_is_unavailable_has_no_backlog():
             figures = read(relay)
     finally:
         del connections["elsewhere"]
-    assert (figures.backlog, figures.backlog_text) == (None, "backlog unknown")
+    assert figures.texts[:2] == ["backlog unknown", "0 msg/s"]
 
 
 def test_an_outage_is_described_with_its_begin_its_cause_and_the_next_try():
-    text = FIGURES.describe_outage(outage(reason="connection refused."))
+    text = describe_outage(outage(reason="connection refused."))
     assert re.fullmatch(r"RabbitMQ unavailable since \d\d:\d\d \(connection refused\), next try in 3 s", text)
-    long_ago = outage(since=timezone.now() - datetime.timedelta(days=3), next_try=99.0)
-    text = FIGURES.describe_outage(long_ago)
+    long_ago = outage(since=timezone.now() - datetime.timedelta(days=3), next_try=time.monotonic())
+    text = describe_outage(long_ago)
     assert re.search(r"since \d{4}-\d\d-\d\d \d\d:\d\d \(.+\), trying now$", text)
 
 
-@pytest.mark.parametrize("width", [10, 39, 79, 200])
-@pytest.mark.parametrize("outages", [(), (outage(),), (outage(reason="\N{CJK UNIFIED IDEOGRAPH-6F22}" * 300),)])
-def test_a_plain_line_fits_its_width(width: int, outages: tuple[Outage, ...]):
-    assert 0 < columns_of(line_of(replace(FIGURES, outages=outages), width)) <= width
-
-
-def test_a_narrow_line_shows_the_most_important_figures():
-    assert line_of(FIGURES, 79) == "backlog 1,204 · oldest 47 min · 1,510 msg/s · delivered 231,004 · failed 3"
-    assert line_of(FIGURES, 39) == "backlog 1,204 · oldest 47 min"
-    draining = replace(FIGURES, done=0.45, seconds_left=12.0)
-    assert line_of(draining, 39) == "45% · 12 s left · backlog 1,204"
-    narrow = line_of(replace(FIGURES, outages=(outage(),)), 79)
-    assert re.fullmatch(r"RabbitMQ unavailable since \d\d:\d\d \(….*connection refused\), next try in 3 s.*", narrow)
-
-
-def test_a_wide_line_shows_everything():
-    line = line_of(FIGURES, 200)
-    assert line.endswith("retried 61 · database default · publishers default, audit · 2 workers each")
-
-
-@pytest.mark.parametrize("make", [PlainDisplay, RichDisplay])
-def test_lines_above_are_written_as_they_are_and_nothing_is_drawn_after_the_end(make: type[Any]):
+@pytest.mark.django_db
+@pytest.mark.usefixtures("quick")
+def test_other_output_is_above_the_line_as_it_is_and_nothing_is_drawn_after_the_end(monkeypatch: pytest.MonkeyPatch):
     terminal = Terminal()
-    display: Display = make(terminal)
-    display.show(FIGURES)
-    display.write_above("[bold]Publisher 'a' at 10.0.0.1[/bold]")
-    display.close()
-    drawn = terminal.getvalue()
-    assert "[bold]Publisher 'a' at 10.0.0.1[/bold]\n" in drawn
-    display.show(FIGURES)
-    assert terminal.getvalue() == drawn
-    display.write_above("late")
-    assert terminal.getvalue().endswith("late\n")
-
-
-@pytest.mark.parametrize("make", [PlainDisplay, RichDisplay])
-def test_a_terminal_that_is_gone_is_no_error(make: type[Any]):
-    terminal = Terminal()
-    display: Display = make(terminal)
-    display.show(FIGURES)
-    terminal.close()
-    display.show(FIGURES)
-    display.write_above("line")
-    display.close()
-
-
-def test_print_and_the_handlers_of_logging_write_above(monkeypatch: pytest.MonkeyPatch):
-    out, err = Terminal(), Terminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    handler = logging.StreamHandler(err)
-    log = logging.getLogger("tests.progress")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    handler = logging.StreamHandler(terminal)
+    log = logging.getLogger("tests.live")
     log.addHandler(handler)
-    display = NotingDisplay()
     try:
-        with everything_above(display):
-            sys.stdout.write("one\ntw")
-            log.warning("warned")
-            sys.stdout.write("o\nno end")
-        assert display.above == ["one", "warned", "two", "no end"]
-        assert (sys.stdout, sys.stderr, handler.stream) == (out, err, err)
-        log.warning("afterwards")
+        with live_line("default", lambda: FIGURES, terminal):
+            eventually(lambda: "backlog 1,204" in terminal.getvalue())
+            log.warning("[bold]Publisher 'a' at 10.0.0.1[/bold]")
+            sys.stdout.write("printed\n")
+            log_stream = handler.stream
+        drawn = terminal.getvalue()
+        assert log_stream is not terminal
+        assert "[bold]Publisher 'a' at 10.0.0.1[/bold]\n" in drawn
+        assert "printed\n" in drawn
+        assert (sys.stdout, sys.stderr, handler.stream) == (terminal, terminal, terminal)
+        log.warning("late")
     finally:
         log.removeHandler(handler)
-    assert (out.getvalue(), err.getvalue()) == ("", "afterwards\n")
+    assert terminal.getvalue() == f"{drawn}late\n"
 
 
+@pytest.mark.django_db
+@pytest.mark.usefixtures("quick")
+def test_a_terminal_that_is_gone_is_no_error():
+    terminal = Terminal()
+    with live_line("default", lambda: FIGURES, terminal):
+        eventually(lambda: "backlog 1,204" in terminal.getvalue())
+        terminal.close()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("quick")
 def test_a_stream_that_is_not_a_terminal_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    display = NotingDisplay()
-    with everything_above(display):
+    with live_line("default", lambda: FIGURES, Terminal()):
         sys.stdout.write("to a file\n")
-    assert (display.above, out.getvalue()) == ([], "to a file\n")
+    assert out.getvalue() == "to a file\n"
 
 
 @pytest.mark.parametrize(
     ("stream", "term"), [(io.StringIO(), "xterm"), (None, "xterm"), (Terminal(), "dumb")], ids=["file", "none", "dumb"]
 )
+@pytest.mark.usefixtures("quick")
 def test_nothing_is_drawn_without_a_terminal(stream: io.StringIO | None, term: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(progress, "make_display", lambda stream: pytest.fail("a display was made"))
-    with Relay() as relay, ProgressLine(FiguresReader(relay), stream):
-        pass
+    with live_line("default", lambda: FIGURES, stream):
+        time.sleep(0.1)
+    assert stream is None or stream.getvalue() == ""
 
 
 SCRIPT = """
@@ -264,13 +213,13 @@ def joined(lines: list[str]) -> str:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("columns", [40, 80, 200])
-@pytest.mark.parametrize("kind", ["plain", "rich"])
+@pytest.mark.parametrize(("kind", "columns"), [("plain", 80), ("rich", 40), ("rich", 80), ("rich", 200)])
 def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, columns: int):
     put(3)
     with on_a_terminal(relay_command(kind, "rabbitmq"), columns=columns, env=environment()) as terminal:
-        terminal.until(lambda lines: "backlog3" in joined(lines) or "unavailablesince" in joined(lines))
-        terminal.until(lambda lines: "RabbitMQunavailablesince" in joined(lines))
+        if kind == "rich":
+            terminal.until(lambda lines: "backlog3" in joined(lines) or "unavailablesince" in joined(lines))
+            terminal.until(lambda lines: "RabbitMQunavailablesince" in joined(lines))
         terminal.until(lambda lines: "Tryingagainuntilitresponds." in joined(lines))
         os.kill(terminal.process.pid, signal.SIGINT)
         lines = terminal.until_end()
@@ -290,10 +239,11 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["plain", "rich"])
 def test_messages_on_the_console_are_not_glued_onto_the_line(kind: str):
+    begun, ended = ("backlog 0", "delivered 2") if kind == "rich" else ("started on", '"payload": 1}')
     with on_a_terminal(relay_command(kind, "console"), columns=300, env=environment()) as terminal:
-        terminal.until(lambda lines: any("backlog 0" in line for line in lines))
+        terminal.until(lambda lines: any(begun in line for line in lines))
         put(2)
-        terminal.until(lambda lines: any("delivered 2" in line for line in lines))
+        terminal.until(lambda lines: any(ended in line for line in lines))
         os.kill(terminal.process.pid, signal.SIGTERM)
         lines = terminal.until_end()
     assert len([line for line in lines if re.fullmatch(r'\{"message_id": .*"payload": \d\}', line)]) == 2

@@ -1,0 +1,239 @@
+"""The live line of `run_outbox` and `run_inbox`: figures at the bottom of a terminal, drawn by `rich` if installed."""
+
+import datetime
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from django.db import DatabaseError, connections
+from django.db.models import Count, Min
+from django.utils import timezone
+
+from django_outbox.models import OutboxMessage
+from django_outbox.rates import Throttle
+from django_outbox.relay import Relay
+from django_outbox.service.outages import Outage
+from django_outbox.threads import own_connection
+from django_outbox.wording import counted, duration
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+REFRESH = 0.5
+"""Seconds between two updates of the line."""
+
+PATIENCE = 0.5
+"""Seconds to wait at the end for the last update, whose query may hang."""
+
+BACKLOG_LIMIT = 100_000
+"""The backlog is counted up to this number: counting millions each second would cost more than publishing them."""
+
+
+class LiveFigures(NamedTuple):
+    """The state of a process at one moment.
+
+    Args:
+        served: what the process works on.
+        texts: the figures, the most important one first.
+        outages: the outages in progress.
+        done: the part of the work that is done, from 0 to 1; None if that is not known.
+        left: the progress and the time left: "45% · 12 s left".
+    """
+
+    served: str
+    texts: Sequence[str]
+    outages: Sequence[Outage] = ()
+    done: float | None = None
+    left: str = ""
+
+
+@contextmanager
+def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | None) -> Iterator[None]:
+    """Show figures on a terminal until the end of the block; other output of the process appears above them.
+
+    Nothing is shown if the stream is not a terminal that can wipe a line, or if `rich` is not installed.
+
+    Args:
+        using: the alias of the database that `read` may query.
+        read: returns the figures; it is called in a thread that has its own database connection.
+        stream: the terminal; None if the process has no such stream.
+    """
+    if stream is None or not _is_terminal(stream) or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    try:
+        from rich.console import Console  # noqa: PLC0415 - an optional dependency
+        from rich.live import Live  # noqa: PLC0415
+    except ImportError:
+        yield
+        return
+    closed = threading.Event()
+    live = Live(
+        console=Console(file=stream),
+        auto_refresh=False,
+        transient=True,
+        # Output to a file stays there.
+        redirect_stdout=_is_terminal(sys.stdout),
+        redirect_stderr=_is_terminal(sys.stderr),
+    )
+
+    def draw() -> None:
+        with own_connection(using):
+            while not closed.wait(REFRESH):
+                figures = read()
+                # The terminal may be gone.
+                with suppress(OSError, ValueError):
+                    live.update(_drawn(figures), refresh=True)
+
+    thread = threading.Thread(target=draw, name="outbox-live", daemon=True)
+    originals = (sys.stdout, sys.stderr)
+    with suppress(OSError, ValueError):
+        live.start()
+    redirected = (sys.stdout, sys.stderr)
+    _move_log_handlers(originals, redirected)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join(PATIENCE)
+        _move_log_handlers(redirected, originals)
+        with suppress(OSError, ValueError):
+            live.stop()
+
+
+class RelayFigures:
+    """Reads the figures of a relay.
+
+    Args:
+        relay: the relay.
+        draining: whether it ends when nothing is due, so that there is a time left.
+        backlog_limit: the backlog is counted up to this number.
+    """
+
+    def __init__(self, relay: Relay, *, draining: bool = False, backlog_limit: int = BACKLOG_LIMIT) -> None:
+        self._relay = relay
+        self._draining = draining
+        self._backlog_limit = backlog_limit
+        self._began = time.monotonic()
+        self._first = relay.tally
+        self._rate = Rate(relay.tally.processed)
+        self._counts = Throttle()
+        self._backlog: int | None = None
+        self._due_since: datetime.datetime | None = None
+
+    def read(self) -> LiveFigures:
+        """Return the figures now. The backlog may be a little older if counting it takes long."""
+        if self._counts.is_open:
+            start = time.monotonic()
+            self._count()
+            self._counts.spend(time.monotonic() - start)
+        tally = self._relay.tally
+        texts = [
+            self._backlog_text(),
+            f"{self._rate.read(tally.processed):,.0f} msg/s",
+            f"delivered {tally.processed:,}",
+            f"failed {tally.failed:,}",
+            f"retried {tally.retried:,}",
+        ]
+        late = None if self._due_since is None else (timezone.now() - self._due_since).total_seconds()
+        if late is not None and late >= 0:
+            texts.insert(1, f"oldest {duration(round(late))}")
+        done, left = self._progress(tally.processed + tally.failed - self._first.processed - self._first.failed)
+        return LiveFigures(self._served(), texts, tuple(self._relay.outages), done, left)
+
+    def _served(self) -> str:
+        """Return "database default · publishers default, audit · 2 workers each"."""
+        aliases = [publisher.alias for publisher in self._relay.publishers]
+        noun, each = ("publisher", "") if len(aliases) == 1 else ("publishers", " each")
+        workers = counted(self._relay.workers, "worker")
+        return f"database {self._relay.using} · {noun} {', '.join(aliases)} · {workers}{each}"
+
+    def _backlog_text(self) -> str:
+        if self._backlog is None:
+            return "backlog unknown"
+        limit = self._backlog_limit
+        return f"backlog over {limit:,}" if self._backlog > limit else f"backlog {self._backlog:,}"
+
+    def _progress(self, settled: int) -> tuple[float | None, str]:
+        """Return the part of a drain that is done, and that part and the time left in words."""
+        if not self._draining or self._backlog is None or self._backlog > self._backlog_limit:
+            return None, ""
+        done = settled / (settled + self._backlog) if settled + self._backlog else 1.0
+        text = f"{done:.0%}"
+        if settled:
+            left = self._backlog * (time.monotonic() - self._began) / settled
+            text += f" · {duration(math.ceil(left))} left"
+        return done, text
+
+    def _count(self) -> None:
+        messages = OutboxMessage.objects.using(self._relay.using).pending()
+        served = messages.filter(publisher__in=[publisher.alias for publisher in self._relay.publishers])
+        try:
+            found = served.order_by()[: self._backlog_limit + 1].aggregate(count=Count("pk"), due=Min("available_at"))
+        except DatabaseError:
+            connections[self._relay.using].close()
+            self._backlog = self._due_since = None
+            return
+        self._backlog, self._due_since = found["count"], found["due"]
+
+
+class Rate:
+    """Messages a second between two readings of a count."""
+
+    def __init__(self, count: int) -> None:
+        self._then, self._count = time.monotonic(), count
+
+    def read(self, count: int) -> float:
+        """Return the rate since the last reading."""
+        now = time.monotonic()
+        rate = (count - self._count) / max(now - self._then, 0.001)
+        self._then, self._count = now, count
+        return rate
+
+
+def describe_outage(outage: Outage) -> str:
+    """Return "RabbitMQ unavailable since 02:10 (connection refused), next try in 3 s"."""
+    is_recent = timezone.now() - outage.since < datetime.timedelta(days=1)
+    since = timezone.localtime(outage.since).strftime("%H:%M" if is_recent else "%Y-%m-%d %H:%M")
+    seconds = math.ceil(outage.next_try - time.monotonic())
+    next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
+    return f"{outage.name} unavailable since {since} ({outage.reason.rstrip('.')}), {next_try}"
+
+
+def _drawn(figures: LiveFigures) -> "Group":
+    from rich.console import Group, RenderableType  # noqa: PLC0415 - an optional dependency
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    texts = Text(" · ".join(figures.texts))
+    texts.highlight_regex(r"\b(failed|invalid) [1-9][\d,]*", "bold red")
+    lines: list[RenderableType] = [Text(figures.served, style="dim"), texts]
+    lines += [Text(describe_outage(outage), style="bold red") for outage in figures.outages]
+    if figures.done is not None:
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(ProgressBar(total=1.0, completed=figures.done), figures.left)
+        lines.append(bar)
+    return Group(*lines)
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _move_log_handlers(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Let the handlers of `logging` write to the new streams: they keep the ones that they were made with."""
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    handlers = {handler for log in loggers if isinstance(log, logging.Logger) for handler in log.handlers}
+    for handler in handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream in old:
+            handler.setStream(new[old.index(handler.stream)])
