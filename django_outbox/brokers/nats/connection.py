@@ -1,4 +1,4 @@
-"""A connection to NATS on its own thread and event loop: what publisher and consumer do the same."""
+"""One connection to NATS, to the first server of a cluster that responds, on its own thread and event loop."""
 
 import abc
 import asyncio
@@ -22,10 +22,10 @@ names."""
 
 
 class NatsConnection(abc.ABC):
-    """A thread-safe handle of a connection, which connects as soon as its thread is started.
+    """A connection that is not reopened after its end; construct another one.
 
-    Methods that begin with an underscore run on the connection's thread; the others may be called from any thread.
-    A connection that has ended is not reopened; construct a new one.
+    Its own thread reads messages regardless of what the callers do. Underscore methods run on that thread; public
+    methods are thread-safe. A subclass starts the thread at the end of its constructor.
 
     Attributes:
         error: the reason why the connection has ended; blank until then.

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.brokers.nats.consumer_connection import ConsumerConnection
+from django_outbox.brokers.nats.consuming import NatsConsumerConnection
 from django_outbox.brokers.nats.options import DurableOptions, read_options
 
 
@@ -76,7 +76,7 @@ class JetStreamConsumer(Consumer):
             batch_size=self.batch_size,
             batch_bytes=self.batch_bytes,
         )
-        self._connection: ConsumerConnection | None = None
+        self._connection: NatsConsumerConnection | None = None
 
     @property
     def source(self) -> str:
@@ -85,7 +85,7 @@ class JetStreamConsumer(Consumer):
 
     def open(self, max_messages: int | None = None) -> None:
         self.close()
-        self._connection = ConsumerConnection(self._options, self._durable)
+        self._connection = NatsConsumerConnection(self._options, self._durable)
         if reason := self._connection.wait_until_ready():
             raise Unavailable(reason)
 
@@ -113,7 +113,7 @@ class JetStreamConsumer(Consumer):
             connection, self._connection = self._connection, None
             connection.close()
 
-    def _open_connection(self) -> ConsumerConnection:
+    def _open_connection(self) -> NatsConsumerConnection:
         if self._connection is None:
             raise Unavailable("the consumer is not connected")
         return self._connection

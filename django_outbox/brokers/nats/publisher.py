@@ -11,7 +11,7 @@ from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
-from django_outbox.brokers.nats.publisher_connection import NatsCall, PublisherConnection
+from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnection
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
@@ -104,7 +104,7 @@ class JetStreamPublisher(Publisher):
         self._stream = stream
         self._max_in_flight = max_in_flight
         self._encode = NatsEncoder(subject=self._subject, stream=stream, format=format, source=source).encode
-        self._connection: PublisherConnection | None = None
+        self._connection: NatsPublisherConnection | None = None
         self._lock = threading.Lock()
         after_fork(self, type(self)._start_over)
 
@@ -137,10 +137,10 @@ class JetStreamPublisher(Publisher):
         if connection is not None:
             connection.close()
 
-    def _usable_connection(self) -> PublisherConnection:
+    def _usable_connection(self) -> NatsPublisherConnection:
         with self._lock:
             if self._connection is None or self._connection.error:
-                self._connection = PublisherConnection(self._options, self._max_in_flight)
+                self._connection = NatsPublisherConnection(self._options, self._max_in_flight)
             return self._connection
 
     def _start_over(self) -> None:
@@ -157,5 +157,5 @@ def _read_subject(subject: str) -> Template:
     return template
 
 
-_of_parents: list[PublisherConnection | None] = []
+_of_parents: list[NatsPublisherConnection | None] = []
 """Connections of the parent process. They are kept, because their end would close what the parent still uses."""

@@ -43,7 +43,7 @@ FIRST_REQUEST = 100
 """Number of messages in the first request, while their size is not known."""
 
 
-class ConsumerConnection(NatsConnection):
+class NatsConsumerConnection(NatsConnection):
     """Reads through a durable consumer.
 
     Attributes:

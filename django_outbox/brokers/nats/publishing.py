@@ -70,7 +70,7 @@ Sent = tuple[NatsCall, int]
 """A call, and the index of one of its messages."""
 
 
-class PublisherConnection(NatsConnection):
+class NatsPublisherConnection(NatsConnection):
     """Publishes with at most `max_in_flight` messages that have no response."""
 
     kind: ClassVar[str] = "publisher"
