@@ -66,9 +66,7 @@ class Api:
     async def judge(self, subject: str, *, stalled: bool) -> Outcome:
         """Return the outcome of messages that no stream has confirmed: a wrong subject differs from an outage.
 
-        Args:
-            subject: their subject.
-            stalled: whether nothing responded to them; otherwise the server knew no subscriber for them.
+        If they are not stalled, the server knew no subscriber for them; otherwise nothing responded to them.
         """
         try:
             stream = await self._find_stream(subject)
@@ -114,11 +112,7 @@ class Api:
     # Durable consumers
 
     async def bind(self, durable: DurableOptions) -> Terms:
-        """Create the durable consumer if it is missing, and return its terms.
-
-        Raises:
-            NotUsable: it cannot be created, or does not fit.
-        """
+        """Create the durable consumer if it is missing, and return its terms. Raises `NotUsable`."""
         name = durable.durable
         try:
             config = await self._read_or_create(durable)
@@ -140,11 +134,7 @@ class Api:
         )
 
     async def read_counts(self, durable: DurableOptions) -> Counts:
-        """Return the counts of the durable consumer.
-
-        Raises:
-            NoAnswer: JetStream does not respond.
-        """
+        """Return the counts of the durable consumer. Raises `NoAnswer`."""
         found = await self._ask(f"CONSUMER.INFO.{durable.stream}.{durable.durable}")
         return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
 
@@ -161,11 +151,7 @@ class Api:
         return config
 
     async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the response to a request, given the subject after the prefix of the API.
-
-        Raises:
-            NoAnswer: there is none, or it is an error.
-        """
+        """Return the response to a request, given the subject after the prefix of the API."""
         subject = f"{self._prefix}.{name}"
         data = b"" if request is None else json.dumps(request).encode()
         try:

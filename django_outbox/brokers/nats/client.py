@@ -56,11 +56,7 @@ class JetStreamClient(NatsClient):
         self._denied: set[str] = set()
 
     async def open(self, server: Server, options: NatsOptions) -> None:
-        """Connect, and subscribe to a new inbox.
-
-        Raises:
-            Exception: any error of the network, of TLS or of nats-py.
-        """
+        """Connect, and subscribe to a new inbox."""
         self._requires_tls = server.requires_tls
         await self.connect(
             servers=[server.url],

@@ -112,11 +112,7 @@ class NatsConnection(abc.ABC):
             await self._client.abandon()
 
     async def _open(self) -> None:
-        """Connect to one server after another, in random order, so that relays spread over the cluster.
-
-        Raises:
-            NotUsable: no server can be used.
-        """
+        """Connect to one server after another, in random order, so that relays spread over the cluster."""
         reasons = []
         for server in random.sample(self._options.servers, len(self._options.servers)):
             client = JetStreamClient(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)

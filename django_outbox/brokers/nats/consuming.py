@@ -85,11 +85,7 @@ class NatsConsumerConnection(NatsConnection):
         self.call(lambda: self._set_paused(paused))
 
     def count_left(self) -> int:
-        """Return the number of messages that are not settled, including messages that other processes have received.
-
-        Raises:
-            Unavailable: the connection has ended, or JetStream does not respond.
-        """
+        """Return the number of messages that are not settled, including messages that other processes have received."""
         try:
             counts = self.ask(lambda: self._api.read_counts(self._durable))
         except NoAnswer as error:

@@ -87,11 +87,7 @@ def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """Return the headers of a message; of several values of one name, the last one.
-
-    Raises:
-        UnicodeDecodeError: they are not UTF-8.
-    """
+    """Return the headers of a message; of several values of one name, the last one."""
     found = {}
     for line in block.decode().split("\r\n")[1:]:
         name, colon, value = line.partition(":")

@@ -137,9 +137,6 @@ class DurableOptions:
         rejects: whether messages may be rejected.
         batch_size: maximum number of messages in one transaction.
         batch_bytes: maximum bytes of their bodies.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid.
     """
 
     stream: str
@@ -194,11 +191,7 @@ class DurableOptions:
 
 
 def require_name(option: str, value: object) -> None:
-    """Require the name of a stream, a consumer or a domain; it may be blank.
-
-    Raises:
-        ImproperlyConfigured: it is something else.
-    """
+    """Require the name of a stream, a consumer or a domain; it may be blank."""
     if not isinstance(value, str) or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
 

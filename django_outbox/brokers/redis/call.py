@@ -40,11 +40,7 @@ class Guarantees:
     stall_timeout: float
 
     def find_missing_replicas(self, connection: RedisConnection) -> str:
-        """Return the reason if a server has too few replicas, and otherwise an empty string.
-
-        Raises:
-            Lost: it does not respond, or is a replica itself.
-        """
+        """Return the reason if a server has too few replicas, and otherwise an empty string."""
         if not self.replicas:
             return ""
         seconds = min(self.replica_timeout, MAX_ASK_TIME)

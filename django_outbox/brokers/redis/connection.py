@@ -102,17 +102,14 @@ class RedisConnection:
             return False
 
     def execute(self, *arguments: str | int | bytes, timeout: float | None = None) -> Any:
-        """Send one command, and return the reply as redis-py reads it. The default timeout is the option `timeout`.
-
-        Raises:
-            redis.RedisError, OSError: the reply is an error, or did not come in time.
-            Lost: the connection has ended.
-        """
+        """Send one command, and return the reply as redis-py reads it; see `execute_all`."""
         (reply,) = self.execute_all([arguments], timeout)
         return reply
 
     def execute_all(self, commands: Sequence[Sequence[str | int | bytes]], timeout: float | None = None) -> list[Any]:
         """Send commands in one piece, and return the replies as redis-py reads them.
+
+        The default timeout is the option `timeout`.
 
         Raises:
             redis.RedisError, OSError: a reply is an error, or did not come in time.
@@ -132,12 +129,7 @@ class RedisConnection:
         return replies
 
     def send(self, data: bytes, deadline: float, stall_timeout: float = math.inf) -> None:
-        """Send encoded commands.
-
-        Args:
-            data: the commands.
-            deadline: when to give up, by `time.monotonic()`.
-            stall_timeout: seconds without progress after which to give up.
+        """Send encoded commands; give up at the deadline, by `time.monotonic()`, or after a stall of that many seconds.
 
         Raises:
             Lost: the connection has ended, or the time ran out.
@@ -196,11 +188,7 @@ class RedisPool:
         self._idle: list[RedisConnection] = []
 
     def take(self) -> RedisConnection:
-        """Return a connection that no other thread uses.
-
-        Raises:
-            Lost: the server cannot be reached.
-        """
+        """Return a connection that no other thread uses."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None

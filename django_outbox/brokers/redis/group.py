@@ -48,9 +48,6 @@ class ConsumerGroup:
         consumer: the name of this consumer within the group, which no other process uses.
         timeout: seconds that Redis has to reply.
         begins: whether the consumer has not read new entries yet.
-
-    Raises:
-        Unavailable: the stream or the group cannot be read.
     """
 
     def __init__(

@@ -134,9 +134,6 @@ class StreamOptions:
         name: the stream.
         rejects: whether other options reject messages.
         cluster: whether the stream is in a cluster.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid.
     """
 
     name: str

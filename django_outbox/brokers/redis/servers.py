@@ -34,6 +34,8 @@ REFRESH_INTERVAL = 1.0
 class Servers:
     """The connections to one server, or to the master that Sentinels name; they are asked for each new connection.
 
+    Methods raise `Lost` if a server cannot be reached, or if the servers cannot be found out.
+
     Attributes:
         suspensions: the nodes of a cluster that accept no messages.
     """
@@ -45,11 +47,7 @@ class Servers:
         self._lock = threading.Lock()
 
     def find(self, stream: str) -> Address:
-        """Return the server that has a stream.
-
-        Raises:
-            Lost: it cannot be found out.
-        """
+        """Return the server that has a stream."""
         return SINGLE
 
     def split(
@@ -59,27 +57,15 @@ class Servers:
         yield SINGLE, [*indexes], ""
 
     def connect(self, server: Address) -> RedisConnection:
-        """Open a connection.
-
-        Raises:
-            Lost: the server cannot be reached.
-        """
+        """Open a connection."""
         return RedisConnection(self.options, self._find_master() if self.options.master else self.options.addresses[0])
 
     def all(self) -> Sequence[Address]:
-        """Return all servers.
-
-        Raises:
-            Lost: they cannot be found out.
-        """
+        """Return all servers."""
         return (SINGLE,)
 
     def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
-        """Yield servers besides these that are not suspended, each with a stream that it has, or a blank.
-
-        Raises:
-            Lost: they cannot be found out.
-        """
+        """Yield servers besides these that are not suspended, each with a stream that it has, or a blank."""
         yield from ()
 
     def forget(self) -> None:
