@@ -54,13 +54,8 @@ def prepare(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the producer that stores a call, and the options to pass to Celery's own method.
 
-    Args:
-        app: the Celery app.
-        source: the task or the app, which names the publisher and the database.
-        task_id: the ID that the caller has given, if any.
-        using: the alias of the database that the caller has chosen, if any.
-        options: the options of the call.
-        ignore_result: whether the worker ignores the result.
+    `source` is the task or the app, which names the publisher and the database. `task_id` and `using` are None unless
+    the caller has chosen them.
 
     Raises:
         InvalidMessage: the caller has passed a connection.

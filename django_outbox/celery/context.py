@@ -45,35 +45,25 @@ def sending_directly() -> Iterator[None]:
 
 
 class TaskId(NamedTuple):
-    """The ID of a call.
-
-    Attributes:
-        text: the ID.
-        is_new: whether it was made for this call, so that no other call has it.
-        is_frozen: whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord.
-    """
+    """The ID of a call."""
 
     text: str
     is_new: bool = False
+    """Whether it was made for this call, so that no other call has it."""
     is_frozen: bool = False
+    """Whether Celery has chosen it for a signature, such as a step of a chain or the body of a chord."""
 
 
 @dataclass
 class StoredCall:
-    """A call, and where to store it.
-
-    Args:
-        app: the Celery app.
-        task_id: the ID of the call.
-        publisher: the alias of the publisher that sends the message.
-        using: the database alias; None for the one that the router chooses for writing.
-        due: the time until which the outbox keeps the message, if any.
-        is_database_chosen: whether the caller has chosen the database for this call.
-    """
+    """A call, and where to store it."""
 
     app: Celery
     task_id: TaskId
     publisher: str
     using: str | None
+    """The database alias; None for the one that the router chooses for writing."""
     due: datetime.datetime | None
+    """The time until which the outbox keeps the message, if any."""
     is_database_chosen: bool = False
+    """Whether the caller has chosen the database for this call."""

@@ -51,17 +51,8 @@ def store(
 ) -> None:
     """Write a task message in the current transaction, or in its own if none is open.
 
-    Args:
-        call: the call, and where to store it.
-        body: the arguments and what follows the task, as Celery gives them to its producer.
-        headers: the task's headers.
-        exchange: the exchange, or its name.
-        routing_key: the routing key.
-        serializer: the name of kombu's serializer.
-        compression: the name of kombu's compression.
-        declare: the queues to declare before the message is sent.
-        expiration: seconds for which the broker keeps the message.
-        properties: the other properties of the message.
+    Celery and kombu give the arguments to their producer; `expiration` is the number of seconds for which the broker
+    keeps the message.
 
     Raises:
         InvalidMessage: it cannot be stored.
@@ -124,9 +115,7 @@ def expire_calls(task_ids: Collection[str], databases: Collection[str | None], t
     """Make the pending calls with these IDs expired and due, in the current transaction or in one for each database.
 
     A worker that receives an expired call records that it was revoked, and does not run it. A call that a relay is
-    sending is left alone.
-
-    `then` is called after the commit on the first database; at once if no transaction is open.
+    sending is left alone. `then` is called after the commit on the first database; at once if no transaction is open.
 
     Raises:
         DatabaseError: a database is unavailable; if no transaction is open, `then` was called all the same.

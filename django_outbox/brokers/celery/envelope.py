@@ -57,15 +57,7 @@ def pack(
 
 
 class TaskMessage(Message):
-    """A claimed message whose payload is the body of a task message.
-
-    Attributes:
-        content_type: the MIME type of the body.
-        content_encoding: the encoding of the body.
-        exchange: the name of the exchange; blank for the default exchange.
-        queues: the names of the queues to declare.
-        properties: the other AMQP properties.
-    """
+    """A claimed message as it is sent: its payload is the body of the task message. `queues` are to be declared."""
 
     content_type: str
     content_encoding: str

@@ -24,11 +24,7 @@ class KombuTasks:
 
     A message is accepted when the transport has returned from sending it; with Redis, when Redis has it in its list.
     If the connection fails, the messages that were not accepted are unanswered. If the broker refuses a message and
-    accepts others, the refused one is deferred.
-
-    Args:
-        app: the Celery app.
-        timeout: seconds for connecting, and with Redis for each response.
+    accepts others, the refused one is deferred. `timeout` applies to connecting, and with Redis to each response.
     """
 
     def __init__(self, app: Celery, timeout: float) -> None:

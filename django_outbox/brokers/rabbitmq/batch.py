@@ -11,8 +11,8 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_l
 class Batch(PendingCall[Message, Encoded]):
     """Messages that were submitted together.
 
-    After `wait`, a message without an outcome is one that the broker did not confirm, because it refused one of them
-    without identifying it (`refusal`), or although it responds (`stalled`).
+    After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
+    responds, but did not confirm it (`stalled`).
 
     Attributes:
         sent: the number of messages, from the first on, that were passed to a channel.
@@ -35,11 +35,6 @@ class Batch(PendingCall[Message, Encoded]):
         """Whether every message has an outcome, and the broker nacked none."""
         return not (self.stalled or self.nacked or self.missing)
 
-    @property
-    def is_first_accepted(self) -> bool:
-        """Whether the broker confirmed the first message."""
-        return self.outcomes[0] is ACCEPTED
-
     def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
         """Set the outcome of confirmed or nacked messages; one that the broker returned before is not accepted."""
         if self._returned and outcome is ACCEPTED:
@@ -49,10 +44,6 @@ class Batch(PendingCall[Message, Encoded]):
             self.nacked = self.nacked or outcome is not ACCEPTED
             for index in indexes:
                 self.set_outcome(index, outcome)
-
-    def to_send(self, index: int) -> Encoded | None:
-        """Return a message to send; None if it already has an outcome."""
-        return self.encoded[index] if self.outcomes[index] is None else None
 
     def reject_larger(self, limit: int) -> bool:
         """Reject messages without an outcome whose payload exceeds the broker's limit in bytes. False if none does."""

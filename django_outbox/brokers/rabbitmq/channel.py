@@ -47,14 +47,7 @@ class Unconfirmed:
 class BatchChannel:
     """Carries one batch at a time: if the broker closes the channel because of a message, it is one of that batch.
 
-    A channel lives on the connection's thread.
-
-    Args:
-        connection: an open connection.
-        options: the options of the connection.
-        write: sends bytes over the connection.
-        on_free: called when the channel is open, and whenever its batch is complete.
-        on_closed: called with the reason when the channel is closed.
+    A channel lives on the connection's thread. It is free when it is open, and whenever its batch is complete.
 
     Attributes:
         number: the channel's number within the connection.
@@ -146,9 +139,9 @@ class BatchChannel:
         sent: list[int] = []
         frames: list[bytes] = []
         for index in range(batch.sent, stop):
-            encoded = batch.to_send(index)
-            if encoded is None:
+            if batch.outcomes[index] is not None:
                 continue
+            encoded = batch.encoded[index]
             if encoded.header_size > self._frame_max:
                 error = (
                     f"the headers make a frame of {encoded.header_size:,} bytes in AMQP; "

@@ -64,18 +64,13 @@ class RabbitMQConnection(abc.ABC):
     Its own thread handles heartbeats and responses regardless of what the callers do. Underscore methods run on that
     thread; public methods are thread-safe. A subclass starts the thread at the end of its constructor.
 
-    Args:
-        options: the options of the connection.
-        nodes: the order in which to try the nodes; failed ones are reported to it.
-        make_wire: makes the wire of one of pika's connections.
-
     Attributes:
         host: the node that it is connected to, or is trying to connect to.
         error: the reason why it has ended; blank until then.
     """
 
     owner: ClassVar[str]
-    """The class of its owner, for the log."""
+    """"Publisher" or "Consumer", for the log."""
 
     def __init__(
         self, options: ConnectionOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]

@@ -43,11 +43,7 @@ connection dead if it receives nothing for a while, heartbeats included."""
 class ConsumingConnection(RabbitMQConnection):
     """Consumes a queue, while the reader takes as long as it needs.
 
-    Args:
-        options: how to connect.
-        queue: what to read, and how.
-        nodes: the order in which to try the nodes; failed ones are reported to it.
-        max_messages: number of messages that will be settled; None for no limit.
+    At most `max_messages` will be settled; None is no limit.
     """
 
     owner = "Consumer"

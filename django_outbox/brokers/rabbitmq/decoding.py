@@ -17,7 +17,7 @@ DELIVERY_COUNT = "x-delivery-count"
 """The header in which a quorum queue states how many times a message was returned."""
 
 EVENT_PREFIXES = ("ce-", "cloudEvents_", "cloudEvents:")
-"""How the names of headers begin that hold the attributes of CloudEvents in binary mode.
+"""Prefixes of the headers that are attributes of CloudEvents, in binary mode.
 
 Senders use Knative's binding for RabbitMQ (`ce-`), or the binding for AMQP 1.0, whose application properties RabbitMQ
 passes on as headers (`cloudEvents_`, or formerly `cloudEvents:`):
@@ -48,7 +48,7 @@ NAMES = (
 """The properties in the order in which they are sent. The flags begin with the first at the highest bit."""
 
 NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B"), "timestamp": struct.Struct(">Q")}
-"""The properties that are numbers; all others but the headers are short strings."""
+"""The properties that are numbers. All others are short strings, except the headers."""
 
 
 def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
@@ -181,7 +181,7 @@ def _value(data: bytes, position: int, depth: int) -> tuple[Any, int]:
     return _DECODERS[kind](data, position + 1, depth + 1)
 
 
-# RabbitMQ's types, which differ from those of the specification.
+# RabbitMQ's types, which differ from the specification.
 _DECODERS: dict[bytes, Decoder] = {
     b"t": _number(">?"),
     b"b": _number(">b"),

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.batch import Batch
@@ -39,10 +38,10 @@ class Destinations(Suspensions[str]):
         self._next_round_at = 0.0
 
     def update(self) -> None:
-        """Resume destinations whose trial was confirmed late, forget unused ones, and log those still set aside."""
+        """Resume destinations whose trial was confirmed late, forget unused ones, and log the others."""
         with self._lock:
             self._unconfirmed = {each: trial for each, trial in self._unconfirmed.items() if each in self}
-            late = [each for each, trial in self._unconfirmed.items() if trial.is_first_accepted]
+            late = [each for each, trial in self._unconfirmed.items() if trial.outcomes[0] is ACCEPTED]
         for destination in late:
             self.end(destination)
         super().update()
@@ -80,12 +79,6 @@ class Destinations(Suspensions[str]):
             return True
 
 
-class Submit(Protocol):
-    """Sends messages, or one message over the connection for trials, without waiting for their outcomes."""
-
-    def __call__(self, messages: Sequence[Message], *, is_trial: bool = False) -> Batch: ...
-
-
 class PartialCall:
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
@@ -99,11 +92,18 @@ class PartialCall:
         has_stalled: whether the broker responded, but did not confirm a message.
     """
 
-    def __init__(self, messages: Sequence[Message], submit: Submit, destinations: Destinations) -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        submit: Callable[[Sequence[Message]], Batch],
+        submit_trial: Callable[[Sequence[Message]], Batch],
+        destinations: Destinations,
+    ) -> None:
         self.has_outcome = False
         self.has_stalled = False
         self._messages = messages
         self._submit = submit
+        self._submit_trial = submit_trial
         self._destinations = destinations
         self._outcomes: list[Outcome | None] = [None] * len(messages)
         self._set_aside_now: dict[str, Outcome] = {}
@@ -174,7 +174,7 @@ class PartialCall:
         """Send these messages, one per destination, over their own channels; resume or set aside each destination."""
         for start in range(0, len(indexes), MAX_TRIALS):
             part = indexes[start : start + MAX_TRIALS]
-            trials = [(index, self._submit([self._messages[index]], is_trial=True)) for index in part]
+            trials = [(index, self._submit_trial([self._messages[index]])) for index in part]
             _wait_for_trials([batch for _, batch in trials])
             for index, batch in trials:
                 self._take_outcomes([index], batch)

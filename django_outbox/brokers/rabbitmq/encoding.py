@@ -41,9 +41,7 @@ https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-pr
 class Encoded(NamedTuple):
     """A message in AMQP without its payload, which is sent unchanged.
 
-    Args:
-        method: `basic.publish` with its arguments.
-        properties: the property flags and the property list.
+    `method` is `basic.publish` with its arguments; `properties` are the property flags and the property list.
     """
 
     method: bytes
@@ -78,15 +76,7 @@ class Events:
 
 
 class Encoder:
-    """Encodes messages for one exchange.
-
-    Args:
-        exchange: the exchange's name.
-        mandatory: whether the broker returns a message that reaches no queue.
-        persistent: whether a message survives a restart of the broker.
-        key_header: the name of the header that carries the message's key.
-        content_type: the type of the payload.
-    """
+    """Encodes messages for one exchange, by the options of the publisher."""
 
     def __init__(
         self,
@@ -150,11 +140,7 @@ class Encoder:
 
 
 def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
-    """Encode headers as the fields of an AMQP table, without its length.
-
-    Args:
-        headers: JSON values by name.
-        leave_out: a name to leave out.
+    """Encode headers, which are JSON values, as the fields of an AMQP table, without its length.
 
     Raises:
         Unencodable: AMQP cannot carry one of them.
@@ -252,14 +238,10 @@ def _with_length(data: bytes) -> bytes:
 
 
 def short_string(part: str, value: str) -> bytes:
-    """Encode an AMQP short string.
-
-    Args:
-        part: its name, for the error.
-        value: at most 255 bytes of UTF-8.
+    """Encode an AMQP short string; the error names the part.
 
     Raises:
-        Unencodable: it is longer, or not UTF-8.
+        Unencodable: it is longer than 255 bytes of UTF-8, or not UTF-8.
     """
     try:
         data = value.encode()

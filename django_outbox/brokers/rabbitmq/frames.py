@@ -52,14 +52,9 @@ _END_AND_HEADER_START = struct.Struct(">BBHIHHQ")
 def append_message(
     frames: list[bytes], channel: int, encoded: tuple[bytes, bytes], payload: bytes, frame_max: int
 ) -> None:
-    """Append the frames of a message, in pieces.
+    """Append the frames of a message, in pieces, with the payload in several frames of `frame_max` bytes if necessary.
 
-    Args:
-        frames: the list to append to.
-        channel: the channel's number.
-        encoded: the content of the method frame (`basic.publish` with its arguments), and the message's properties.
-        payload: the body, which is split into several frames if necessary.
-        frame_max: maximum number of bytes of a frame, as negotiated with the broker.
+    `encoded` is the content of the method frame (`basic.publish` with its arguments), and the message's properties.
     """
     method, properties = encoded
     size = len(payload)

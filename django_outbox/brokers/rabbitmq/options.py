@@ -27,12 +27,8 @@ OPTION_INSTEAD = {
 MIN_FRAME_MAX = 8192
 """Minimum frame size in bytes that RabbitMQ 4 accepts."""
 
-MAX_HEARTBEAT = 65_535
-"""Maximum heartbeat interval in seconds, as AMQP encodes it."""
-
-
-MAX_PREFETCH = 65_535
-"""Maximum number of messages that RabbitMQ delivers ahead, as AMQP encodes it."""
+MAX_SHORT = 65_535
+"""Maximum of AMQP numbers of 16 bits: the heartbeat interval, and the messages that are delivered ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +60,7 @@ class QueueOptions:
 
 
 def validate_message_options(*, mandatory: object, persistent: object, key_header: object) -> None:
-    """Validate the options that decide how messages are encoded.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid.
-    """
+    """Validate the options that decide how messages are encoded."""
     require_flag("mandatory", mandatory)
     require_flag("persistent", persistent)
     _require_short_string("key_header", key_header)
@@ -79,18 +71,14 @@ def validate_message_options(*, mandatory: object, persistent: object, key_heade
 
 
 def read_queue_options(*, queue: str, key_header: str, batch_size: int, batch_bytes: int) -> QueueOptions:
-    """Validate the options of a queue.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid.
-    """
+    """Validate the options of a queue."""
     _require_short_string("queue", queue, min_bytes=1)
     _require_short_string("key_header", key_header, min_bytes=1)
     # While one batch is stored, the next one arrives.
     return QueueOptions(
         name=queue,
         key_header=key_header,
-        max_prefetch=min(2 * batch_size, MAX_PREFETCH),
+        max_prefetch=min(2 * batch_size, MAX_SHORT),
         max_buffer_bytes=2 * batch_bytes,
     )
 
@@ -108,13 +96,10 @@ def read_options(
     declare_exchange: str | None = None,
     dangerously_disable_confirms: bool = False,
 ) -> ConnectionOptions:
-    """Validate the options that decide how to connect.
+    """Validate the options that decide how to connect, which `RabbitMQPublisher` describes.
 
-    They are described in `RabbitMQPublisher`. RabbitMQ's management pages show `alias` as part of the connection's
-    name.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid. The error never shows a url, which may hold a password.
+    RabbitMQ's management pages show `alias` as part of the connection's name. No error shows a url, which may hold a
+    password.
     """
     _require_short_string("exchange", exchange)
     if declare_exchange is not None and declare_exchange not in EXCHANGE_TYPES:
@@ -127,17 +112,14 @@ def read_options(
     require_seconds("timeout", timeout)
     require_seconds("connect_timeout", connect_timeout)
     require_seconds("blocked_timeout", blocked_timeout)
-    if heartbeat is not None and (type(heartbeat) is not int or not 0 <= heartbeat <= MAX_HEARTBEAT):
+    if heartbeat is not None and (type(heartbeat) is not int or not 0 <= heartbeat <= MAX_SHORT):
         raise ImproperlyConfigured(
-            f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_HEARTBEAT}, 0 for none, or None."
+            f"heartbeat is {heartbeat!r}; it must be whole seconds from 1 to {MAX_SHORT}, 0 for none, or None."
         )
-    urls = list(URL.read(url))
-    hosts = tuple(_read_url(*each) for each in urls)
+    hosts = tuple(_read_url(*each, heartbeat) for each in URL.read(url))
     if ssl is not None:
         _set_tls(hosts, ssl)
-    for host, (_, parts) in zip(hosts, urls, strict=True):
-        if "heartbeat" not in parse_qs(parts.query):
-            host.heartbeat = heartbeat
+    for host in hosts:
         host.socket_timeout = host.stack_timeout = min(connect_timeout, timeout / len(hosts))
         host.blocked_connection_timeout = blocked_timeout
         host.connection_attempts = 1
@@ -153,12 +135,13 @@ def read_options(
     )
 
 
-def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
+def _read_url(url: str, parts: SplitResult, heartbeat: int | None) -> pika.URLParameters:
     if not parts.hostname or "@" in parts.path + parts.query + parts.fragment:
         raise URL.unreadable
     if parts.username is not None and parts.password is None:
         raise URL.unreadable
-    for parameter in parse_qs(parts.query):
+    query = parse_qs(parts.query)
+    for parameter in query:
         if parameter in OPTION_INSTEAD:
             raise ImproperlyConfigured(f"url must not set {parameter}; use {OPTION_INSTEAD[parameter]}.")
     try:
@@ -170,6 +153,8 @@ def _read_url(url: str, parts: SplitResult) -> pika.URLParameters:
             f"url sets frame_max to {parameters.frame_max}; RabbitMQ 4 refuses less than {MIN_FRAME_MAX}. "
             f"Leave it out, or set it to {MIN_FRAME_MAX} or more."
         )
+    if "heartbeat" not in query:
+        parameters.heartbeat = heartbeat
     return parameters
 
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 from urllib.parse import quote
 
@@ -148,16 +149,19 @@ class RabbitMQPublisher(Publisher):
             messages = [self._events.convert(message) for message in messages]
         began = time.monotonic()
         self._destinations.update()
-        call = PartialCall(messages, self._submit, self._destinations)
-        if self._destinations:
-            call.publish()
-        else:
+        batch = None
+        if not self._destinations:
             self._end_trials()
             batch = self._submit(messages)
             batch.wait()
             if batch.is_clean:
                 self._silent_since = None
                 return batch.complete()
+        submit_trial = partial(self._submit, is_trial=True)
+        call = PartialCall(messages, self._submit, submit_trial, self._destinations)
+        if batch is None:
+            call.publish()
+        else:
             call.take(range(len(messages)), batch)
         outcomes = call.result()
         if call.has_outcome:

@@ -38,8 +38,8 @@ class PublishingConnection(RabbitMQConnection):
     batches are given back as stalled.
 
     Args:
-        options: the options of the connection.
-        nodes: the order in which to try the nodes; failed ones are reported to it.
+        options: how to connect.
+        nodes: the order in which to try the nodes.
         is_for_trials: whether its messages try destinations. Missing confirms are then expected, so the broker is not
             probed.
         on_ready: called on the connection's thread when it can be used; then it is closed.
@@ -97,11 +97,9 @@ class PublishingConnection(RabbitMQConnection):
         self._thread.join()
 
     def check_exchange(self, exchange: str, seconds: float) -> str:
-        """Return what is wrong with an exchange, with the remedy; an empty string if it exists.
+        """Return the problem with an exchange, with the remedy; an empty string if it exists.
 
-        Args:
-            exchange: its name.
-            seconds: the time in which the broker must respond.
+        The broker must respond within that many seconds.
         """
         problems: SimpleQueue[str] = SimpleQueue()
         self._call(partial(self._check_exchange, exchange, problems.put))
@@ -196,7 +194,7 @@ class PublishingConnection(RabbitMQConnection):
     # Sending
 
     def _send(self) -> None:
-        """Send the batches that wait, and the rest of those in flight, a turn at a time."""
+        """Send the waiting batches, and the rest of the batches in flight, a turn at a time."""
         if self.error or not self._is_settled.is_set() or self._blocked_reason is not None:
             return
         for channel in self._channels:

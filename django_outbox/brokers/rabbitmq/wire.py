@@ -6,7 +6,6 @@ number. Everything but messages and confirms is left to pika. All of this uses t
 other event loops (`pika.adapters.utils.nbio_interface`).
 """
 
-import abc
 import os
 import socket
 import struct
@@ -101,7 +100,7 @@ class Loop(IOLoop):
     def pause_reading(self, max_seconds: float) -> None:
         """Read nothing from the socket until `resume_reading`, or for that long."""
         self._set_paused(True)
-        # One timer at a time, or those of many pauses would together keep the socket open.
+        # One timer at a time: the timers of many pauses would together keep the socket open.
         if self._resumption is None:
             self._resumption = self.call_later(max_seconds, self.resume_reading)
 
@@ -119,15 +118,17 @@ class Loop(IOLoop):
                 self.update_handler(self._fd, self._wanted)
 
 
-class Wire(AbstractStreamProtocol, abc.ABC):
-    """Stands between the socket and pika's connection; a subclass takes the frames out that it reads itself.
+class Wire(AbstractStreamProtocol):
+    """Stands between the socket and pika's connection.
 
-    Args:
-        connection: pika's connection.
+    A subclass reads some kinds of frames itself. It passes all others on to pika, whole and in order. Both have their
+    own loop over the frames, because a call for each frame would be slow.
     """
 
     def __init__(self, connection: AbstractStreamProtocol) -> None:
         self.connection = connection
+        self._rest = b""
+        self._pass_on_at = 0.0
 
     def connection_made(self, transport: AbstractStreamTransport) -> None:
         self.connection.connection_made(transport)
@@ -138,27 +139,13 @@ class Wire(AbstractStreamProtocol, abc.ABC):
     def eof_received(self) -> bool | None:
         return self.connection.eof_received()
 
-    @abc.abstractmethod
-    def data_received(self, data: bytes) -> None:
-        """Read the frames that are complete, and pass the others on."""
-
 
 class ConfirmWire(Wire):
-    """Reads confirms.
-
-    All other frames are passed on to pika, whole and in order, so that a return is processed before the confirm that
-    follows it.
-
-    Args:
-        connection: pika's connection.
-        on_confirm: called for each confirm.
-    """
+    """Reads confirms. pika processes a return before the confirm that follows it."""
 
     def __init__(self, connection: AbstractStreamProtocol, on_confirm: ConfirmHandler) -> None:
         super().__init__(connection)
         self._on_confirm = on_confirm
-        self._rest = b""
-        self._pass_on_at = 0.0
 
     def data_received(self, data: bytes) -> None:
         if self._rest:
@@ -190,19 +177,12 @@ class ConfirmWire(Wire):
 
 
 class DeliveryWire(Wire):
-    """Reads deliveries; all other frames are passed on to pika, in order.
-
-    Args:
-        connection: pika's connection.
-        on_delivery: called for each message.
-    """
+    """Reads deliveries."""
 
     def __init__(self, connection: AbstractStreamProtocol, on_delivery: Callable[[Delivered], object]) -> None:
         super().__init__(connection)
         self._on_delivery = on_delivery
-        self._rest = b""
-        self._pass_on_at = 0.0
-        # The message being received. There is one channel, so its frames are not mixed with those of another one.
+        # The message being received. There is one channel, so the frames of two messages are never mixed.
         self._method = b""
         self._properties = b""
         self._missing = 0
