@@ -1,4 +1,4 @@
-"""Times as ages, such as "47 min ago", with the exact time in the tooltip."""
+"""Numbers, and times as ages such as "47 min ago", in the operator's language."""
 
 import datetime
 from typing import Any
@@ -7,6 +7,8 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
+
+from django_outbox.monitoring.figures import Count
 
 _SIZES = {"d": 86_400, "h": 3600, "min": 60}
 
@@ -28,6 +30,16 @@ _LENGTHS: dict[str, Any] = {
     "h": _("%(count)d h"),
     "d": _("%(count)d d"),
 }
+
+
+def number(value: int | Count) -> str:
+    """Return a number with separators between thousands, and a plus sign if there may be more."""
+    return str(value if isinstance(value, Count) else Count(value))
+
+
+def clock(time: datetime.datetime) -> str:
+    """Return the hour and minute of a time."""
+    return f"{timezone.localtime(time):%H:%M}"
 
 
 def age(time: datetime.datetime, now: datetime.datetime | None = None) -> str:

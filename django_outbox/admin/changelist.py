@@ -12,9 +12,8 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_outbox.admin.ages import duration
-from django_outbox.admin.counts import count_states
-from django_outbox.admin.due import KEYED_LIMIT, Due, Overdue, by_id, due_first, find_overdue
 from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.listing import KEYED_LIMIT, Due, Overdue, by_id, count_states, due_first, find_overdue
 from django_outbox.admin.search import find
 from django_outbox.admin.states import (
     ALL,
@@ -88,7 +87,7 @@ class MessageList(ChangeList):
         if self.query:
             return _("Found messages")
         count = self.counts[self.state]
-        return f"{TITLES[self.state]} ({count})" if count else str(TITLES[self.state])
+        return str(TITLES[self.state]) if count is None else f"{TITLES[self.state]} ({count})"
 
     def _columns_left_out(self) -> set[str]:
         """Return the columns that have the same value in every row."""
@@ -206,7 +205,9 @@ class MessageList(ChangeList):
             )
         elif self.state == Status.PENDING and not self.due.exact:
             limit = number_format(KEYED_LIMIT, force_grouping=True)
-            text = _("More than %(limit)s messages have a key; even older ones may exist among those not looked at.")
+            text = _(
+                "More than %(limit)s messages have a key; even older ones may exist among messages that were not read."
+            )
         elif self.state == Status.PENDING and self.wanted:
             text = _("Only the oldest %(limit)s pending messages were searched.")
         elif self.state == Status.PENDING:

@@ -4,13 +4,13 @@ import json
 from typing import Any
 
 from django import forms
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE
 from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.applying import MAX_REASON_LENGTH, log, with_reason
+from django_outbox.admin.operations import MAX_REASON_LENGTH, log, logged_change, with_reason
 from django_outbox.conf import get_settings
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.exceptions import InvalidMessage
@@ -67,7 +67,7 @@ class EditForm(forms.Form):
     def save(self, user_id: Any) -> bool:
         """Write the fields and requeue the message in one transaction, or add errors to the form and return False."""
         using = router.db_for_write(OutboxMessage)
-        with transaction.atomic(using=using), transaction.atomic(using=router.db_for_write(LogEntry)):
+        with logged_change(using):
             rows = OutboxMessage.objects.using(using).filter(pk=self.message.pk)
             message = rows.failed().select_for_update().first()
             if message is None or version_of(message) != self.cleaned_data["version"]:
@@ -82,7 +82,7 @@ class EditForm(forms.Form):
             if values:
                 rows.update(**values)
             rows.requeue()
-            log(user_id, CHANGE, [message.pk], self._summary(changed))
+            log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
         return True
 
     def _check(self, message: OutboxMessage, using: str) -> bool:

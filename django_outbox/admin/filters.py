@@ -80,7 +80,7 @@ class StateFilter(ChoiceFilter):
 
     def text_of(self, value: str, name: Any, changelist: Any) -> Any:
         count = changelist.counts[value]
-        return format_html('{} <span class="outbox-count">({})</span>', name, count) if count else name
+        return name if count is None else format_html('{} <span class="outbox-count">({})</span>', name, count)
 
 
 class PublisherFilter(ChoiceFilter):

@@ -13,7 +13,7 @@ from django_outbox.admin import display as admin_display
 from django_outbox.admin.ages import with_time
 from django_outbox.admin.changelist import MessageList
 from django_outbox.admin.filters import ErrorClassFilter, PublisherFilter, StateFilter, TimeFilter, TypeFilter
-from django_outbox.admin.neighbours import find_neighbours
+from django_outbox.admin.listing import find_neighbours
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OPERATIONS
 from django_outbox.admin.states import ALL, state_of

@@ -11,24 +11,31 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.applying import (
+from django_outbox.admin.ages import number
+from django_outbox.admin.editing import PERMISSION, EditForm
+from django_outbox.admin.operations import (
+    CANCEL,
+    DISCARD,
+    HOLD,
     MAX_GROUPS,
     MAX_REASON_LENGTH,
+    OPERATIONS,
+    REQUEUE,
+    RETRY_NOW,
     Applied,
+    Operation,
     apply,
     effects_on_keys,
     find_targets,
     group,
     outcome,
     read_ids,
+    with_count,
 )
-from django_outbox.admin.editing import PERMISSION, EditForm
-from django_outbox.admin.operations import CANCEL, DISCARD, HOLD, OPERATIONS, REQUEUE, RETRY_NOW, Operation, button
 from django_outbox.admin.states import LIMIT
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
@@ -177,15 +184,15 @@ class OperationsAdmin(BaseAdmin):
             "media": self.media,
             "operation": operation,
             "keys": effects_on_keys(operation, targets),
-            "button": button(operation, len(targets)),
+            "button": with_count(operation.button, len(targets)),
             "action_url": self._url(request, operation.name),
             "back_url": self._url(request, "changelist"),
             "ids": ",".join(str(target.id) for target in targets),
-            "groups": [(*names, number_format(count, force_grouping=True)) for *names, count in groups[:MAX_GROUPS]],
+            "groups": [(*names, number(count)) for *names, count in groups[:MAX_GROUPS]],
             "not_shown": len(groups) - MAX_GROUPS,
-            "not_shown_number": number_format(len(groups) - MAX_GROUPS, force_grouping=True),
+            "not_shown_number": number(len(groups) - MAX_GROUPS),
             "skipped": len(asked) - len(targets),
-            "skipped_number": number_format(len(asked) - len(targets), force_grouping=True),
+            "skipped_number": number(len(asked) - len(targets)),
             "max_reason_length": MAX_REASON_LENGTH,
         }
         request.current_app = self.admin_site.name

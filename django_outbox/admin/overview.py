@@ -5,7 +5,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.core import signing
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import DatabaseError, connections, router, transaction
@@ -16,12 +17,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_outbox.admin import overview_page as page
-from django_outbox.admin.applying import outcome
-from django_outbox.admin.overview_groups import GROUP_OPERATIONS, Progress, advance, find_operation, survey
-from django_outbox.admin.overview_log import MAX_REASON_LENGTH, last_operations, log, with_reason
-from django_outbox.admin.overview_members import Group
-from django_outbox.admin.overview_text import number
-from django_outbox.admin.overview_waiting import read_waiting
+from django_outbox.admin.ages import number
+from django_outbox.admin.operations import MAX_REASON_LENGTH, log, outcome, with_count, with_reason
+from django_outbox.admin.overview_groups import (
+    GROUP_OPERATIONS,
+    Group,
+    Progress,
+    advance,
+    find_operation,
+    read_waiting,
+    survey,
+)
 from django_outbox.conf import get_settings
 from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
@@ -41,6 +47,8 @@ VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
 PERMISSIONS = {"pause": PAUSE, **{operation.name: operation.permission for operation in GROUP_OPERATIONS}}
 
+SHOWN_OPERATIONS = 8
+"""Number of operations that the overview lists."""
 
 _WAITING = gettext_lazy("They become due at once and keep their attempts. Held messages remain held.")
 
@@ -131,7 +139,7 @@ class OverviewAdmin(BaseAdmin):
             reason = request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH]
             done = pause(publisher, type, using=using, reason=reason, by=request.user.get_username())
             if done:
-                log(request.user.pk, subject(publisher, type), CHANGE, with_reason(_("Paused."), reason))
+                log(request.user.pk, CHANGE, with_reason(_("Paused."), reason), subject=subject(publisher, type))
             text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
             self.message_user(request, text % {"subject": subject(publisher, type)}, messages.SUCCESS)
             return self._back(request)
@@ -157,7 +165,7 @@ class OverviewAdmin(BaseAdmin):
         released = self._read_released(request, [using, publisher, type])
         result = resume(publisher, type, using=using, batch_size=self.resume_batch_size, max_seconds=self.step_seconds)
         if released is None and (result.was_paused or result.released):
-            log(request.user.pk, what, CHANGE, _("Resumed."))
+            log(request.user.pk, CHANGE, _("Resumed."), subject=what)
         released = (released or 0) + result.released
         held = ngettext(
             "%(number)s held message is due again.", "%(number)s held messages are due again.", released
@@ -181,7 +189,7 @@ class OverviewAdmin(BaseAdmin):
             return self._continue(request, group)
         found = survey(operation, group)
         if not found.count:
-            self.message_user(request, _("There are no such messages any more."), messages.WARNING)
+            self.message_user(request, _("These messages no longer exist."), messages.WARNING)
             return self._back(request)
         if request.method == "POST":
             assert found.last is not None
@@ -321,9 +329,11 @@ def subject(publisher: str, type: str) -> str:
     return publisher
 
 
-def with_count(text: Any, count: int) -> str:
-    """Return the singular or plural of a text, with the count in it."""
-    return str(text % {"number": count, "count": number(count)})
+def last_operations() -> list[LogEntry]:
+    """Return the newest entries about messages and about the overview, with their users."""
+    types = ContentType.objects.get_for_models(OutboxMessage, Overview, for_concrete_models=False).values()
+    entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user")
+    return list(entries.order_by("-pk")[:SHOWN_OPERATIONS])
 
 
 def _without_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

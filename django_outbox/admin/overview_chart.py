@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.ages import exact
-from django_outbox.admin.overview_text import clock, number
+from django_outbox.admin.ages import clock, exact, number
 from django_outbox.monitoring.figures import PeriodCount
 
 WIDTH = 720

@@ -1,23 +1,249 @@
-"""Requeue, discard and retry all messages of one cause, in batches, so that progress is seen and it can be interrupted.
+"""The messages of one cause: find, count, requeue, discard and retry them, in batches that can be interrupted.
 
 Between two requests the state of an operation is in the page, signed. Nothing runs in the background: if the page is
-closed, the operation ends after the batch in hand.
+closed, the operation ends after the current batch.
 """
 
+import abc
 import datetime
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
+from django.contrib.admin.models import LogEntry
 from django.core import signing
-from django.db import transaction
+from django.db import connections, router
+from django.db.models import F, Func, Q
 
-from django_outbox.admin import overview_members
-from django_outbox.admin.applying import outcome
-from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation
-from django_outbox.admin.overview_log import log, log_database, rewrite, with_reason
-from django_outbox.admin.overview_members import MEMBERS, Group, Place, WaitingMembers, batches
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.admin.operations import (
+    DISCARD,
+    REQUEUE,
+    RETRY_NOW,
+    Operation,
+    log,
+    logged_change,
+    outcome,
+    with_reason,
+    without_leased,
+)
+from django_outbox.bulk import batches
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import WITHOUT_KEY
+from django_outbox.monitoring import figures
+from django_outbox.monitoring.queues import list_retrying
+from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
+
+MAX_WAITING = 1000
+"""Maximum number of waiting messages of a publisher that are looked at, and as many of those with a key."""
+
+
+@dataclass(slots=True)
+class WaitingGroup:
+    """Messages that wait for another attempt because of the same error.
+
+    Args:
+        publisher, error_class, type: what they have in common.
+        count: their number among the messages that were looked at.
+        first, last: the times of their first and their last error.
+    """
+
+    publisher: str
+    error_class: str
+    type: str
+    count: int
+    first: datetime.datetime
+    last: datetime.datetime
+
+
+def read_waiting(status: figures.Status) -> tuple[list[WaitingGroup], bool]:
+    """Return the groups of all publishers, the largest first, and whether no message was left out."""
+    groups: dict[tuple[str, str, str], WaitingGroup] = {}
+    complete = True
+    for publisher in status.publishers:
+        if publisher.retrying:
+            complete &= _add(groups, status.using, publisher.alias, status.at)
+    return sorted(groups.values(), key=lambda group: (-group.count, group.publisher, group.type)), complete
+
+
+def _add(groups: dict[tuple[str, str, str], WaitingGroup], using: str, publisher: str, now: datetime.datetime) -> bool:
+    messages = OutboxMessage.objects.using(using)
+    unkeyed = messages.filter(
+        WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
+    ).order_by("available_at", "id")
+    ids = list(unkeyed.values_list("id", flat=True)[:MAX_WAITING])
+    heads = list_retrying(get_store(connections[using]), publisher, MAX_WAITING)
+    columns = ("publisher", "error_class", "type", "first_error_at", "last_error_at")
+    for part in (ids, heads):
+        rows = messages.filter(pk__in=part, attempts__gt=0, available_at__lt=HELD_BY_PAUSE).order_by("id")
+        for name, error_class, type, first, last in rows.values_list(*columns):
+            if first is None or last is None:
+                continue
+            group = groups.setdefault((name, error_class, type), WaitingGroup(name, error_class, type, 0, first, last))
+            group.count += 1
+            group.first, group.last = min(group.first, first), max(group.last, last)
+    return len(ids) < MAX_WAITING and len(heads) < MAX_WAITING
+
+
+WINDOW = 10_000
+"""Number of entries of an index that are read at a time."""
+
+Place = tuple[str | int, int]
+"""Where a window ended: the last two columns of the index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Messages of one cause.
+
+    Args:
+        using: the database alias.
+        publisher, error_class, type: what they have in common.
+    """
+
+    using: str
+    publisher: str
+    error_class: str
+    type: str
+
+    def __str__(self) -> str:
+        return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
+
+
+class Window(NamedTuple):
+    """Messages of all groups, the place after them, and whether none follows."""
+
+    ids: list[int]
+    after: Place | None
+    at_end: bool
+
+
+class Members(abc.ABC):
+    """Finds the messages of a group that were in its state at a time.
+
+    Args:
+        group: the group.
+        until: the time, on the database's clock.
+    """
+
+    state: ClassVar[Status]
+
+    def __init__(self, group: Group, until: datetime.datetime) -> None:
+        self._group = group
+        self._until = until
+
+    @abc.abstractmethod
+    def list_window(self, after: Place | None) -> Window:
+        """List messages of all groups after a place; None to begin at the start."""
+
+    def select(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids that belong to the group, in the order of their keys."""
+        wanted = (self._group.publisher, self._group.error_class, self._group.type)
+        found: list[int] = []
+        for batch in batches(ids):
+            rows = self._in_state().filter(pk__in=batch).order_by("id")
+            # Compared here, because the collation of a database may ignore case.
+            named = rows.values_list("id", "publisher", "error_class", "type")
+            found += [id for id, *names in named if tuple(names) == wanted]
+        return found
+
+    @abc.abstractmethod
+    def _in_state(self) -> OutboxMessageQuerySet: ...
+
+    @property
+    def _messages(self) -> OutboxMessageQuerySet:
+        return OutboxMessageQuerySet(OutboxMessage, using=self._group.using)
+
+
+class _ByPartition(Func):
+    """The first column of a list that MySQL is to read from the index of partitions; it would sort another one."""
+
+    template = f"/*+ INDEX({OutboxMessage._meta.db_table} outbox_partitions) */ %(expressions)s"
+
+
+class FailedMembers(Members):
+    """Failed messages, by the time of their failure."""
+
+    state = Status.FAILED
+
+    def list_window(self, after: Place | None) -> Window:
+        # The end is not a condition: PostgreSQL would expect fewer rows than there are, and sort all of them.
+        rows = (
+            _list_by_time(self._messages, "failed_at", after) if after else _list(self._messages.failed(), "failed_at")
+        )
+        found = [(time, id) for time, id in rows if time <= self._until]
+        return Window([id for _, id in found], _place(found, after), len(found) < WINDOW)
+
+    def _in_state(self) -> OutboxMessageQuerySet:
+        return self._messages.failed().filter(failed_at__lte=self._until)
+
+
+class WaitingMembers(Members):
+    """Messages that wait for another attempt: those without a key by due time, then those with one by partition.
+
+    Held messages do not belong to them, nor do messages that were attempted after the time: if their next attempt is
+    refused as well, they are not retried again.
+    """
+
+    state = Status.PENDING
+    WITH_KEY: ClassVar[Place] = (0, 0)
+    """The place before the messages with a key."""
+
+    def list_window(self, after: Place | None) -> Window:
+        if after is None or isinstance(after[0], str):
+            return self._list_unkeyed(after or (self._until.isoformat(), 0))
+        partition, last = int(after[0]), after[1]
+        # Each is one range of the index.
+        keyed = self._list_keyed(Q(partition=partition, id__gt=last), WINDOW)
+        keyed += self._list_keyed(Q(partition__gt=partition), WINDOW - len(keyed))
+        return Window([id for _, id in keyed], keyed[-1] if keyed else after, len(keyed) < WINDOW)
+
+    def _list_unkeyed(self, after: Place) -> Window:
+        messages = self._messages.filter(WITHOUT_KEY, publisher=self._group.publisher, available_at__lt=HELD_BY_PAUSE)
+        found = _list_by_time(messages, "available_at", after)
+        is_full = len(found) == WINDOW
+        return Window([id for _, id in found], _place(found, after) if is_full else self.WITH_KEY, at_end=False)
+
+    def _list_keyed(self, where: Q, limit: int) -> list[tuple[int, int]]:
+        messages = self._messages.filter(where, publisher=self._group.publisher, blocks_key=True)
+        partition: F | _ByPartition = F("partition")
+        if not connections[self._group.using].features.supports_partial_indexes:
+            messages = messages.filter(processed_at=None)
+            partition = _ByPartition("partition")
+        return list(messages.order_by("partition", "id").values_list(partition, "id")[:limit])
+
+    def _in_state(self) -> OutboxMessageQuerySet:
+        waiting = self._messages.filter(
+            attempts__gt=0,
+            last_error_at__lte=self._until,
+            available_at__gt=self._until,
+            available_at__lt=HELD_BY_PAUSE,
+        )
+        return without_leased(waiting)
+
+
+MEMBERS: dict[Status, type[Members]] = {members.state: members for members in (FailedMembers, WaitingMembers)}
+
+
+def _list_by_time(messages: OutboxMessageQuerySet, column: str, after: Place) -> list[tuple[datetime.datetime, int]]:
+    """List times and ids after a place: the rest of its time, and then the later ones.
+
+    Each is one range of the index, from which alone it is read, so that PostgreSQL does not prefer to sort all later
+    rows. A condition that follows from another one would make it expect too few of them.
+    """
+    time, id = datetime.datetime.fromisoformat(str(after[0])), after[1]
+    found = _list(messages.filter(**{column: time, "id__gt": id}), column)
+    return found + _list(messages.filter(**{f"{column}__gt": time}), column, WINDOW - len(found))
+
+
+def _list(messages: OutboxMessageQuerySet, column: str, limit: int | None = None) -> list[Any]:
+    return list(messages.order_by(column, "id").values_list(column, "id")[: WINDOW if limit is None else limit])
+
+
+def _place(found: list[tuple[datetime.datetime, int]], before: Place | None) -> Place | None:
+    return (found[-1][0].isoformat(), found[-1][1]) if found else before
+
 
 SALT = "django_outbox.admin.overview"
 MAX_AGE = 24 * 3600
@@ -102,7 +328,7 @@ def survey(operation: Operation, group: Group) -> Survey:
 
 
 def _survey_failed(group: Group) -> Survey:
-    window = overview_members.WINDOW
+    window = WINDOW
     fields = ("failed_at", "blocks_key", "partition", "publisher", "error_class", "type")
     failed = OutboxMessageQuerySet(OutboxMessage, using=group.using).failed()
     rows = list(failed.order_by("-failed_at", "-id").values_list(*fields)[: window + 1])
@@ -156,15 +382,15 @@ def _advance_by_window(progress: Progress, by: str) -> Progress:
 
 
 def _change(progress: Progress, ids: list[int], by: str) -> Progress:
-    """Change one batch and note it in the log, in one transaction if the log is in the same database."""
+    """Change one batch, and write its log."""
     operation = find_operation(progress.operation)
     messages = OutboxMessageQuerySet(OutboxMessage, using=progress.group.using)
-    with transaction.atomic(using=progress.group.using), transaction.atomic(using=log_database()):
+    with logged_change(progress.group.using):
         done = progress.done + operation.run(messages.filter(pk__in=ids), by, progress.reason)
         text = with_reason(outcome(operation, done, done), progress.reason)
         entry = progress.entry
         if entry is None:
-            entry = log(progress.user_id, str(progress.group), operation.log_flag, text)
+            entry = log(progress.user_id, operation.log_flag, text, subject=str(progress.group))
         else:
-            rewrite(entry, text)
+            LogEntry.objects.using(router.db_for_write(LogEntry)).filter(pk=entry).update(change_message=text)
     return replace(progress, done=done, entry=entry)

@@ -7,12 +7,11 @@ from urllib.parse import urlencode
 
 from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
-from django_outbox.admin import overview_text as text
-from django_outbox.admin.ages import duration, exact
+from django_outbox.admin.ages import duration, exact, number, with_age
 from django_outbox.admin.overview_chart import draw
-from django_outbox.admin.overview_groups import GROUP_OPERATIONS
-from django_outbox.admin.overview_waiting import WaitingGroup
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
 from django_outbox.models import Status as State
 from django_outbox.monitoring.figures import (
     BlockedKey,
@@ -25,6 +24,42 @@ from django_outbox.monitoring.figures import (
     RelayStatus,
     Status,
 )
+
+DOCS = "https://django-outbox.readthedocs.io/en/latest/"
+
+HEADLINES: dict[str, Any] = {
+    "not_delivering": gettext_lazy("Not delivering"),
+    "unavailable": gettext_lazy("Broker unavailable"),
+    "unknown_publisher": gettext_lazy("Unknown publisher"),
+    "not_read": gettext_lazy("Consumer not read"),
+    "not_receiving": gettext_lazy("Consumer's broker unavailable"),
+    "behind": gettext_lazy("Behind"),
+    "backlog": gettext_lazy("Consumer pauses"),
+    "paused": gettext_lazy("Paused"),
+    "blocked": gettext_lazy("Blocked keys"),
+    "failed": gettext_lazy("Messages failed"),
+    "delivering": gettext_lazy("Delivering"),
+    "idle": gettext_lazy("Idle"),
+}
+
+REMEDIES = {
+    "not_delivering": f"{DOCS}how-to/troubleshooting.html#nothing-is-delivered",
+    "unavailable": f"{DOCS}how-to/troubleshooting.html#relay-logs-an-outage",
+    "unknown_publisher": f"{DOCS}how-to/troubleshooting.html#nothing-is-delivered",
+    "not_read": f"{DOCS}how-to/runbook.html#not-read",
+    "not_receiving": f"{DOCS}how-to/runbook.html#not-receiving",
+    "behind": f"{DOCS}how-to/troubleshooting.html#backlog-grows",
+    "backlog": f"{DOCS}how-to/runbook.html#backlog",
+    "paused": f"{DOCS}how-to/pause.html",
+    "blocked": f"{DOCS}how-to/troubleshooting.html#key-stands-still",
+    "failed": f"{DOCS}how-to/failed-messages.html",
+    "delivering": f"{DOCS}how-to/monitoring.html#overview",
+    "idle": f"{DOCS}how-to/monitoring.html#overview",
+}
+"""The page that each verdict links to. Every address is tested against the documentation."""
+
+LEVELS = {Level.OK: "ok", Level.WARNING: "warning", Level.CRITICAL: "critical"}
+"""The names of the levels in CSS classes."""
 
 PERIODS = ("hour", "day")
 
@@ -97,10 +132,10 @@ def query(**parameters: str) -> str:
 
 def _verdict(finding: Finding) -> dict[str, str]:
     return {
-        "level": text.LEVELS[finding.level],
-        "headline": str(text.HEADLINES.get(finding.code, finding.code)),
+        "level": LEVELS[finding.level],
+        "headline": str(HEADLINES.get(finding.code, finding.code)),
         "sentence": finding.sentence,
-        "remedy": text.REMEDIES.get(finding.code, ""),
+        "remedy": REMEDIES.get(finding.code, ""),
     }
 
 
@@ -112,17 +147,17 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
     return {
         "alias": publisher.alias,
         "configured": publisher.configured,
-        "due": text.number(publisher.due),
+        "due": number(publisher.due),
         "oldest": oldest if publisher.oldest_is_exact else _("%(age)s or more") % {"age": oldest},
-        "retrying": text.number(publisher.retrying),
-        "delayed": text.number(publisher.delayed),
-        "failed": text.number(publisher.failed),
-        "blocking": text.number(publisher.blocking) if publisher.blocking else "",
-        "rate": text.number(publisher.processed_per_minute),
+        "retrying": number(publisher.retrying),
+        "delayed": number(publisher.delayed),
+        "failed": number(publisher.failed),
+        "blocking": number(publisher.blocking) if publisher.blocking else "",
+        "rate": number(publisher.processed_per_minute),
         "breaker": breakers.get(publisher.breaker, "-"),
         "outage": publisher.outage,
-        "outage_since": text.ago(publisher.outage_since, status.at) if publisher.outage_since else "",
-        "relays": text.number(publisher.relays),
+        "outage_since": with_age(publisher.outage_since, now=status.at) if publisher.outage_since else "",
+        "relays": number(publisher.relays),
         "pauses": list(_pauses(publisher, status, links)),
         "pause": _pause_link(publisher, links),
     }
@@ -139,7 +174,7 @@ def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterato
         yield {
             "what": _pause_sentence(pause),
             "by": pause.paused_by,
-            "since": text.ago(pause.paused_at, status.at),
+            "since": with_age(pause.paused_at, now=status.at),
             "reason": pause.reason,
             "type": pause.type,
             "resume": links.own("resume", publisher=publisher.alias, type=pause.type)
@@ -160,7 +195,7 @@ def _failed_group(group: FailureGroup, status: Status, links: Links) -> dict[str
     cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
     return {
         **_group(group, status, links, State.FAILED),
-        "blocking": text.number(group.blocking),
+        "blocking": number(group.blocking),
         "look": links.messages(state=State.FAILED.value, **cause),
     }
 
@@ -171,9 +206,9 @@ def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, sta
         "publisher": group.publisher,
         "error_class": group.error_class or "-",
         "type": group.type,
-        "count": text.number(group.count),
-        "first": text.ago(group.first, status.at),
-        "last": text.ago(group.last, status.at),
+        "count": number(group.count),
+        "first": with_age(group.first, now=status.at),
+        "last": with_age(group.last, now=status.at),
         "operations": [
             (operation.name, operation.label, links.own(operation.name, **cause))
             for operation in GROUP_OPERATIONS
@@ -200,8 +235,8 @@ def _key(key: BlockedKey, status: Status, links: Links) -> dict[str, Any]:
         "type": key.type,
         "state": _("failed") if key.failed else _("waits for its retry"),
         "error_class": key.error_class,
-        "since": text.ago(key.since, status.at),
-        "waiting": text.number(key.waiting),
+        "since": with_age(key.since, now=status.at),
+        "waiting": number(key.waiting),
         "look": links.message(key.id),
     }
 
@@ -223,10 +258,10 @@ def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:
         "publishers": ", ".join(sorted(relay.publishers)),
         "alive": relay.alive,
         "state": state,
-        "started": text.ago(relay.started_at, status.at),
-        "seen": text.ago(relay.seen_at, status.at),
-        "processed": text.number(relay.processed),
-        "failed": text.number(relay.failed),
+        "started": with_age(relay.started_at, now=status.at),
+        "seen": with_age(relay.seen_at, now=status.at),
+        "processed": number(relay.processed),
+        "failed": number(relay.failed),
     }
 
 
@@ -242,11 +277,11 @@ def _consumer(consumer: ConsumerStatus, status: Status) -> dict[str, Any]:
         "source": consumer.source,
         "state": states.get(consumer.state, consumer.state),
         "outage": consumer.outage,
-        "outage_since": text.ago(consumer.outage_since, status.at) if consumer.outage_since else "",
+        "outage_since": with_age(consumer.outage_since, now=status.at) if consumer.outage_since else "",
         "alive": consumer.inboxes > 0,
-        "seen": text.ago(consumer.seen_at, status.at),
+        "seen": with_age(consumer.seen_at, now=status.at),
         **{
-            name: text.number(getattr(consumer, name))
+            name: number(getattr(consumer, name))
             for name in ("inboxes", "received", "stored", "invalid", "dropped", "rejected")
         },
     }
@@ -257,5 +292,5 @@ def _entry(entry: LogEntry, status: Status) -> dict[str, Any]:
         "user": entry.user.get_username(),
         "subject": entry.object_repr,
         "text": entry.get_change_message(),
-        "when": text.ago(entry.action_time, status.at),
+        "when": with_age(entry.action_time, now=status.at),
     }

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from django.core.management.base import CommandParser
 
+from django_outbox.bulk import batches
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.choosing import Choice, add_filters, check_filters, chosen, describe_others
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
@@ -19,8 +20,6 @@ class FailedMessagesCommand(OutboxCommand):
     """What it does to a message: "requeue"."""
     participle: ClassVar[str]
     """What happens to a message: "requeued"."""
-    batch_size = 1000
-    """Number of rows that one statement changes: few enough to hold its locks for milliseconds only."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
 
@@ -76,16 +75,12 @@ class FailedMessagesCommand(OutboxCommand):
         return not self.is_asking(options) or self.ask(f"{question}{self.warning}")
 
     def _change(self, messages: OutboxMessageQuerySet, choice: Choice) -> None:
-        # In the order of their ids, which is that of their keys: the first messages may be delivered before the last
-        # ones are changed.
-        ids = sorted(choice.ids)
         changed = tried = 0
         try:
-            for start in range(0, len(ids), self.batch_size):
-                batch = ids[start : start + self.batch_size]
+            for batch in batches(choice.ids):
                 changed += self.change(messages.filter(pk__in=batch))
                 tried += len(batch)
-                self.show_progress(f"{tried:,} of {len(ids):,} {self.participle}")
+                self.show_progress(f"{tried:,} of {len(choice.ids):,} {self.participle}")
         finally:
             self.show_progress("")
             self.report(f"{counted(changed, 'message')} {self.participle}.")

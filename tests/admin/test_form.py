@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import localtime
 
 from django_outbox.admin import display as admin_display
-from django_outbox.admin import neighbours
+from django_outbox.admin import listing
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.support.admin_tools import CHANGELIST, client_with, listed, put, text, url
@@ -117,7 +117,7 @@ class TestDetail:
         assert f'href="{CHANGELIST}?q=order-1"' in page
 
     def test_counts_the_queue_up_to_a_limit(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(neighbours, "QUEUE_LIMIT", 2)
+        monkeypatch.setattr(listing, "QUEUE_LIMIT", 2)
         first, *_ = put(Status.PENDING, 5, key="order-1")
         assert "2+ undelivered messages are behind it." in text(admin_client.get(url("change", first)))
 

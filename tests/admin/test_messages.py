@@ -9,8 +9,8 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import localtime
 
-from django_outbox.admin import counts as admin_counts
 from django_outbox.admin import display as admin_display
+from django_outbox.admin import listing as admin_counts
 from django_outbox.admin.filters import local_text
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES

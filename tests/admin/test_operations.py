@@ -14,7 +14,6 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
-from django_outbox.admin import applying
 from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
@@ -95,7 +94,7 @@ class TestOperations:
         ids = put(Status.FAILED, 3, using=using)
         user = User.objects.create_user("someone")
         with CaptureQueriesContext(connections[using]) as queries:
-            done = applying.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
+            done = admin_operations.apply(getattr(admin_operations, operation.upper()), ids, user.pk)
         assert done.changed == 3
         (write,) = [q["sql"] for q in queries if q["sql"].startswith(("UPDATE", "DELETE")) and "outboxm" in q["sql"]]
         assert "failed_at" in write.partition("WHERE")[2]
@@ -119,7 +118,7 @@ class TestOperations:
 def test_no_message_changes_if_the_admin_log_cannot_be_written():
     (id,) = put(Status.FAILED)
     with pytest.raises(IntegrityError):
-        applying.apply(admin_operations.DISCARD, [id], None)
+        admin_operations.apply(admin_operations.DISCARD, [id], None)
     assert statuses() == {id: Status.FAILED}
 
 
@@ -139,9 +138,9 @@ class TestConfirmation:
         ]
 
     def test_shows_no_more_groups_than_a_person_reads(self, admin_client: Client):
-        ids = [id for n in range(applying.MAX_GROUPS + 2) for id in put(Status.FAILED, type=f"type.{n}")]
+        ids = [id for n in range(admin_operations.MAX_GROUPS + 2) for id in put(Status.FAILED, type=f"type.{n}")]
         page = act(admin_client, "requeue", ids)
-        assert len(page.context["groups"]) == applying.MAX_GROUPS
+        assert len(page.context["groups"]) == admin_operations.MAX_GROUPS
         assert "and 2 more groups" in text(page)
 
     def test_an_operation_is_one_entry_of_the_log_with_a_summary_and_the_reason(self, admin_client: Client):
@@ -187,7 +186,7 @@ class TestConfirmation:
 
     @pytest.mark.parametrize("ids", ["", "1,", "x", "1;2", "1,2,3", str(2**63)])
     def test_refuses_invalid_ids(self, admin_client: Client, ids: str, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(applying, "LIMIT", 2)
+        monkeypatch.setattr(admin_operations, "LIMIT", 2)
         assert admin_client.post(url("discard"), {"ids": ids, "confirmed": "yes"}).status_code == 400
 
     def test_requires_a_csrf_token(self, admin_user: User):
@@ -259,9 +258,9 @@ class TestEffectsOnKeys:
         assert act(admin_client, "requeue", failed[kind][:1]).context["keys"] == [sentence]
 
     def test_is_shown_in_german(self, failed: dict[str, list[int]]):
-        targets = applying.find_targets(admin_operations.REQUEUE, [id for ids in failed.values() for id in ids])
+        targets = admin_operations.find_targets(admin_operations.REQUEUE, [id for ids in failed.values() for id in ids])
         with translation.override("de"):
-            shown = applying.effects_on_keys(admin_operations.REQUEUE, targets)
+            shown = admin_operations.effects_on_keys(admin_operations.REQUEUE, targets)
         assert shown[0] == (
             "2 Nachrichten blockieren ihre Schlüssel. "
             "Sie werden zuerst zugestellt, dann die Nachrichten, die hinter ihnen warten."

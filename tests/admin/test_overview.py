@@ -16,13 +16,14 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone, translation
 
+from django_outbox import bulk
 from django_outbox.admin import (
     ages,
     operations,
     overview,
     overview_chart,
-    overview_members,
-    overview_text,
+    overview_groups,
+    overview_page,
 )
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
@@ -156,8 +157,8 @@ class TestGroups:
     def test_an_operation_changes_one_cause_in_batches_and_is_one_log_entry(
         self, using: str, admin_client: Client, operation: str, flag: int, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(overview_members, "WINDOW", 4)
-        monkeypatch.setattr(overview_members, "BATCH_SIZE", 2)
+        monkeypatch.setattr(overview_groups, "WINDOW", 4)
+        monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
         others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")
@@ -169,13 +170,14 @@ class TestGroups:
         assert {left[id] for id in others} == {Status.FAILED}
         assert {left.get(id) for id in chosen} == ({Status.PENDING} if operation == "requeue" else {None})
         entry = LogEntry.objects.get()
-        assert entry.change_message == f"7 messages were {operation}{'d' if operation == 'requeue' else 'ed'}. (fixed)"
+        participle = {"requeue": "requeued", "discard": "discarded"}[operation]
+        assert entry.change_message == f"7 messages were {participle}. Reason: fixed"
         assert (entry.object_repr, entry.action_flag) == ("shop.Timeout · order.created · default", flag)
 
     def test_an_interrupted_operation_has_logged_what_it_did(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(overview_members, "WINDOW", 2)
+        monkeypatch.setattr(overview_groups, "WINDOW", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 5, age=60, error_class="shop.Timeout")
         page = admin_client.post(address("requeue", **CAUSE))
@@ -187,7 +189,7 @@ class TestGroups:
         assert [(entry["user"], entry["text"]) for entry in listed] == [("admin", "2 messages were requeued.")]
 
     def test_messages_that_fail_later_are_left_alone(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(overview_members, "WINDOW", 2)
+        monkeypatch.setattr(overview_groups, "WINDOW", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
         url = address("requeue", **CAUSE)
@@ -219,7 +221,7 @@ class TestGroups:
     def test_a_state_of_another_operator_or_group_is_refused(
         self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
     ):
-        monkeypatch.setattr(overview_members, "WINDOW", 1)
+        monkeypatch.setattr(overview_groups, "WINDOW", 1)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 3, error_class="shop.Timeout")
         state = {"state": admin_client.post(address("requeue", **CAUSE)).context["state"]}
@@ -264,7 +266,7 @@ class TestPause:
         assert OutboxMessage.objects.using(using).due().count() == 5
         assert not Pause.objects.using(using).exists()
         entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
-        assert list(entries) == [("default: paid", "Paused. (later)"), ("default: paid", "Resumed.")]
+        assert list(entries) == [("default: paid", "Paused. Reason: later"), ("default: paid", "Resumed.")]
 
     def test_only_publishers_of_the_settings_are_paused(self, admin_client: Client):
         assert admin_client.post(address("pause", publisher="nobody")).status_code == 404
@@ -288,9 +290,9 @@ class TestText:
         assert ages.duration(seconds) == expected
 
     def test_every_verdict_has_a_headline_and_a_page_of_the_documentation(self):
-        assert overview_text.HEADLINES.keys() == overview_text.REMEDIES.keys() == set(CODES)
-        for remedy in overview_text.REMEDIES.values():
-            path, _, anchor = remedy.removeprefix(overview_text.DOCS).partition("#")
+        assert overview_page.HEADLINES.keys() == overview_page.REMEDIES.keys() == set(CODES)
+        for remedy in overview_page.REMEDIES.values():
+            path, _, anchor = remedy.removeprefix(overview_page.DOCS).partition("#")
             page = (DOCS / path.replace(".html", ".md")).read_text()
             assert not anchor or f"({anchor})=\n" in page, remedy
 
@@ -313,4 +315,4 @@ class TestText:
 
 
 def test_ages_show_the_exact_time(settings: Any):
-    assert "CEST" in overview_text.ago(NOW, timezone.now())
+    assert "CEST" in ages.with_age(NOW, now=timezone.now())

@@ -8,7 +8,8 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
-from django_outbox.admin import overview, overview_members, overview_waiting
+from django_outbox import bulk
+from django_outbox.admin import overview, overview_groups
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
@@ -39,8 +40,8 @@ def fresh_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
     using: str, admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(overview_members, "WINDOW", 2)
-    monkeypatch.setattr(overview_members, "BATCH_SIZE", 1)
+    monkeypatch.setattr(overview_groups, "WINDOW", 2)
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 1)
     monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
     chosen = put_waiting(5, using=using)
     chosen += [id for n in range(3) for id in put_waiting(using=using, key=f"k{n}", partition=n + 1, blocks_key=True)]
@@ -62,7 +63,7 @@ def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
     entry = LogEntry.objects.get()
     assert (entry.object_repr, entry.change_message) == (
         "shop.Timeout · paid · default",
-        "8 messages are due now. (fixed)",
+        "8 messages are due now. Reason: fixed",
     )
 
 
@@ -80,7 +81,7 @@ def test_groups_are_shown_by_cause_with_what_may_be_done(using: str, admin_clien
 
 
 def test_the_groups_are_bounded(admin_client: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(overview_waiting, "MAX_WAITING", 2)
+    monkeypatch.setattr(overview_groups, "MAX_WAITING", 2)
     put_waiting(3)
     context = admin_client.get(address()).context
     assert context["waiting_groups"][0]["count"] == "2"

@@ -8,8 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_outbox.admin.applying import apply
-from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW
+from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
 from django_outbox.models import CANCELLED, HELD_BY_OPERATOR, OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.support.admin_tools import CHANGELIST, client_with, put, text, url

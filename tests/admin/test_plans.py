@@ -15,10 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox.admin import changelist as admin_list
-from django_outbox.admin import counts as admin_counts
-from django_outbox.admin import due as admin_due
+from django_outbox.admin import listing as admin_listing
 from django_outbox.admin import operation_views as admin_views
-from django_outbox.admin import overview_groups, overview_members
+from django_outbox.admin import overview_groups
 from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from tests.conftest import ALIASES, LOCKING
@@ -72,8 +71,8 @@ def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (admin_views, admin_list, admin_search):
         monkeypatch.setattr(module, "LIMIT", LIMIT)
     for name in ("KEYED_LIMIT", "OVERDUE_LIMIT"):
-        monkeypatch.setattr(admin_due, name, LIMIT)
-    monkeypatch.setattr(admin_counts, "COUNT_LIMIT", LIMIT)
+        monkeypatch.setattr(admin_listing, name, LIMIT)
+    monkeypatch.setattr(admin_listing, "COUNT_LIMIT", LIMIT)
 
 
 @pytest.fixture(params=LOCKING)
@@ -141,11 +140,11 @@ def test_the_page_of_a_message_reads_an_index_up_to_its_bound(using: str, admin_
 
 def test_the_pending_messages_are_counted_up_to_the_bound(using: str, monkeypatch: pytest.MonkeyPatch):
     """On MySQL, the failed messages are counted as well."""
-    monkeypatch.setattr(admin_counts, "COUNT_LIMIT", 5 * LIMIT)
+    monkeypatch.setattr(admin_listing, "COUNT_LIMIT", 5 * LIMIT)
     monkeypatch.setattr(f"{__name__}.LIMIT", 10 * LIMIT)
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
-    assert examine(using, lambda: admin_counts.count_states(messages)) == 3
-    pending = admin_counts.count_states(messages)[Status.PENDING]
+    assert examine(using, lambda: admin_listing.count_states(messages)) == 3
+    pending = admin_listing.count_states(messages)[Status.PENDING]
     assert pending is not None
     assert str(pending) == "5,000+"
 
@@ -203,12 +202,12 @@ def test_the_command_reads_the_failed_messages_by_their_index(using: str, filter
 
 def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch: pytest.MonkeyPatch):
     """Half of the pending messages wait, also those with a key, of which each is the first of its key."""
-    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
+    monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
     pending = OutboxMessage.objects.using(using).pending()
     at = timezone.now() + datetime.timedelta(hours=1)
     middle = pending.order_by("id")[15_000].pk
     pending.filter(id__lt=middle).update(available_at=at, attempts=2, first_error_at=EARLIER, last_error_at=EARLIER)
-    group = overview_members.Group(using, "default", "", "order.paid")
+    group = overview_groups.Group(using, "default", "", "order.paid")
 
     def run() -> None:
         found = overview_groups.survey(overview_groups.find_operation("retry_now"), group)
@@ -226,8 +225,8 @@ def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch
 def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
     using: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ):
-    monkeypatch.setattr(overview_members, "WINDOW", LIMIT)
-    group = overview_members.Group(using, "other", "", "order.paid")
+    monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
+    group = overview_groups.Group(using, "other", "", "order.paid")
 
     def run() -> None:
         found = overview_groups.survey(overview_groups.find_operation(operation), group)

@@ -13,8 +13,7 @@ from django.db import OperationalError, connections, transaction
 from django.test import TestCase, override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.admin.applying import apply
-from django_outbox.admin.operations import HOLD
+from django_outbox.admin.operations import HOLD, apply
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.handlers import handler
 from django_outbox.messages import Message, Outcome, rejected

@@ -11,8 +11,7 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.admin import applying
-from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW
+from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
 from django_outbox.relay import Relay
 from django_outbox.stores import postgresql
 from django_outbox.stores.mysql import MySQLStore
@@ -211,7 +210,7 @@ def test_the_admin_locks_nothing_that_a_relay_delivers_under_serializable(
         original, connections[using] = connections[using], connections[serializable]
         try:
             with override_settings(DATABASE_ROUTERS=ROUTERS[using]), transaction.atomic(using=using):
-                assert applying.apply(operation, [*ids, *later], admin_user.pk).changed == 1
+                assert apply(operation, [*ids, *later], admin_user.pk).changed == 1
                 settle(relay, batch, processed=ids[:1], retried=[(ids[1], "busy", 60.0)])
         finally:
             connections[using] = original

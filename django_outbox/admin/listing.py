@@ -1,0 +1,213 @@
+"""Bounded queries of the admin's list: how many messages there are, those due first, and those around a message."""
+
+import datetime
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Q
+from django.utils import timezone
+
+from django_outbox.admin.search import of_partition
+from django_outbox.admin.states import ALL, TIME_OF
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
+from django_outbox.monitoring.figures import Count
+from django_outbox.stores.publishers import publishers_in_use
+
+COUNT_LIMIT = 100_000
+"""Maximum number of messages of a state that are counted."""
+
+
+def count_up_to(messages: OutboxMessageQuerySet, limit: int) -> Count:
+    """Count the messages, but read no more than one row beyond the limit."""
+    found = messages[: limit + 1].count()
+    return Count(min(found, limit), found > limit)
+
+
+def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
+    """Count the messages of each state and of all states together; None if only a scan of the table could count them.
+
+    Args:
+        messages: all messages of one database, in no particular order.
+    """
+    limit = COUNT_LIMIT
+    failed = count_up_to(messages.failed().order_by("failed_at"), limit)
+    processed = count_up_to(messages.processed().order_by("processed_at"), limit)
+    counts: dict[str, Count | None] = {
+        Status.FAILED.value: failed,
+        Status.PENDING.value: _count_pending(messages, failed, limit),
+        Status.PROCESSED.value: processed,
+    }
+    known = [count for count in counts.values() if count is not None]
+    total = sum(count.number for count in known)
+    more = total > limit or any(count.more for count in known)
+    counts[ALL] = Count(min(total, limit), more) if more or len(known) == len(Status) else None
+    return counts
+
+
+def _count_pending(messages: OutboxMessageQuerySet, failed: Count, limit: int) -> Count | None:
+    if connections[messages.db].features.supports_partial_indexes:
+        return count_up_to(messages.pending().order_by("publisher", "blocks_key", "available_at"), limit)
+    # No index has only the pending messages. One begins with the time of processing, so it leads to all that have none:
+    # the failed and the pending messages.
+    if failed.more:
+        return None
+    unprocessed = count_up_to(messages.filter(Q(processed_at=None)), limit + failed.number)
+    # The failed messages were counted a moment earlier.
+    return Count(max(unprocessed.number - failed.number, 0), unprocessed.more)
+
+
+KEYED_LIMIT = 50_000
+"""Maximum number of messages with a key among which the oldest are looked for."""
+
+OVERDUE_LIMIT = 5000
+"""Maximum number of messages of a publisher with a key among which overdue ones are looked for."""
+
+OVERDUE = datetime.timedelta(minutes=1)
+"""A message that has been due for longer than this is overdue."""
+
+# Sorted by the database, because to Python this many rows would take long.
+OLDEST = """
+WITH keyed AS ({keyed}), unkeyed AS ({unkeyed})
+SELECT counted.n, oldest.id FROM (SELECT count(*) AS n FROM keyed) counted LEFT JOIN (
+    SELECT id, available_at FROM (SELECT * FROM keyed UNION ALL SELECT * FROM unkeyed) waiting
+    WHERE available_at IS NOT NULL ORDER BY available_at, id LIMIT {limit}
+) oldest ON 1 = 1
+ORDER BY oldest.available_at, oldest.id
+"""
+
+
+class Due(NamedTuple):
+    """Ids of pending messages in the order in which they are due.
+
+    Attributes:
+        ids: the ids, at most as many as were asked for.
+        more: whether there are more messages.
+        exact: False if an older message may exist among those with a key that were not read.
+    """
+
+    ids: list[int]
+    more: bool
+    exact: bool
+
+
+def due_first(messages: OutboxMessageQuerySet, *, limit: int, keyed_limit: int | None = None) -> Due:
+    """Return the pending messages of one publisher by due time.
+
+    One index orders messages without a key by due time. Those with a key are ordered by partition in another one, so
+    a limited number of them is read and sorted. Failed messages that block their keys count towards that limit.
+
+    Args:
+        messages: the messages of one publisher, in any state.
+        limit: the maximum number of ids to return.
+        keyed_limit: the maximum number of messages with a key to read; `KEYED_LIMIT` by default.
+    """
+    keyed_limit = KEYED_LIMIT if keyed_limit is None else keyed_limit
+    connection = connections[messages.db]
+    # No more conditions than the index needs: with more, PostgreSQL expects far too few rows, and then reads and sorts
+    # all of them. Failed messages are therefore left out afterwards.
+    blocking = messages.filter(blocks_key=True)
+    if not connection.features.supports_partial_indexes:
+        blocking = blocking.filter(processed_at=None)
+    keyed = blocking.order_by("partition", "id")[: keyed_limit + 1]
+    unkeyed = messages.pending().filter(WITHOUT_KEY).order_by("available_at", "id")[: limit + 1]
+    parts, params = [], []
+    for part in (keyed, unkeyed):
+        sql, values = part.values("available_at", "id").query.get_compiler(connection=connection).as_sql()
+        parts.append(sql)
+        params += values
+    statement = OLDEST.format(keyed=parts[0], unkeyed=parts[1], limit=limit + 1)
+    with connection.cursor() as cursor:
+        cursor.execute(statement, params)
+        rows = cursor.fetchall()
+    ids = [id for _, id in rows if id is not None]
+    exact = rows[0][0] <= keyed_limit
+    return Due(ids[:limit], len(ids) > limit or not exact, exact)
+
+
+class Overdue(NamedTuple):
+    """The oldest message that is overdue, and its publisher."""
+
+    publisher: str
+    since: datetime.datetime
+
+
+def find_overdue(messages: OutboxMessageQuerySet) -> Overdue | None:
+    """Return the message that has been due for the longest time, if that is longer than `OVERDUE`."""
+    found: list[Overdue] = []
+    for publisher in publishers_in_use(messages):
+        for id in due_first(messages.filter(publisher=publisher), limit=1, keyed_limit=OVERDUE_LIMIT).ids:
+            since = messages.filter(Q(pk=id)).values_list("available_at", flat=True).first()
+            if since is not None and since < timezone.now() - OVERDUE:
+                found.append(Overdue(publisher, since))
+    return min(found, key=lambda overdue: overdue.since, default=None)
+
+
+def by_id(messages: OutboxMessageQuerySet, ids: list[int]) -> list[OutboxMessage]:
+    """Return messages in the order of `ids`, without those that were deleted meanwhile, and without their content."""
+    found = {message.pk: message for message in messages.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")}
+    return [found[id] for id in ids if id in found]
+
+
+QUEUE_LIMIT = 1000
+"""Maximum number of messages of a key that are counted."""
+
+SHOWN = 5
+"""Maximum number of messages of a key that are shown before, and after, a message."""
+
+FIELDS = ("id", "type", "key", "attempts", "available_at", "processed_at", "failed_at", "error_class")
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The messages around a message.
+
+    Attributes:
+        newer: the one above it in the list of its state; None if there is none.
+        older: the one below it.
+        before: the nearest messages that are ahead of it in the queue of its key, in order.
+        after: the nearest messages behind it.
+        waiting: how many messages wait behind it; None if it has no key.
+    """
+
+    newer: OutboxMessage | None = None
+    older: OutboxMessage | None = None
+    before: list[OutboxMessage] = field(default_factory=list)
+    after: list[OutboxMessage] = field(default_factory=list)
+    waiting: Count | None = None
+
+
+def find_neighbours(messages: OutboxMessageQuerySet, message: OutboxMessage) -> Neighbours:
+    """Return the messages around a message; each is found by an index.
+
+    Args:
+        messages: all messages of the database of `message`.
+        message: a saved message.
+    """
+    newer, older = _in_list(messages, message)
+    if not message.partition:
+        return Neighbours(newer, older)
+    queue = of_partition(messages, message.publisher, message.partition).only(*FIELDS)
+    before = [other for other in queue.filter(id__lt=message.pk).order_by("-id")[:SHOWN] if other.key == message.key]
+    behind = queue.filter(id__gt=message.pk).order_by("id")
+    after = [other for other in behind[:SHOWN] if other.key == message.key]
+    return Neighbours(newer, older, before[::-1], after, count_up_to(behind, QUEUE_LIMIT))
+
+
+def _in_list(
+    messages: OutboxMessageQuerySet, message: OutboxMessage
+) -> tuple[OutboxMessage | None, OutboxMessage | None]:
+    """Return the messages of the same state before and after this one by the time of that state, and then by id.
+
+    A pending message's neighbours have the same publisher, and like it either have a key or have none.
+    """
+    name = TIME_OF[message.status]
+    time = getattr(message, name)
+    group: Any = messages.with_status(message.status).only(*FIELDS)
+    if message.status is Status.PENDING:
+        group = group.filter(WITH_KEY if message.partition else WITHOUT_KEY, publisher=message.publisher)
+    # A range of the index, of which only those with an equal time are stepped over.
+    later = group.filter(**{f"{name}__gte": time}).exclude(**{name: time, "id__lte": message.pk})
+    earlier = group.filter(**{f"{name}__lte": time}).exclude(**{name: time, "id__gte": message.pk})
+    return later.order_by(name, "id").first(), earlier.order_by(f"-{name}", "-id").first()
