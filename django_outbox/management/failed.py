@@ -1,25 +1,84 @@
-"""The base of commands that change failed messages: they show what they chose, ask, and work in batches."""
+"""Commands that change failed messages: they choose them by filters, show what they found, ask, and work in batches."""
 
+import datetime
 import sys
 from abc import abstractmethod
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
+from django.db.models import F, Q
+from django.utils.timezone import localtime
 
 from django_outbox.bulk import batches
-from django_outbox.management.base import OutboxCommand
-from django_outbox.management.choosing import Choice, add_filters, check_filters, chosen, describe_others
+from django_outbox.conf import get_settings
+from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
+from django_outbox.management.arguments import moment, whole_number
+from django_outbox.management.base import OutboxCommand, align
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.wording import counted
+
+FILTERS = ("publisher", "type", "error_class", "failed_after", "failed_before", "key")
+
+NOUNS = {"publisher": "publishers", "type": "types", "error_class": "error classes", "key": "keys"}
+"""The nouns of filters for which other values are listed."""
+
+MAX_OTHERS = 10_000
+"""Number of the newest failed messages in which other values are looked for."""
+
+MAX_NAMES = 5
+"""Number of names in one line."""
+
+
+@dataclass(slots=True)
+class FailedGroup:
+    """The chosen messages of one type and error class."""
+
+    oldest: datetime.datetime
+    newest: datetime.datetime
+    count: int = 0
+    blocking: int = 0
+
+
+@dataclass(slots=True)
+class Choice:
+    """The ids of the chosen messages, and the messages in groups."""
+
+    ids: "array[int]" = field(default_factory=lambda: array("q"))
+    groups: dict[tuple[str, str], FailedGroup] = field(default_factory=dict)
+
+    @property
+    def blocking(self) -> int:
+        """The number of messages that block their key."""
+        return sum(group.blocking for group in self.groups.values())
+
+    def add(self, id: int, type: str, error_class: str, failed_at: Any, blocks_key: bool) -> None:
+        """Add a message that failed no earlier than those before it."""
+        group = self.groups.setdefault((type, error_class), FailedGroup(failed_at, failed_at))
+        group.newest = failed_at
+        group.count += 1
+        group.blocking += blocks_key
+        self.ids.append(id)
+
+    def lines(self) -> list[str]:
+        """Return the groups as a table, the largest first."""
+        lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
+        for (type, error_class), group in sorted(self.groups.items(), key=lambda item: -item[1].count):
+            names = (printable(type), printable(error_class) or "-")
+            lines.append((*names, f"{group.count:,}", f"{group.blocking:,}", _time(group.oldest), _time(group.newest)))
+        return align(lines)
 
 
 class FailedMessagesCommand(OutboxCommand):
     """A command that changes the failed messages that its filters choose."""
 
     verb: ClassVar[str]
-    """What it does to a message: "requeue"."""
+    """Its verb: "requeue"."""
     participle: ClassVar[str]
-    """What happens to a message: "requeued"."""
+    """The participle of its verb: "requeued"."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
 
@@ -87,3 +146,142 @@ class FailedMessagesCommand(OutboxCommand):
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
                 self.report(f"{counted(skipped, 'message')} {were} no longer failed and {were} left alone.")
+
+
+def add_kind_filters(parser: CommandParser) -> None:
+    """Add the flags that choose messages by publisher, type and error class."""
+    parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
+    parser.add_argument(
+        "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'
+    )
+    parser.add_argument(
+        "--error-class",
+        metavar="PATTERN",
+        action="append",
+        help='Only these error classes, such as "*.Timeout"; may be repeated.',
+    )
+
+
+def add_filters(parser: CommandParser, participle: str) -> None:
+    """Add the flags that choose failed messages.
+
+    Args:
+        parser: the command's parser.
+        participle: "requeued".
+    """
+    add_kind_filters(parser)
+    parser.add_argument(
+        "--failed-after",
+        metavar="TIME",
+        type=moment,
+        help="Only messages that failed at this time or later: a time such as 2026-05-31T08:30, or an age such as "
+        '"2h".',
+    )
+    parser.add_argument(
+        "--failed-before", metavar="TIME", type=moment, help="Only messages that failed before this time."
+    )
+    parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
+    parser.add_argument("--all", action="store_true", help="All failed messages, instead of a filter.")
+    parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, those that failed first.")
+    parser.add_argument("--dry-run", action="store_true", help=f"Show what would be {participle}, and change nothing.")
+
+
+def check_filters(options: dict[str, Any]) -> None:
+    """Check that the filters can choose something.
+
+    Raises:
+        CommandError: there is no filter, they contradict each other, or name a publisher that does not exist.
+    """
+    publisher = options["publisher"]
+    publishers = get_settings().publishers
+    if publisher is not None and publisher not in publishers:
+        raise CommandError(f"There is no publisher {publisher!r}; OUTBOX has {', '.join(sorted(publishers))}.")
+    after, before = options["failed_after"], options["failed_before"]
+    times = type(after) is type(before) is datetime.datetime
+    ages = type(after) is type(before) is datetime.timedelta
+    if (times and after >= before) or (ages and after <= before):
+        raise CommandError("--failed-after must be earlier than --failed-before.")
+    filtered = any(options[name] is not None for name in FILTERS)
+    if filtered and options["all"]:
+        raise CommandError("--all cannot be combined with a filter. Leave out either.")
+    if not (filtered or options["all"] or options["dry_run"]):
+        flags = ", ".join(map(_flag, FILTERS))
+        raise CommandError(f"Choose messages by a filter ({flags}), or use --all. Add --dry-run to try it first.")
+
+
+def chosen(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> OutboxMessageQuerySet:
+    """Return the failed messages that match all filters."""
+    found = messages.failed()
+    for name in FILTERS:
+        if options[name] is not None:
+            found = _filtered(found, name, options[name])
+    return found
+
+
+def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> Iterator[str]:
+    """Yield lines about the failed messages that the filters left out, when they chose none.
+
+    Args:
+        messages: all messages.
+        options: the filters.
+    """
+    failed = messages.failed()
+    newest = failed.order_by("-failed_at", "-id")[:MAX_OTHERS]
+    total = newest.count()
+    if not total:
+        yield "No message has failed."
+        return
+    yield "No failed message matches."
+    for name in FILTERS:
+        if options[name] is None:
+            continue
+        alone = _filtered(failed, name, options[name])[:MAX_OTHERS].count()
+        if alone:
+            yield f"{_bounded(alone)} {'matches' if alone == 1 else 'match'} {_flag(name)} alone."
+        elif name in NOUNS:
+            have = "has" if total == 1 else "have"
+            names = _most_common(Counter(newest.values_list(name, flat=True)))
+            yield f"{_bounded(total)} {have} other {NOUNS[name]}: {names}."
+        else:
+            times: list[Any] = list(failed.order_by("failed_at").values_list("failed_at", flat=True)[:1])
+            times += newest.values_list("failed_at", flat=True)[:1]
+            yield f"{_bounded(total)} failed between {' and '.join(map(_time, times))}."
+
+
+def printable(text: str) -> str:
+    """Return a text with a replacement for each character that cannot be printed."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _filtered(messages: OutboxMessageQuerySet, name: str, value: Any) -> OutboxMessageQuerySet:
+    match name:
+        case "publisher":
+            return messages.filter(publisher=value)
+        case "key":
+            return messages.filter(IsExactly(F("key"), value))
+        case "failed_after" | "failed_before":
+            lookup = "failed_at__gte" if name == "failed_after" else "failed_at__lt"
+            return messages.filter(
+                **{lookup: DatabaseNow() - value if isinstance(value, datetime.timedelta) else value}
+            )
+    either = Q()
+    for pattern in value:
+        either |= Q(MatchesPattern(F(name), pattern))
+    return messages.filter(either)
+
+
+def _bounded(count: int) -> str:
+    return ("At least " if count == MAX_OTHERS else "") + counted(count, "failed message")
+
+
+def _most_common(names: "Counter[str]") -> str:
+    shown = [f"{printable(name) or '(none)'} ({count:,})" for name, count in names.most_common(MAX_NAMES)]
+    return ", ".join([*shown, "…"] if len(names) > MAX_NAMES else shown)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _time(time: datetime.datetime) -> str:
+    return localtime(time).isoformat(" ", "seconds")

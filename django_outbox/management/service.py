@@ -1,19 +1,25 @@
-"""The base of the commands that work until a signal stops them."""
+"""The base of the commands that work until a signal stops them: their output, their log and their memory."""
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+import gc
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError
 
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
-from django_outbox.management.log_output import shown_log
-from django_outbox.management.output import print_line
 from django_outbox.management.proof import Finding
 from django_outbox.management.stop_signals import StopSignals
 from django_outbox.wording import counted
+
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
+LEVELS = {0: logging.WARNING, 1: logging.INFO}
+"""The least level that is shown, by `--verbosity`; at higher values, everything is shown."""
 
 
 class ServiceCommand(OutboxCommand):
@@ -51,12 +57,12 @@ class ServiceCommand(OutboxCommand):
             print_line(self.stderr, f"Skipping the system checks: the database cannot be reached: {error}")
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        # As early as here, so that a signal is noticed during the system checks, too.
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
         self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
-        # Only then may the log of the whole process be changed, too.
+        # Otherwise, the log of the whole process is left alone.
         log = shown_log(options["verbosity"]) if until_exit else nullcontext()
+        # The system checks run within it, so that a signal stops them, too.
         with self.signals, log:
             return super().execute(*args, **options)
 
@@ -77,3 +83,59 @@ class ServiceCommand(OutboxCommand):
             print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
+
+
+@contextmanager
+def shown_log(verbosity: int) -> Iterator[None]:
+    """Write the log of `django_outbox` to standard error until the end of the block.
+
+    If the project has a handler for it (in `LOGGING`, for this logger or the root), that one decides instead. Without
+    any, Python would show warnings only, and a relay in a container would be silent until something goes wrong.
+
+    Args:
+        verbosity: 0 for warnings and errors, 1 for everything that an operator needs, 2 for every batch.
+    """
+    log = logging.getLogger("django_outbox")
+    if log.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT, TIME_FORMAT))
+    level = log.level
+    log.setLevel(LEVELS.get(verbosity, logging.DEBUG))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def print_line(stream: OutputWrapper, text: str) -> None:
+    """Write a line, unless the stream is closed or has lost its reader."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError, AttributeError):
+        # Python would try again when it exits, and exit with 120.
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Let the collector skip all present objects until the end of the block.
+
+    Batches of messages make it run often, and a Django project has several hundred thousand objects that it would
+    traverse each time: 7% of the rate of a drain. See `gc.freeze` in Python's documentation.
+    """
+    if gc.get_freeze_count():
+        # The project has frozen objects itself.
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -14,7 +14,7 @@ import django
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
 django.setup()
 
-from django_outbox.management.gc import frozen  # noqa: E402 - Django must be set up first
+from django_outbox.management.service import frozen  # noqa: E402 - Django must be set up first
 from tests.benchmarks.brokers.base import VERSIONS  # noqa: E402
 from tests.benchmarks.measuring import BenchmarkError  # noqa: E402
 from tests.benchmarks.options import output_file  # noqa: E402

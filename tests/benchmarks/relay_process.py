@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from django_outbox.management.gc import frozen
+from django_outbox.management.service import frozen
 from django_outbox.messages import Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished

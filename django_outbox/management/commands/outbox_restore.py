@@ -16,7 +16,7 @@ from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.management.arguments import moment, whole_number
 from django_outbox.management.base import OutboxCommand
-from django_outbox.management.choosing import add_kind_filters
+from django_outbox.management.failed import add_kind_filters
 from django_outbox.models import Status
 from django_outbox.retention.archive.manifest import REASONS
 from django_outbox.retention.archive.restoring import (

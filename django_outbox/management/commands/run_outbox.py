@@ -9,11 +9,9 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
-from django_outbox.management.gc import frozen
 from django_outbox.management.live import RelayFigures, live_line
-from django_outbox.management.output import print_line
 from django_outbox.management.proof import check_deployment
-from django_outbox.management.service import ServiceCommand
+from django_outbox.management.service import ServiceCommand, frozen, print_line
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from django_outbox.relay.tally import Tally

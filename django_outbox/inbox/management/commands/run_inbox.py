@@ -10,10 +10,8 @@ from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.proof import check_inbox
 from django_outbox.inbox.state import LIMITS, Tally
-from django_outbox.management.gc import frozen
 from django_outbox.management.live import LiveFigures, Rate, live_line
-from django_outbox.management.output import print_line
-from django_outbox.management.service import ServiceCommand
+from django_outbox.management.service import ServiceCommand, frozen, print_line
 
 
 class InboxFigures:
