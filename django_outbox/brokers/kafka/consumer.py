@@ -1,18 +1,26 @@
-"""`KafkaConsumer`: reads topics."""
+"""`KafkaConsumer`: reads topics as a member of a consumer group."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from confluent_kafka import Message as Record
+from confluent_kafka import Message as Received
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.brokers.kafka.consumer_options import TOPIC, read_group_options
-from django_outbox.brokers.kafka.dead_letters import DeadLetters
-from django_outbox.brokers.kafka.decoding import read_record
-from django_outbox.brokers.kafka.options import servers
+from django_outbox.brokers.kafka.call import KafkaCall
+from django_outbox.brokers.kafka.options import TOPIC, read_config, read_group_options, servers
+from django_outbox.brokers.kafka.producers import ProducerPool
+from django_outbox.brokers.kafka.records import Headers, Record, read_record
 from django_outbox.brokers.kafka.session import Place, Session
 from django_outbox.brokers.options import require_seconds
+from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.messages import ACCEPTED
+
+MAX_DEAD_LETTER_BYTES = 1_000_000_000
+"""The maximum of librdkafka for `message.max.bytes`."""
+
+ORIGIN = "outbox-rejected-from"
+"""Header that names the record's topic, partition and offset."""
 
 
 class KafkaConsumer(Consumer):
@@ -46,18 +54,14 @@ class KafkaConsumer(Consumer):
         require_seconds("timeout", timeout)
         self._options = read_group_options(config=config, group=group, topics=topics, timeout=timeout)
         self._dead_letters: DeadLetters | None = None
-        if not isinstance(dead_letters, str):
-            raise ImproperlyConfigured(f"dead_letters is {dead_letters!r}; it must be the name of a topic.")
-        if dead_letters:
-            if dead_letters.startswith("^") or not TOPIC.fullmatch(dead_letters):
-                raise ImproperlyConfigured(f"dead_letters is {dead_letters!r}; it must be the name of a topic.")
+        if dead_letters != "":
             self._dead_letters = DeadLetters(dead_letters, config, timeout)
         elif "reject" in (self.unknown_types, self.invalid):
             raise ImproperlyConfigured(
                 "unknown_types or invalid is 'reject', but dead_letters is blank; name a topic for rejected messages."
             )
         self._session: Session | None = None
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, Received] = {}
         self._tag = 0
 
     @property
@@ -86,7 +90,7 @@ class KafkaConsumer(Consumer):
         if rejected and self._dead_letters is not None:
             reason = self._dead_letters.write([record for tag, record in records.items() if tag in rejected])
             if reason:
-                # The batch comes again, and what was stored of it is recognized.
+                # The batch is delivered again; its stored messages are recognized as duplicates.
                 problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
                 session.break_off(problem)
                 raise Refused(problem)
@@ -116,3 +120,33 @@ class KafkaConsumer(Consumer):
         if self._session is None:
             raise Unavailable("the consumer is not connected")
         return self._session
+
+
+class DeadLetters:
+    """Writes rejected records to a topic, because Kafka has no dead letters of its own."""
+
+    def __init__(self, topic: object, config: Mapping[str, Any], timeout: float) -> None:
+        if not isinstance(topic, str) or topic.startswith("^") or not TOPIC.fullmatch(topic):
+            raise ImproperlyConfigured(f"dead_letters is {topic!r}; it must be the name of a topic.")
+        self._topic = topic
+        self._timeout = timeout
+        # The broker decides what is too large: the record was within the limits of its own topic.
+        self._pool = ProducerPool(read_config({"message.max.bytes": MAX_DEAD_LETTER_BYTES, **config}, timeout))
+
+    def write(self, records: Sequence[Received]) -> str:
+        """Write records with their keys and headers. Return the reason if not all were confirmed."""
+        try:
+            outcomes = KafkaCall(records, self._encode, self._pool, self._timeout).run()
+        except BatchRefused as error:
+            return str(error)
+        return next((outcome.error for outcome in outcomes if outcome is not ACCEPTED), "")
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pool.close()
+
+    def _encode(self, record: Received) -> Record:
+        pairs: Any = record.headers() or []
+        origin = f"{record.topic()}/{record.partition()}/{record.offset()}"
+        headers: Headers = [*pairs, (ORIGIN, origin)]
+        return (self._topic, record.value(), record.key(), headers)

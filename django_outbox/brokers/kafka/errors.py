@@ -1,4 +1,4 @@
-"""What each error of Kafka and librdkafka means for a message.
+"""The errors of Kafka and librdkafka: their meaning for a message, and the remedy.
 
 Sources: the broker's codes are in https://kafka.apache.org/protocol.html#protocol_error_codes, librdkafka's own (with
 an underscore) in its rdkafka.h. Which of them librdkafka retries by itself is in `rd_kafka_handle_Produce_error` and
@@ -26,7 +26,7 @@ class Blame(enum.Enum):
     """The topic: all messages for it have this error."""
 
     NONE = "none"
-    """No message: this one was not written because of another one, or because the producer ended. Send it again."""
+    """No message: it was not written because of another message, or because the producer ended. Send it again."""
 
     BROKER = "broker"
     """The broker, or the way to it: an outage."""
@@ -34,13 +34,13 @@ class Blame(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error means.
+    """The meaning of an error.
 
     Args:
-        blame: who is to blame.
+        blame: the cause.
         word: the second part of the `error_class`.
         permanent: whether another attempt cannot succeed.
-        remedy: what to do.
+        remedy: an instruction.
     """
 
     blame: Blame
@@ -54,8 +54,15 @@ class Meaning:
         return make(f"{reason}: {self.remedy}" if self.remedy else reason, error_class=f"kafka.{self.word}")
 
 
-_TOO_LARGE = "send less, or raise message.max.bytes in config and on the broker (topics: max.message.bytes)"
-_UNKNOWN_TOPIC = "create the topic, or correct the option topic"
+_TOO_LARGE = Meaning(
+    Blame.BATCH,
+    "too_large",
+    permanent=True,
+    remedy="send less, or raise message.max.bytes in config and on the broker (topics: max.message.bytes)",
+)
+_UNKNOWN_TOPIC = Meaning(Blame.TOPIC, "unknown_topic", remedy="create the topic, or correct the option topic")
+_NOT_WRITTEN = Meaning(Blame.NONE)
+_OUTAGE = Meaning(Blame.BROKER)
 _NOT_AUTHORIZED = "give the user of config the permission to write to the topic"
 _REFUSED = "the topic's settings, or a policy of the cluster, do not accept it"
 
@@ -64,19 +71,19 @@ MEANINGS: dict[int, Meaning] = {
     KafkaError._INVALID_ARG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
     KafkaError._BAD_MSG: Meaning(Blame.MESSAGE, "unencodable", permanent=True),
     # One of a batch of records: the broker checks each batch as a whole.
-    KafkaError.MSG_SIZE_TOO_LARGE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
-    KafkaError.RECORD_LIST_TOO_LARGE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
-    KafkaError.INVALID_MSG_SIZE: Meaning(Blame.BATCH, "too_large", permanent=True, remedy=_TOO_LARGE),
+    KafkaError.MSG_SIZE_TOO_LARGE: _TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE: _TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE: _TOO_LARGE,
     # A compacted topic needs keys; an interceptor or a schema check of the broker refuses records.
     KafkaError.INVALID_RECORD: Meaning(Blame.BATCH, "invalid_record", permanent=True, remedy=_REFUSED),
     KafkaError.INVALID_MSG: Meaning(Blame.BATCH, "invalid_record", permanent=True, remedy=_REFUSED),
     KafkaError.INVALID_TIMESTAMP: Meaning(Blame.BATCH, "invalid_timestamp", permanent=True, remedy=_REFUSED),
     KafkaError.POLICY_VIOLATION: Meaning(Blame.BATCH, "policy_violation", permanent=True, remedy=_REFUSED),
     # The topic. Someone may create it, or permit to write to it.
-    KafkaError.UNKNOWN_TOPIC_OR_PART: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
-    KafkaError._UNKNOWN_TOPIC: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
-    KafkaError._UNKNOWN_PARTITION: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
-    KafkaError.UNKNOWN_TOPIC_ID: Meaning(Blame.TOPIC, "unknown_topic", remedy=_UNKNOWN_TOPIC),
+    KafkaError.UNKNOWN_TOPIC_OR_PART: _UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_TOPIC: _UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION: _UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_ID: _UNKNOWN_TOPIC,
     KafkaError.TOPIC_AUTHORIZATION_FAILED: Meaning(Blame.TOPIC, "not_authorized", remedy=_NOT_AUTHORIZED),
     KafkaError.TOPIC_EXCEPTION: Meaning(
         Blame.TOPIC,
@@ -85,32 +92,32 @@ MEANINGS: dict[int, Meaning] = {
         remedy="a topic has up to 249 letters, digits, periods, hyphens and underscores; correct the option topic",
     ),
     # Not written because of another message or because the producer ended.
-    KafkaError._INVALID_DIFFERENT_RECORD: Meaning(Blame.NONE),
-    KafkaError._FATAL: Meaning(Blame.NONE),
-    KafkaError._PURGE_QUEUE: Meaning(Blame.NONE),
-    KafkaError._PURGE_INFLIGHT: Meaning(Blame.NONE),
-    KafkaError._RETRY: Meaning(Blame.NONE),
+    KafkaError._INVALID_DIFFERENT_RECORD: _NOT_WRITTEN,
+    KafkaError._FATAL: _NOT_WRITTEN,
+    KafkaError._PURGE_QUEUE: _NOT_WRITTEN,
+    KafkaError._PURGE_INFLIGHT: _NOT_WRITTEN,
+    KafkaError._RETRY: _NOT_WRITTEN,
     # The broker has lost, or never had, the producer's sequence. A new producer begins another one.
-    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: Meaning(Blame.NONE),
-    KafkaError.DUPLICATE_SEQUENCE_NUMBER: Meaning(Blame.NONE),
-    KafkaError.UNKNOWN_PRODUCER_ID: Meaning(Blame.NONE),
-    KafkaError.INVALID_PRODUCER_EPOCH: Meaning(Blame.NONE),
-    KafkaError.INVALID_PRODUCER_ID_MAPPING: Meaning(Blame.NONE),
-    KafkaError.PRODUCER_FENCED: Meaning(Blame.NONE),
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: _NOT_WRITTEN,
+    KafkaError.DUPLICATE_SEQUENCE_NUMBER: _NOT_WRITTEN,
+    KafkaError.UNKNOWN_PRODUCER_ID: _NOT_WRITTEN,
+    KafkaError.INVALID_PRODUCER_EPOCH: _NOT_WRITTEN,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING: _NOT_WRITTEN,
+    KafkaError.PRODUCER_FENCED: _NOT_WRITTEN,
     # All messages are concerned. They wait until someone has changed the cluster or the settings.
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: Meaning(Blame.BROKER),
-    KafkaError.SASL_AUTHENTICATION_FAILED: Meaning(Blame.BROKER),
-    KafkaError.UNSUPPORTED_VERSION: Meaning(Blame.BROKER),
-    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: Meaning(Blame.BROKER),
-    KafkaError.REQUEST_TIMED_OUT: Meaning(Blame.BROKER),
-    KafkaError.LEADER_NOT_AVAILABLE: Meaning(Blame.BROKER),
-    KafkaError.NOT_LEADER_FOR_PARTITION: Meaning(Blame.BROKER),
-    KafkaError.BROKER_NOT_AVAILABLE: Meaning(Blame.BROKER),
-    KafkaError.REPLICA_NOT_AVAILABLE: Meaning(Blame.BROKER),
-    KafkaError.NETWORK_EXCEPTION: Meaning(Blame.BROKER),
-    KafkaError.NOT_ENOUGH_REPLICAS: Meaning(Blame.BROKER),
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Meaning(Blame.BROKER),
-    KafkaError.KAFKA_STORAGE_ERROR: Meaning(Blame.BROKER),
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _OUTAGE,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _OUTAGE,
+    KafkaError.UNSUPPORTED_VERSION: _OUTAGE,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: _OUTAGE,
+    KafkaError.REQUEST_TIMED_OUT: _OUTAGE,
+    KafkaError.LEADER_NOT_AVAILABLE: _OUTAGE,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _OUTAGE,
+    KafkaError.BROKER_NOT_AVAILABLE: _OUTAGE,
+    KafkaError.REPLICA_NOT_AVAILABLE: _OUTAGE,
+    KafkaError.NETWORK_EXCEPTION: _OUTAGE,
+    KafkaError.NOT_ENOUGH_REPLICAS: _OUTAGE,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND: _OUTAGE,
+    KafkaError.KAFKA_STORAGE_ERROR: _OUTAGE,
 }
 
 _FIRST_CODE_OF_THE_BROKER = -1
@@ -118,7 +125,7 @@ _FIRST_CODE_OF_THE_BROKER = -1
 
 
 def meaning_of(error: KafkaError) -> Meaning:
-    """Return what an error in a delivery report means.
+    """Return the meaning of an error in a delivery report.
 
     An unknown code of the broker is the refusal of a batch, which may succeed later; one of librdkafka is an outage.
     """
@@ -127,7 +134,7 @@ def meaning_of(error: KafkaError) -> Meaning:
         return known
     if error.code() >= _FIRST_CODE_OF_THE_BROKER:
         return Meaning(Blame.BATCH, error.name().lower())
-    return Meaning(Blame.BROKER)
+    return _OUTAGE
 
 
 _CONNECTION_REMEDIES: dict[int, str] = {

@@ -1,22 +1,26 @@
-"""The options of the Kafka publisher and consumer that librdkafka reads: what is refused, and what is set."""
+"""The options of the publisher and the consumer, most of which librdkafka reads, and its log."""
 
+import logging
 import numbers
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.kafka.logs import Log
+from django_outbox.error_text import one_line
+from django_outbox.logs import logger
 
 EXAMPLE = '{"bootstrap.servers": "kafka-1:9092,kafka-2:9092"}'
 
-REFUSED_CALLBACKS = dict.fromkeys(
+_REFUSED_CALLBACKS = dict.fromkeys(
     ("on_delivery", "dr_cb", "dr_msg_cb", "error_cb", "stats_cb", "throttle_cb", "log_cb", "logger", "on_commit"),
     "callbacks and loggers are set by this package; remove it",
 )
 
-REFUSED = {
+_REFUSED_BY_PUBLISHER = {
     "enable.idempotence": "it keeps retries from changing the order; it is always true",
     "retries": "messages are sent again until the option timeout; remove it",
     "message.send.max.retries": "messages are sent again until the option timeout; remove it",
@@ -28,18 +32,18 @@ REFUSED = {
     "transaction.timeout.ms": "the publisher uses no transactions; remove it",
     "default.topic.config": "set its options directly in config",
     "delivery.report.only.error": "each message needs a delivery report; remove it",
-    **REFUSED_CALLBACKS,
+    **_REFUSED_CALLBACKS,
 }
 """Options of librdkafka that the publisher sets itself, and why."""
 
-ALWAYS: Mapping[str, Any] = {
+_ALWAYS: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
     # At the timeout the publisher ends the producer, so that no message is sent later.
     "message.timeout.ms": 0,
 }
 
-DEFAULTS: Mapping[str, Any] = {
+_PUBLISHER_DEFAULTS: Mapping[str, Any] = {
     "client.id": "django_outbox",
     # Like Java's producer, so that a key is in the same partition as the records of other services.
     "partitioner": "murmur2_random",
@@ -53,25 +57,58 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Options that `config` may replace."""
 
+_COMMITS = "offsets are committed after the database's commit"
+
+_REFUSED_BY_CONSUMER = {
+    "group.id": "use the option group instead",
+    "enable.auto.commit": f"{_COMMITS}; it is always false",
+    "enable.auto.offset.store": f"{_COMMITS}; it is always false",
+    "auto.commit.interval.ms": f"{_COMMITS}; remove it",
+    "auto.commit.enable": f"{_COMMITS}; remove it",
+    "enable.partition.eof": "the consumer needs it; it is always true",
+    **_REFUSED_CALLBACKS,
+}
+"""Options of librdkafka that the consumer sets itself, and why."""
+
+_CONSUMER_DEFAULTS: Mapping[str, Any] = {
+    "client.id": "django_outbox",
+    # A new group misses nothing.
+    "auto.offset.reset": "earliest",
+    # The consumer asks the broker again soon after an outage.
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+    # Brokers close idle connections.
+    "log.connection.close": False,
+    # A quarter of the default: the messages ahead are in memory.
+    "queued.max.messages.kbytes": 16_384,
+}
+"""Options that `config` may replace."""
+
+TOPIC = re.compile(r"\^.+|[A-Za-z0-9._-]{1,249}")
+"""A topic, or a pattern of topics, which begins with ^."""
+
 _SECRET = ("password", "secret", "pem", "sasl.oauthbearer.config", "sasl.jaas")
 
 
-def read_config(config: object, timeout: float) -> dict[str, Any]:
-    """Return the options for the producer.
+class Log:
+    """Stands in for the `logging.Logger` that librdkafka's bindings call.
 
-    Args:
-        config: the publisher's option.
-        timeout: seconds after which the publisher gives up.
-
-    Raises:
-        ImproperlyConfigured: an option is missing, refused, unknown or invalid. The error never shows a secret.
+    Everything is logged as DEBUG: outcomes contain every error, and librdkafka repeats itself during an outage.
     """
-    given = require_config(config, REFUSED)
+
+    def log(self, level: int, format: str, *arguments: Any) -> None:
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("librdkafka: %s", one_line(format % arguments, 500))
+
+
+def read_config(config: object, timeout: float) -> dict[str, Any]:
+    """Return librdkafka's options for a producer that gives up after `timeout` seconds."""
+    given = _require_config(config, _REFUSED_BY_PUBLISHER)
     if str(given.get("partitioner", "")) == "random":
         raise ImproperlyConfigured("config: partitioner is 'random', so messages of a key would not stay in order.")
     milliseconds = max(int(timeout * 1000), 10)
     found = {
-        **DEFAULTS,
+        **_PUBLISHER_DEFAULTS,
         # A request that gets no response is given up, and retried, before the publisher gives up.
         "socket.timeout.ms": max(milliseconds // 2, 10),
         "request.timeout.ms": max(milliseconds // 2, 10),
@@ -80,22 +117,69 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
         "topic.metadata.propagation.max.ms": min(milliseconds // 4, 5000),
         "reconnect.backoff.max.ms": 1000,
         **given,
-        **ALWAYS,
+        **_ALWAYS,
     }
-    _try_out(found)
+    _try_out(found, Producer)
     return found
 
 
-def require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options in `config`, all of which librdkafka could read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """The options of a consumer group.
 
     Args:
-        config: the value of the option `config`.
-        refused: names of options that may not be in it, with the reason.
-
-    Raises:
-        ImproperlyConfigured: it is not a dict of names and values, has no bootstrap.servers, or has a refused option.
+        config: librdkafka's options.
+        group: the consumer group.
+        topics: the topics, or patterns.
+        timeout: seconds until connecting is given up.
     """
+
+    config: Mapping[str, Any]
+    group: str
+    topics: tuple[str, ...]
+    timeout: float
+
+
+def read_group_options(*, config: object, group: object, topics: object, timeout: float) -> GroupOptions:
+    """Validate the options of a consumer group. The error never shows a secret."""
+    if not isinstance(group, str) or not group:
+        raise ImproperlyConfigured(f"group is {group!r}; it must be the name of the consumer group, such as 'billing'.")
+    names = [topics] if isinstance(topics, str) else topics
+    if not isinstance(names, list | tuple) or not names:
+        raise ImproperlyConfigured("topics must be a topic, or a list of topics.")
+    for name in names:
+        if not isinstance(name, str) or not TOPIC.fullmatch(name):
+            raise ImproperlyConfigured(
+                f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores, and a "
+                "pattern begins with ^."
+            )
+    found = {
+        **_CONSUMER_DEFAULTS,
+        **_require_config(config, _REFUSED_BY_CONSUMER),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+    }
+    _try_out(found, lambda options: Consumer(options).close())
+    return GroupOptions(config=found, group=group, topics=tuple(names), timeout=timeout)
+
+
+def servers(config: Mapping[str, Any]) -> str:
+    """Return the brokers' addresses."""
+    return str(config.get("bootstrap.servers") or config.get("metadata.broker.list"))
+
+
+def without_secrets(text: str, config: Mapping[str, Any]) -> str:
+    """Return text of librdkafka in which no password of `config` occurs."""
+    for name, value in config.items():
+        if isinstance(value, str) and value and any(word in name for word in _SECRET):
+            text = text.replace(value, "***")
+    return text
+
+
+def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]:
+    """Require a dict of options with `bootstrap.servers` and without refused ones, which have their reason."""
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
@@ -112,27 +196,14 @@ def require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]
     return dict(config)
 
 
-def servers(config: Mapping[str, Any]) -> str:
-    """Return the brokers' addresses."""
-    return str(config.get("bootstrap.servers") or config.get("metadata.broker.list"))
-
-
-def without_secrets(text: str, config: Mapping[str, Any]) -> str:
-    """Return text of librdkafka in which no password of `config` occurs."""
-    for name, value in config.items():
-        if isinstance(value, str) and value and any(word in name for word in _SECRET):
-            text = text.replace(value, "***")
-    return text
-
-
-def _try_out(config: Mapping[str, Any]) -> None:
+def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object]) -> None:
     """Let librdkafka validate the options. Without the brokers' addresses it does not connect."""
     left_out = {"bootstrap.servers", "metadata.broker.list", "oauth_cb"}
     if str(config.get("sasl.mechanism", config.get("sasl.mechanisms", ""))).upper() == "OAUTHBEARER":
         # It would wait for a token.
         left_out |= {"security.protocol", "sasl.mechanism", "sasl.mechanisms"}
     try:
-        Producer({name: value for name, value in config.items() if name not in left_out} | {"logger": Log()})
+        make_client({name: value for name, value in config.items() if name not in left_out} | {"logger": Log()})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise ImproperlyConfigured(f"config: {without_secrets(reason, config)}.") from None

@@ -1,4 +1,4 @@
-"""A publisher for Kafka: idempotent producers, whose delivery reports are the outcomes."""
+"""`KafkaPublisher`: publishes with idempotent producers."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
-from django_outbox.brokers.kafka.client import Client
-from django_outbox.brokers.kafka.delivery import Delivery
-from django_outbox.brokers.kafka.encoding import make_encoder
+from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.options import read_config, servers
-from django_outbox.brokers.kafka.pool import Pool
+from django_outbox.brokers.kafka.producers import ProducerPool
+from django_outbox.brokers.kafka.records import make_encoder
 from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
@@ -68,28 +67,25 @@ class KafkaPublisher(Publisher):
         self._timeout = timeout
         self._config = read_config(config, timeout)
         self._encode = make_encoder(self._topic, format, source)
-        self._pool = Pool(self._make_client)
+        self._pool = ProducerPool(self._config)
         # The threads of producers do not exist in the child process.
-        after_fork(self._pool, Pool.abandon)
+        after_fork(self._pool, ProducerPool.abandon)
 
     def describe(self) -> str:
         return f"Kafka at {servers(self._config)}, topic {self._topic.text!r}"
 
     def prepare(self) -> str:
-        with self._pool.client() as client:
-            reason = client.connect(time.monotonic() + self._timeout)
+        with self._pool.borrow() as producer:
+            reason = producer.connect(time.monotonic() + self._timeout)
             if reason:
-                client.discard()
+                producer.discard()
         return reason
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return Delivery(messages, self._encode, self._pool, self._timeout).run() if messages else []
+        return KafkaCall(messages, self._encode, self._pool, self._timeout).run() if messages else []
 
     def name_destination(self, message: Message) -> str:
         return self._topic.render(message)
 
     def close(self) -> None:
         self._pool.close()
-
-    def _make_client(self) -> Client:
-        return Client(self._config)

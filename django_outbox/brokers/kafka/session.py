@@ -1,4 +1,4 @@
-"""One membership of a consumer group: what is assigned, received and committed."""
+"""One membership of a consumer group: the partitions that it has, the records received, the offsets to commit."""
 
 import threading
 import time
@@ -8,14 +8,12 @@ from contextlib import suppress
 
 from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka import Message as Record
+from confluent_kafka import Message as Received
 
 from django_outbox.brokers.consumer import Unavailable
-from django_outbox.brokers.kafka.consumer_options import GroupOptions
+from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.errors import meaning_of
-from django_outbox.brokers.kafka.health import Health
-from django_outbox.brokers.kafka.logs import Log
-from django_outbox.brokers.kafka.metadata import Metadata
+from django_outbox.brokers.kafka.options import GroupOptions, Log
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
@@ -28,16 +26,13 @@ class Session:
     """A client of librdkafka that is a member of the group. One thread calls all methods.
 
     The client's callbacks run within `take` and `leave` only, so a batch in hand never changes.
-
-    Args:
-        options: what to read.
     """
 
     def __init__(self, options: GroupOptions) -> None:
         self._options = options
-        self._health = Health(options.config)
-        self._client = KafkaClient({**options.config, "error_cb": self._health.note_error, "logger": Log()})
-        self._ahead: deque[Record] = deque()
+        self._state = ConnectionState(options.config)
+        self._client = KafkaClient({**options.config, "error_cb": self._state.note_error, "logger": Log()})
+        self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
         self._ends: dict[Place, int] = {}
         self._has_joined = False
@@ -52,12 +47,11 @@ class Session:
             Unavailable: no broker responds, or a topic cannot be read.
         """
         deadline = time.monotonic() + self._options.timeout
-        metadata = Metadata(self._client.list_topics, self._health)
         for topic in self._options.topics:
             wanted = None if topic.startswith("^") else topic
-            found = metadata.list_topics(wanted, deadline, self._read_events)
-            if not self._health.is_connected:
-                raise Unavailable(self._health.reason)
+            found = self._state.list_topics(self._client, wanted, deadline)
+            if not self._state.is_connected:
+                raise Unavailable(self._state.reason)
             error = found.get(topic)
             if error is not None:
                 remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
@@ -66,7 +60,7 @@ class Session:
             list(self._options.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
-    def take(self, max_records: int, max_bytes: int, seconds: float) -> list[Record]:
+    def take(self, max_records: int, max_bytes: int, seconds: float) -> list[Received]:
         """Return the next records; wait for the first one at most `seconds`.
 
         Raises:
@@ -74,21 +68,24 @@ class Session:
         """
         if not self._ahead:
             self._receive(max_records, seconds)
-        taken: list[Record] = []
+        taken: list[Received] = []
         size = 0
         while self._ahead and len(taken) < max_records:
             size += len(self._ahead[0].value() or b"")
             if taken and size > max_bytes:
                 break
             taken.append(self._ahead.popleft())
-        # librdkafka reports this only once, and records received earlier may be read afterwards. If the brokers are
-        # back by then, the next session finds that out.
-        if not taken and self._health.all_down:
-            raise Unavailable(self._health.reason)
+        # librdkafka reports this only once, when records received earlier may still be unread. If the brokers are back
+        # after them, the next session connects at once.
+        if not taken and self._state.all_down:
+            raise Unavailable(self._state.reason)
         return taken
 
     def commit(self, offsets: dict[Place, int]) -> None:
-        """Commit the offsets of the next records to read, without waiting. An error is none: they come again."""
+        """Commit the offsets of the next records to read, without waiting.
+
+        Errors are ignored: the records are delivered again.
+        """
         # A partition that another member has taken over is not ours to commit.
         own = {place: offset for place, offset in offsets.items() if place in self._assigned}
         self._settled.update(own)
@@ -120,10 +117,10 @@ class Session:
         try:
             return all(self._is_at_end(place) for place in sorted(self._assigned))
         except KafkaException as error:
-            raise Unavailable(self._health.explain(error.args[0])) from error
+            raise Unavailable(self._state.explain(error.args[0])) from error
 
     def leave(self) -> None:
-        """Commit what is settled, and leave the group. Without a broker, that goes on in the background."""
+        """Commit the settled offsets and leave the group. Without a broker, that continues in the background."""
         thread = threading.Thread(target=self._leave, name="outbox-kafka-leave", daemon=True)
         thread.start()
         thread.join(LEAVE_TIMEOUT)
@@ -143,13 +140,13 @@ class Session:
                 return
             records = [first, *(self._client.consume(max_records - 1, timeout=0) if max_records > 1 else ())]
         except KafkaException as raised:
-            raise Unavailable(self._health.explain(raised.args[0])) from raised
+            raise Unavailable(self._state.explain(raised.args[0])) from raised
         for record in records:
             error, place = record.error(), (record.topic() or "", record.partition() or 0)
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 self._ends[place] = record.offset() or 0
             elif error is not None:
-                raise Unavailable(self._health.explain(error))
+                raise Unavailable(self._state.explain(error))
             elif place in self._assigned:
                 self._ahead.append(record)
 
@@ -167,10 +164,6 @@ class Session:
             return committed.offset >= high
         return str(self._options.config.get("auto.offset.reset")) in ("latest", "end", "largest")
 
-    def _read_events(self) -> None:
-        # Before it has subscribed, a client has no records.
-        self._client.poll(0)
-
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
         self._assigned.update(_places(partitions))
@@ -178,7 +171,7 @@ class Session:
             client.pause(partitions)
 
     def _on_revoke(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
-        # The next owner begins where this one has ended.
+        # The next owner of the partition begins at these offsets.
         self._commit_settled()
         self._on_lost(client, partitions)
 
@@ -196,8 +189,8 @@ class Session:
                 self._client.commit(offsets=_positions(offsets), asynchronous=True)
 
     def _commit_settled(self) -> None:
-        # Not synchronously: that waits forever if the coordinator does not respond. librdkafka leaves the group after
-        # the commits under way. What is not committed comes again, and is recognized.
+        # A synchronous commit waits forever if the coordinator does not respond. librdkafka leaves the group after the
+        # commits under way. Records that are not committed are delivered again, and recognized.
         self._commit(self._settled)
 
 

@@ -1,17 +1,18 @@
-"""One producer of librdkafka, with what it knows of the brokers."""
+"""The producers of librdkafka: each call of `publish` borrows one for itself."""
 
 import ctypes
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 
-from django_outbox.brokers.kafka.encoding import Record
+from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
-from django_outbox.brokers.kafka.health import Health
-from django_outbox.brokers.kafka.logs import Log
-from django_outbox.brokers.kafka.metadata import Metadata
+from django_outbox.brokers.kafka.options import Log
+from django_outbox.brokers.kafka.records import Record
 
 POLL_TIME = 0.1
 """Seconds of one wait for reports. For 0.2 s or more the client keeps waiting although reports have come."""
@@ -31,46 +32,42 @@ MAX_SINGLE_TOPICS = 10
 Report = Callable[[KafkaError | None, Message], None]
 
 
-class Client:
+class PooledProducer:
     """A producer that one thread uses at a time.
 
-    Args:
-        config: the options of the producer.
-
     Attributes:
-        health: the state of its connections.
-        produce: the producer's own method. The report of each message is given to a function by `poll`, once.
+        state: the state of its connections.
+        produce: librdkafka's own method. `poll` passes the report of each message to a function, once.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.health = Health(config)
+        self.state = ConnectionState(config)
         self._topics: set[str] = set()
         self._missing_until: dict[str, float] = {}
         # The producer must not refer to this object: it ends as soon as nothing refers to it.
-        self._producer = Producer({**config, "error_cb": self.health.note_error, "logger": Log()})
+        self._producer = Producer({**config, "error_cb": self.state.note_error, "logger": Log()})
         self.produce = self._producer.produce
-        self._metadata = Metadata(self._producer.list_topics, self.health)
 
     def connect(self, deadline: float) -> str:
         """Connect unless connected. Return the reason if that fails before the deadline, or if all brokers are down.
 
-        After a failure the client is to be discarded, because librdkafka reports only once that all brokers are down.
+        After a failure, discard the producer: librdkafka reports only once that all brokers are down.
         """
         self.poll(0)
-        if not (self.health.is_connected or self.health.is_broken):
-            self._metadata.list_topics(None, deadline, self._read_events)
-        return "" if self.health.is_connected else self.health.reason
+        if not (self.state.is_connected or self.state.is_broken):
+            self._list_topics(None, deadline)
+        return "" if self.state.is_connected else self.state.reason
 
     def responds(self, seconds: float) -> bool:
         """Return whether a broker responds within some seconds."""
-        self._metadata.list_topics(None, time.monotonic() + seconds, self._read_events)
-        return self.health.is_connected
+        self._list_topics(None, time.monotonic() + seconds)
+        return self.state.is_connected
 
     def find_missing(self, topics: Iterable[str], deadline: float, patience: float) -> dict[str, KafkaError]:
-        """Return those topics to which nothing can be sent, each with the error. Kafka may create one by this request.
+        """Return the topics to which nothing can be sent, each with the error. Kafka may create one on this request.
 
-        If no broker responds, it is not connected afterwards. A topic that was found missing within the last minute is
-        not waited for.
+        If no broker responds, the producer is not connected afterwards. A topic that was missing within the last minute
+        is not waited for.
 
         Args:
             topics: the names.
@@ -79,7 +76,7 @@ class Client:
         """
         unknown = [topic for topic in topics if topic not in self._topics]
         if len(unknown) > MAX_SINGLE_TOPICS:
-            found = self._metadata.list_topics(None, deadline, self._read_events)
+            found = self._list_topics(None, deadline)
             self._topics.update(topic for topic in unknown if topic in found and found[topic] is None)
             unknown = [topic for topic in unknown if topic not in self._topics]
         missing: dict[str, KafkaError] = {}
@@ -87,7 +84,7 @@ class Client:
         for topic in unknown:
             was_missing = now < self._missing_until.get(topic, 0.0)
             error = self._find_topic(topic, now if was_missing else min(deadline, now + patience), deadline)
-            if not self.health.is_connected:
+            if not self.state.is_connected:
                 break
             if error is None:
                 self._missing_until.pop(topic, None)
@@ -121,23 +118,20 @@ class Client:
 
     def poll(self, seconds: float) -> None:
         """Wait for reports, for at most a tenth of a second."""
-        try:
-            self._producer.poll(max(min(seconds, POLL_TIME), 0.0))
-        except KafkaException as error:
-            self.health.note_end(error.args[0])
+        self.state.poll(self._producer, max(min(seconds, POLL_TIME), 0.0))
 
     def has_ended(self, error: KafkaError) -> bool:
         """Return whether an error of `send` means that the producer cannot be used any more."""
         if error.code() == KafkaError._FATAL or error.fatal():
-            # The reason comes with the reports.
+            # The error callback that `poll` runs has the reason.
             self.poll(0)
-            self.health.is_broken = True
-        return self.health.is_broken
+            self.state.is_broken = True
+        return self.state.is_broken
 
     def discard(self) -> None:
         """End the producer's work, and report every message that it still has."""
-        self.health.is_broken = True
-        self.health.is_connected = False
+        self.state.is_broken = True
+        self.state.is_connected = False
         self._producer.purge()
         until = time.monotonic() + PURGE_TIME
         while len(self._producer) and time.monotonic() < until:
@@ -147,13 +141,13 @@ class Client:
         """Never end the producer: in a forked process its threads do not exist, and ending it would wait for them."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._producer))
 
-    def _read_events(self) -> None:
-        self.poll(0)
+    def _list_topics(self, topic: str | None, deadline: float) -> dict[str, KafkaError | None]:
+        return self.state.list_topics(self._producer, topic, deadline)
 
     def _find_topic(self, topic: str, until: float, deadline: float) -> KafkaError | None:
         while True:
-            found = self._metadata.list_topics(topic, deadline, self._read_events)
-            if not self.health.is_connected:
+            found = self._list_topics(topic, deadline)
+            if not self.state.is_connected:
                 return None
             error = found.get(topic)
             if topic in found and error is None:
@@ -167,3 +161,53 @@ class Client:
             if time.monotonic() >= until:
                 return error
             time.sleep(TOPIC_INTERVAL)
+
+
+class ProducerPool:
+    """Keeps the producers that no thread uses.
+
+    A producer with messages of only one call can be ended when that call fails, and reports only to that call. There
+    are never more producers than threads that publish at once.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[PooledProducer] = []
+        self._used: set[PooledProducer] = set()
+        self._generation = object()
+
+    def abandon(self) -> None:
+        """Forget all producers in a forked process: their threads belong to the parent."""
+        for producer in (*self._idle, *self._used):
+            producer.abandon()
+        self._start_over()
+
+    @contextmanager
+    def borrow(self) -> Iterator[PooledProducer]:
+        """Lend a producer. A broken one is not lent again."""
+        with self._lock:
+            producer = self._idle.pop() if self._idle else PooledProducer(self._config)
+            self._used.add(producer)
+            generation = self._generation
+        try:
+            yield producer
+        except BaseException:
+            producer.discard()
+            raise
+        finally:
+            with self._lock:
+                self._used.discard(producer)
+                if not producer.state.is_broken and generation is self._generation:
+                    self._idle.append(producer)
+
+    def close(self) -> None:
+        """End the producers that are not in use, and the others when they are given back."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._generation = object()
+        # The last reference ends them.
+        del idle

@@ -1,4 +1,4 @@
-"""The messages of one call of `publish` on their way to the brokers, and their outcomes."""
+"""The messages of one call of `publish`: send them, wait for their reports, and turn these into outcomes."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
 
 from django_outbox.brokers.call import Call
-from django_outbox.brokers.kafka.client import Client
-from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
-from django_outbox.brokers.kafka.pool import Pool
+from django_outbox.brokers.kafka.producers import PooledProducer, ProducerPool
+from django_outbox.brokers.kafka.records import Record
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
@@ -24,17 +23,12 @@ STALLED = "Kafka responds, but did not confirm the message: its partition has no
 STALLED_CLASS = "kafka.stalled"
 
 
-class Delivery(Call[T, Record]):
-    """Sends messages and collects their outcomes.
+class KafkaCall(Call[T, Record]):
+    """Sends messages of any type and collects their outcomes, within `timeout` seconds."""
 
-    Args:
-        messages: the messages, of any type.
-        encode: returns the record of a message.
-        pool: lends producers.
-        timeout: seconds for all of it.
-    """
-
-    def __init__(self, messages: Sequence[T], encode: Callable[[T], Record], pool: Pool, timeout: float) -> None:
+    def __init__(
+        self, messages: Sequence[T], encode: Callable[[T], Record], pool: ProducerPool, timeout: float
+    ) -> None:
         super().__init__(messages, encode, carrier="Kafka", error_class="kafka")
         self._pool = pool
         self._timeout = timeout
@@ -54,11 +48,11 @@ class Delivery(Call[T, Record]):
         waiting = self.unsettled()
         while waiting and not self._has_ended():
             count = len(waiting)
-            with self._pool.client() as client:
-                self._send(client, waiting)
-                self._read_errors(client)
-                reason = client.health.reason
-            # Some are sent again because of others. Each round must settle one, or there would be no end.
+            with self._pool.borrow() as producer:
+                self._send(producer, waiting)
+                self._read_errors(producer)
+                reason = producer.state.reason
+            # Messages that failed because of others are sent again. Each round must settle one, or it would never end.
             waiting = self.unsettled(waiting)
             if len(waiting) == count and not self._has_ended():
                 self._outage = reason or NO_RESPONSE
@@ -72,15 +66,15 @@ class Delivery(Call[T, Record]):
     def _has_ended(self) -> bool:
         return bool(self._outage or self._is_stalled or self._refusal)
 
-    def _send(self, client: Client, indexes: Sequence[int]) -> None:
+    def _send(self, producer: PooledProducer, indexes: Sequence[int]) -> None:
         """Send messages and wait for their reports."""
         records, report, deadline = self.encoded, self._report, self._deadline
-        missing = self._find_missing_topics(client, indexes)
+        missing = self._find_missing_topics(producer, indexes)
         self._missing = 0
         if self._outage:
-            client.discard()
+            producer.discard()
             return
-        produce, sent = client.produce, 0
+        produce, sent = producer.produce, 0
         for index in indexes:
             record = records[index]
             topic, value, key, headers = record
@@ -93,52 +87,53 @@ class Delivery(Call[T, Record]):
                 except BufferError:
                     # Reports of the messages so far make room.
                     self._missing, sent = self._missing + sent, 0
-                    client.send(record, partial(report, index), deadline)
+                    producer.send(record, partial(report, index), deadline)
             except KafkaException as error:
-                if client.has_ended(error.args[0]):
+                if producer.has_ended(error.args[0]):
                     break
                 self._errors.append((index, error.args[0], index))
             except BufferError:
                 break
             except Exception as error:
-                self._reject(index, error)
+                text = f"Kafka cannot carry the message: {describe(error)}"
+                self.outcomes[index] = rejected(text, error_class="kafka.unencodable")
             else:
                 sent += 1
         self._missing += sent
-        self._await_reports(client)
+        self._await_reports(producer)
 
-    def _find_missing_topics(self, client: Client, indexes: Sequence[int]) -> Mapping[str, KafkaError]:
+    def _find_missing_topics(self, producer: PooledProducer, indexes: Sequence[int]) -> Mapping[str, KafkaError]:
         missing: dict[str, KafkaError] = {}
-        if not client.connect(self._deadline):
+        if not producer.connect(self._deadline):
             topics = {self.encoded[index][0] for index in indexes}
-            missing = client.find_missing(sorted(topics), self._deadline, self._timeout / 4)
-        if not client.health.is_connected:
-            self._outage = client.health.reason or NO_RESPONSE
+            missing = producer.find_missing(sorted(topics), self._deadline, self._timeout / 4)
+        if not producer.state.is_connected:
+            self._outage = producer.state.reason or NO_RESPONSE
         return missing
 
-    def _await_reports(self, client: Client) -> None:
+    def _await_reports(self, producer: PooledProducer) -> None:
         """Wait until the timeout; for a sixth of it if other messages were confirmed, but these are not.
 
-        If the brokers respond all the same, this is no outage: others can be delivered, which may not be in this batch.
+        If the brokers still respond, this is not an outage: messages for other partitions can be delivered.
         """
         sent = missing = self._missing
         changed = time.monotonic()
         while self._missing:
-            client.poll(self._deadline - time.monotonic())
+            producer.poll(self._deadline - time.monotonic())
             now = time.monotonic()
             if self._missing < missing:
                 missing, changed = self._missing, now
             elif now >= self._deadline:
-                if client.responds(self._timeout / 6):
+                if producer.responds(self._timeout / 6):
                     self._is_stalled = True
                 else:
-                    self._outage = client.health.reason or NO_RESPONSE
+                    self._outage = producer.state.reason or NO_RESPONSE
                 break
-            elif missing < sent and now - changed > self._timeout / 6 and client.health.is_connected:
+            elif missing < sent and now - changed > self._timeout / 6 and producer.state.is_connected:
                 self._is_stalled = True
                 break
-        if self._missing or client.health.is_broken:
-            client.discard()
+        if self._missing or producer.state.is_broken:
+            producer.discard()
 
     def _report(self, index: int, error: KafkaError | None, delivered: Delivered) -> None:
         self._missing -= 1
@@ -150,7 +145,7 @@ class Delivery(Call[T, Record]):
         else:
             self._errors.append((index, error, delivered.partition() or 0))
 
-    def _read_errors(self, client: Client) -> None:
+    def _read_errors(self, producer: PooledProducer) -> None:
         """Turn errors into outcomes."""
         batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
         for index, error, partition in self._errors:
@@ -158,9 +153,9 @@ class Delivery(Call[T, Record]):
             if meaning.blame is Blame.BATCH:
                 batches.setdefault((topic, partition, error.code()), (error, []))[1].append(index)
             elif meaning.blame is Blame.BROKER:
-                self._outage = self._outage or client.health.explain(error)
+                self._outage = self._outage or producer.state.explain(error)
             elif meaning.blame is not Blame.NONE:
-                client.forget_topic(topic)
+                producer.forget_topic(topic)
                 self.outcomes[index] = meaning.outcome(error.str())
         for error, indexes in batches.values():
             meaning = meaning_of(error)
@@ -172,7 +167,3 @@ class Delivery(Call[T, Record]):
                     outcome.error, (), permanent=meaning.permanent, error_class=outcome.error_class
                 )
         self._errors.clear()
-
-    def _reject(self, index: int, error: Exception) -> None:
-        text = f"Kafka cannot carry the message: {describe(error)}"
-        self.outcomes[index] = rejected(text, error_class="kafka.unencodable")

@@ -1,0 +1,126 @@
+"""Messages as Kafka's records, and records as the inbox reads them."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_CREATE_TIME
+from confluent_kafka import Message as Received
+
+from django_outbox.brokers.cloudevents import (
+    BINARY,
+    STRUCTURED,
+    STRUCTURED_CONTENT_TYPE,
+    attributes,
+    read_event,
+    structured,
+)
+from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.options import Template
+from django_outbox.brokers.text_headers import (
+    CONTENT_TYPE,
+    KEY,
+    MESSAGE_ID,
+    OCCURRED_AT,
+    TYPE,
+    own_headers,
+    read_time,
+    text_headers,
+)
+from django_outbox.error_text import describe
+from django_outbox.messages import Message
+
+PREFIX = "ce_"
+"""Prefix of the headers that carry the attributes of a CloudEvent, by its binding for Kafka:
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md."""
+
+CONTENT_ENCODING = "content-encoding"
+
+TOMBSTONE = b"null"
+"""The body of a record without a value, which deletes its key in a compacted topic."""
+
+Headers = list[tuple[str, str | bytes | None]]
+
+Record = tuple[str, bytes | None, bytes | None, Headers]
+"""A message as a record: topic, value, key and headers. Without a key it may go to any partition.
+
+A plain tuple, because one is made for each message.
+"""
+
+
+def make_encoder(topic: Template, format: str, source: str) -> Callable[[Message], Record]:
+    """Return the function that encodes a message in this format of `django_outbox.brokers.cloudevents`."""
+
+    def encode_plain(message: Message) -> Record:
+        headers: Any = text_headers(message)
+        return (render(message), message.payload, message.key.encode() or None, headers)
+
+    def encode_binary(message: Message) -> Record:
+        headers: Headers = [(PREFIX + name, value) for name, value in attributes(message, source).items()]
+        headers.append((CONTENT_TYPE, "application/json"))
+        headers += _other_headers(message)
+        return (render(message), message.payload, message.key.encode() or None, headers)
+
+    def encode_structured(message: Message) -> Record:
+        headers: Headers = [(CONTENT_TYPE, STRUCTURED_CONTENT_TYPE), *_other_headers(message)]
+        return (render(message), structured(message, source), message.key.encode() or None, headers)
+
+    render = topic.render
+    return {BINARY: encode_binary, STRUCTURED: encode_structured}.get(format, encode_plain)
+
+
+def _other_headers(message: Message) -> list[tuple[str, str]]:
+    """Return the message's own headers, without those that would be read as attributes of the event."""
+    return [(name, value) for name, value in own_headers(message) if not name.lower().startswith(PREFIX)]
+
+
+def read_record(tag: int, record: Received) -> Incoming:
+    """Return a record as the inbox reads it.
+
+    The ID, the type and the time are in the headers of this package, or in a CloudEvent. The type defaults to the
+    topic, and the time to the record's own timestamp.
+    """
+    topic = record.topic() or ""
+    value = record.value()
+    problem = ""
+    headers: dict[str, Any] = {}
+    key = ""
+    try:
+        key = (record.key() or b"").decode()
+        headers = _read_headers(record)
+    except (UnicodeDecodeError, AttributeError) as error:
+        problem = f"its key or headers are not text in UTF-8: {describe(error)}"
+    known = {
+        name: str(headers.pop(name, None) or "")
+        for name in (MESSAGE_ID, TYPE, OCCURRED_AT, KEY, CONTENT_ENCODING, CONTENT_TYPE)
+    }
+    incoming = Incoming(
+        tag=tag,
+        body=TOMBSTONE if value is None else value,
+        message_id=known[MESSAGE_ID],
+        type=known[TYPE] or topic,
+        topic=topic,
+        key=known[KEY] or key,
+        headers=headers,
+        encoding=known[CONTENT_ENCODING],
+        sent_at=read_time(known[OCCURRED_AT]) or _record_time(record),
+        problem=problem,
+        position=f"{topic} {record.partition()} {record.offset()}",
+    )
+    return read_event(incoming, known[CONTENT_TYPE], (PREFIX,))
+
+
+def _read_headers(record: Received) -> dict[str, Any]:
+    """Return the headers by name; of several with one name, the last."""
+    pairs: Any = record.headers() or []
+    return {name: None if value is None else value.decode() for name, value in pairs}
+
+
+def _record_time(record: Received) -> datetime.datetime | None:
+    kind, milliseconds = record.timestamp()
+    if kind != TIMESTAMP_CREATE_TIME:
+        return None
+    try:
+        return datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return None
