@@ -1,22 +1,145 @@
-"""A client of boto3, which is constructed when it is first used."""
+"""The client of boto3: its options, and requests in threads that end in a bounded time."""
 
 import threading
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.aws.options import ClientOptions
+from django_outbox.brokers.options import require_number, require_seconds
+from django_outbox.threads import Threads
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""Maximum number of bytes of a request of Amazon SQS, and of Amazon SNS if the topic permits it:
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
+https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
+
+MIN_MESSAGE_BYTES = 1024
+"""Minimum of MaximumMessageSize of a queue or topic."""
+
+CONNECT_TIMEOUT = 5.0
+"""Maximum number of seconds for connecting, unless the timeout is shorter."""
+
+SESSION_KEYS = (
+    "profile_name",
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "aws_session_token",
+    "aws_account_id",
+)
+
+OPTION_INSTEAD = {
+    "retries": "nothing, because the relay retries",
+    "connect_timeout": "the option timeout",
+    "read_timeout": "the option timeout",
+    "max_pool_connections": "the option concurrency",
+    "region_name": "the option region",
+}
+"""Arguments of botocore's `Config`, and what replaces each one."""
+
+THREAD_NAME = "outbox-aws"
 
 
-class Client:
-    """Constructs a client of boto3, and constructs it again if the credentials are refused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The options of both publishers, described in `SQSPublisher`. They are validated; no error shows credentials."""
+
+    region: str | None
+    endpoint_url: str | None
+    session: Mapping[str, str] | None
+    config: Mapping[str, Any] | None
+    timeout: float
+    concurrency: int
+    max_message_bytes: int
+
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        require_number("concurrency", self.concurrency, 1, 1000)
+        require_number("max_message_bytes", self.max_message_bytes, MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
+        _require_region(self.region)
+        _require_endpoint_url(self.endpoint_url)
+        _require_session(self.session)
+        _require_config(self.config)
+        self.make_config()
+
+    def make_config(self) -> Config:
+        """Return botocore's configuration."""
+        arguments = {
+            # Entries are valid as they are encoded; botocore would take a sixth of the time to verify them.
+            "parameter_validation": False,
+            "tcp_keepalive": True,
+            **(self.config or {}),
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+            "connect_timeout": min(CONNECT_TIMEOUT, self.timeout),
+            "read_timeout": self.timeout,
+            "max_pool_connections": self.concurrency,
+        }
+        try:
+            return Config(**arguments)
+        except (TypeError, ValueError, BotoCoreError) as error:
+            raise ImproperlyConfigured(f"config is invalid: {error}.") from None
+
+
+def _require_region(region: object) -> None:
+    if region is not None and (not isinstance(region, str) or not region):
+        raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
+
+
+def _require_endpoint_url(url: object) -> None:
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        readable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        readable = False
+    if not readable or parts is None or "@" in parts.netloc:
+        raise ImproperlyConfigured(
+            "endpoint_url must be a URL such as 'http://localhost:4566', without user and password, or None."
+        )
+
+
+def _require_session(session: object) -> None:
+    if session is not None and (
+        not isinstance(session, Mapping)
+        or not set(session) <= set(SESSION_KEYS)
+        or not all(isinstance(value, str) and value for value in session.values())
+    ):
+        raise ImproperlyConfigured(
+            f"session must be a dict with any of the keys {', '.join(SESSION_KEYS)}, each a string that is not blank; "
+            "the region is the option region."
+        )
+
+
+def _require_config(config: object) -> None:
+    if config is None:
+        return
+    if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
+        raise ImproperlyConfigured("config must be a dict of arguments of botocore.config.Config.")
+    for name in config:
+        if name in OPTION_INSTEAD:
+            raise ImproperlyConfigured(f"config must not set {name}; use {OPTION_INSTEAD[name]}.")
+
+
+class AWSClient:
+    """Constructs a client of boto3 when it is first used, and again if the credentials are refused.
 
     Clients of boto3 are thread-safe, sessions are not:
     https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
 
     Args:
         service: "sqs" or "sns".
-        options: how to construct it.
+        options: the client's options.
     """
 
     def __init__(self, service: str, options: ClientOptions) -> None:
@@ -32,9 +155,10 @@ class Client:
             with self._lock:
                 client = self._client
                 if client is None:
-                    session = boto3.session.Session(region_name=self._options.region, **self._options.session)
+                    options = self._options
+                    session = boto3.session.Session(region_name=options.region, **(options.session or {}))
                     client = self._client = session.client(
-                        self._service, endpoint_url=self._options.endpoint_url, config=self._options.config
+                        self._service, endpoint_url=options.endpoint_url, config=options.make_config()
                     )
         return client
 
@@ -43,3 +167,64 @@ class Client:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def send_all(
+    requests: Iterable[R],
+    send: Callable[[R], None],
+    slots: threading.Semaphore,
+    *,
+    concurrency: int,
+    timeout: float,
+) -> None:
+    """Send requests in threads, until the last one has returned or the time is over.
+
+    Threads are started for each call: that takes a tenth of a millisecond, and leaves no thread for a fork or `close`
+    to end.
+
+    Args:
+        requests: the requests, in the order in which to send them.
+        send: sends one of them.
+        slots: limits the requests in flight of all calls together.
+        concurrency: maximum number of requests in flight of this call.
+        timeout: seconds after which no further request begins; each request may take as long, too.
+    """
+    left = deque(requests)
+    deadline = time.monotonic() + timeout
+
+    def work() -> None:
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            if not slots.acquire(timeout=seconds):
+                break
+            try:
+                try:
+                    request = left.popleft()
+                except IndexError:
+                    break
+                send(request)
+            finally:
+                slots.release()
+
+    threads = Threads()
+    try:
+        for number in range(min(concurrency, len(left))):
+            threads.start(work, name=f"{THREAD_NAME}-{number}")
+        # Name resolution and the source of the credentials have no timeout, so a thread may hang: it is left alone.
+        threads.wait(2 * timeout)
+    finally:
+        # After Ctrl-C, too, no further request begins.
+        left.clear()
+    if threads.errors:
+        raise threads.errors[0]
+
+
+def call_within(seconds: float, work: Callable[[], T]) -> T:
+    """Call a function in a thread and return its result, or raise TimeoutError."""
+    threads = Threads()
+    results: list[T] = []
+    threads.start(lambda: results.append(work()), name=THREAD_NAME)
+    if not threads.wait(seconds):
+        raise TimeoutError(f"no response within {seconds:g} s")
+    if threads.errors:
+        raise threads.errors[0]
+    return results[0]

@@ -48,13 +48,11 @@ class Problem(NamedTuple):
 
     Args:
         kind: the cause.
-        code: the code of the API, or the name of botocore's exception.
         text: the reason on one line, with the remedy.
         retry_after: seconds to wait, if AWS named them.
     """
 
     kind: Kind
-    code: str
     text: str
     retry_after: float | None = None
 
@@ -168,24 +166,21 @@ _FAILURES = (
         "correct the region or endpoint_url, or let this machine reach it",
     ),
 )
-"""What botocore raises without a response, and the remedy. Everything else is an outage, too:
+"""Exceptions of botocore without a response, and the remedy. Every other one is an outage, too:
 https://github.com/boto/botocore/blob/develop/botocore/exceptions.py"""
 
 
 def explain_code(code: str, message: str, *, sender_fault: bool = False) -> Problem:
     """Explain an error that AWS reported for one entry of a batch.
 
-    Args:
-        code: the code of the error.
-        message: the text of the error.
-        sender_fault: whether AWS blames the request; it decides for codes that are not in the table.
+    A `sender_fault`, with which AWS blames the request, decides for codes that are not in the table.
     """
     short = code.rpartition(".")[2]
     kind, remedy = _CODES.get(short, (Kind.CONTENT if sender_fault else Kind.UNKNOWN, ""))
     # AWS explains a wrong signature with the request, and with the session token in it.
     text = "" if kind is Kind.CREDENTIALS else one_line(_QUOTED_VALUE.sub("Value at '", message), 500)
     reason = "; ".join(filter(None, (text.rstrip("."), remedy)))
-    return Problem(kind, short, ": ".join(filter(None, (short, reason))))
+    return Problem(kind, ": ".join(filter(None, (short, reason))))
 
 
 def explain_refusal(error: exceptions.ClientError) -> Problem:
@@ -195,7 +190,7 @@ def explain_refusal(error: exceptions.ClientError) -> Problem:
     code = str(found.get("Code", ""))
     problem = explain_code(code, str(found.get("Message", "")))
     status = metadata.get("HTTPStatusCode", 0)
-    # botocore reports the status as the code if the body cannot be read, as that of a proxy in between.
+    # botocore reports the status as the code if it cannot read the body, for example of a proxy.
     if problem.kind is Kind.UNKNOWN and status == 429:
         problem = problem._replace(kind=Kind.THROTTLED)
     elif problem.kind is Kind.UNKNOWN and status == 413:
@@ -208,9 +203,8 @@ def explain_refusal(error: exceptions.ClientError) -> Problem:
 
 def explain_failure(error: BaseException) -> Problem:
     """Explain why a request got no response, or could not be made."""
-    name = type(error).__name__
-    text = one_line(error, 500).rstrip(".") or name
+    text = one_line(error, 500).rstrip(".") or type(error).__name__
     for types, kind, remedy in _FAILURES:
         if isinstance(error, types):
-            return Problem(kind, name, f"{text}; {remedy}")
-    return Problem(Kind.INTERNAL, name, text)
+            return Problem(kind, f"{text}; {remedy}")
+    return Problem(Kind.INTERNAL, text)

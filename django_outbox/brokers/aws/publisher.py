@@ -4,21 +4,20 @@ import abc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 
 from django_outbox.after_fork import after_fork
-from django_outbox.brokers.aws.batches import Request, make_requests
-from django_outbox.brokers.aws.calls import RequestRunner, call_within
-from django_outbox.brokers.aws.client import Client
-from django_outbox.brokers.aws.delivery import Delivery
-from django_outbox.brokers.aws.encoding import Encoder
+from django_outbox.brokers.aws.call import AWSCall, Request
+from django_outbox.brokers.aws.client import AWSClient, ClientOptions, call_within, send_all
+from django_outbox.brokers.aws.encoding import EntryEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
-from django_outbox.brokers.aws.options import ClientOptions
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
+
+T = TypeVar("T")
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about a destination whose messages are set aside."""
@@ -33,7 +32,7 @@ class AWSPublisher(Publisher):
     Args:
         alias: the publisher's name in the settings.
         service: the name of the service in boto3.
-        options: how to construct the client, and how to use it.
+        options: the options of the client.
         encoder: encodes messages.
     """
 
@@ -42,7 +41,7 @@ class AWSPublisher(Publisher):
     # AWS has accepted it; a request that arrives after its timeout changes no order, because AWS drops duplicates.
     keeps_order = False
 
-    def __init__(self, alias: str, *, service: str, options: ClientOptions, encoder: Encoder) -> None:
+    def __init__(self, alias: str, *, service: str, options: ClientOptions, encoder: EntryEncoder) -> None:
         super().__init__(alias)
         self._service = service
         self._options = options
@@ -61,7 +60,7 @@ class AWSPublisher(Publisher):
         if self._is_ready:
             return ""
         problem = self._call(self._probe)
-        # An action that is not allowed shows that the credentials are.
+        # An action that is not allowed shows that the credentials are valid.
         if problem is not None and problem.kind in (Kind.INTERNAL, Kind.CREDENTIALS):
             self._note(problem)
             return problem.text
@@ -74,30 +73,31 @@ class AWSPublisher(Publisher):
         if reason or not self._destination.is_fixed:
             return [reason] if reason else []
         name = self._destination.text
-        limits: list[int] = []
-        problem = self._call(lambda client: limits.append(self._read_limit(client, name)))
-        if problem is not None:
-            return [f"{name} cannot be read: {problem.text}"]
+        limit = self._call(lambda client: self._read_limit(client, name))
+        if isinstance(limit, Problem):
+            return [f"{name} cannot be read: {limit.text}"]
         ours = self._options.max_message_bytes
-        if limits[0] < ours:
+        if limit < ours:
             return [
-                f"{name} takes messages of at most {limits[0]:,} bytes, but max_message_bytes is {ours:,}; raise its "
+                f"{name} takes messages of at most {limit:,} bytes, but max_message_bytes is {ours:,}; raise its "
                 "MaximumMessageSize, or lower max_message_bytes"
             ]
         return []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        delivery = Delivery(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
-        requests = make_requests(delivery.encoded, self._options.max_message_bytes)
+        options = self._options
+        call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
+        requests = call.requests(options.max_message_bytes)
         if requests:
-            runner = RequestRunner(
-                requests, lambda request: self._send(request, delivery), self._slots, self._options.timeout
+            send_all(
+                requests,
+                lambda request: self._send(request, call),
+                self._slots,
+                concurrency=options.concurrency,
+                timeout=options.timeout,
             )
-            runner.run(self._options.concurrency)
-            if runner.errors:
-                raise runner.errors[0]
-        self._is_ready = not delivery.outage and (delivery.has_response or not requests)
-        return delivery.result()
+        self._is_ready = not call.outage and (call.has_response or not requests)
+        return call.result()
 
     def name_destination(self, message: Message) -> str:
         return self._destination.render(message)
@@ -106,11 +106,9 @@ class AWSPublisher(Publisher):
         self._client.drop()
         self._is_ready = False
 
-    # What differs between the services
-
     @abc.abstractmethod
     def _probe(self, client: Any) -> None:
-        """Call an action that shows whether the service responds and accepts the credentials."""
+        """Call an action, to see whether the service responds and accepts the credentials."""
 
     @abc.abstractmethod
     def _read_limit(self, client: Any, destination: str) -> int:
@@ -120,46 +118,39 @@ class AWSPublisher(Publisher):
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Send a batch request, and return the response."""
 
-    # What they share
-
-    def _send(self, request: Request, delivery: Delivery) -> None:
-        if delivery.outage:
+    def _send(self, request: Request, call: AWSCall) -> None:
+        if call.outage:
             return
-        if request.destination in delivery.closed:
-            delivery.take_closed(request)
+        if request.destination in call.closed:
+            call.take_closed(request)
             return
-        response: Mapping[str, Any] = {}
+        response = self._try(lambda client: self._send_batch(client, request.destination, request.entries))
+        if isinstance(response, Problem):
+            call.take_refusal(request, response)
+            problems = [response]
+        else:
+            problems = call.take_response(request, response)
+        for problem in problems:
+            self._note(problem, request.destination)
 
-        def send(client: Any) -> None:
-            nonlocal response
-            response = self._send_batch(client, request.destination, request.entries)
-
-        problem = self._try(send)
-        problems = [problem] if problem is not None else delivery.take_response(request, response)
-        if problem is not None:
-            delivery.take_refusal(request, problem)
-        for each in problems:
-            self._note(each, request.destination)
-
-    def _call(self, work: Callable[[Any], object]) -> Problem | None:
+    def _call(self, work: Callable[[Any], T]) -> T | Problem:
         """Call AWS in a thread, for a bounded time."""
         try:
             return call_within(2 * self._options.timeout, lambda: self._try(work))
         except TimeoutError as error:
             return explain_failure(error)
 
-    def _try(self, work: Callable[[Any], object]) -> Problem | None:
-        """Call AWS, and return the problem, if there is one."""
+    def _try(self, work: Callable[[Any], T]) -> T | Problem:
+        """Call AWS, and return the result or the problem."""
         try:
-            work(self._client.get())
+            return work(self._client.get())
         except ClientError as error:
             return explain_refusal(error)
         except Exception as error:
             return explain_failure(error)
-        return None
 
     def _note(self, problem: Problem, destination: str = "") -> None:
-        """Read the credentials again if they were refused, and log once in a while for which destination not."""
+        """Read the credentials again if they were refused; log the problem of a destination once a minute."""
         if problem.kind is Kind.CREDENTIALS:
             # They may have been replaced in a file, which boto3 reads only once.
             self._client.drop()
@@ -176,6 +167,6 @@ class AWSPublisher(Publisher):
     def _start_over(self) -> None:
         self._lock = threading.Lock()
         self._slots = threading.Semaphore(self._options.concurrency)
-        self._client = Client(self._service, self._options)
+        self._client = AWSClient(self._service, self._options)
         self._is_ready = False
         self._reported: dict[str, float] = {}

@@ -6,12 +6,12 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.aws.encoding import Encoder
-from django_outbox.brokers.aws.options import KIBIBYTE, read_options, validate_body_format
+from django_outbox.brokers.aws.client import ClientOptions
+from django_outbox.brokers.aws.encoding import EntryEncoder
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.brokers.options import Template
 
-DEFAULT_MESSAGE_BYTES = 256 * KIBIBYTE
+DEFAULT_MESSAGE_BYTES = 256 * 1024
 """MaximumMessageSize of a topic that does not set it:
 https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
 
@@ -62,7 +62,6 @@ class SNSPublisher(AWSPublisher):
         format: str = "plain",
         source: str = "",
     ) -> None:
-        validate_body_format(format, source)
         found = _ARN.fullmatch(topic_arn) if isinstance(topic_arn, str) else None
         if found is None:
             raise ImproperlyConfigured(
@@ -75,7 +74,7 @@ class SNSPublisher(AWSPublisher):
         super().__init__(
             alias,
             service="sns",
-            options=read_options(
+            options=ClientOptions(
                 region=found[1],
                 endpoint_url=endpoint_url,
                 session=session,
@@ -84,7 +83,7 @@ class SNSPublisher(AWSPublisher):
                 concurrency=concurrency,
                 max_message_bytes=max_message_bytes,
             ),
-            encoder=Encoder(
+            encoder=EntryEncoder(
                 Template("topic_arn", topic_arn), max_message_bytes, body_name="Message", format=format, source=source
             ),
         )

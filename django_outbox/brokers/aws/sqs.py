@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.aws.encoding import Encoder
-from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, read_options, validate_body_format
+from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, ClientOptions
+from django_outbox.brokers.aws.encoding import EntryEncoder
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.brokers.options import Template
 
@@ -71,7 +71,6 @@ class SQSPublisher(AWSPublisher):
     ) -> None:
         if (queue is None) == (queue_url is None):
             raise ImproperlyConfigured("set either queue, to the name of the queue, or queue_url, to its URL.")
-        validate_body_format(format, source)
         template = Template("queue", queue) if queue_url is None else Template("queue_url", queue_url)
         if queue_url is not None and not queue_url.startswith(("https://", "http://")):
             raise ImproperlyConfigured(
@@ -82,7 +81,7 @@ class SQSPublisher(AWSPublisher):
         super().__init__(
             alias,
             service="sqs",
-            options=read_options(
+            options=ClientOptions(
                 region=region,
                 endpoint_url=endpoint_url,
                 session=session,
@@ -91,7 +90,7 @@ class SQSPublisher(AWSPublisher):
                 concurrency=concurrency,
                 max_message_bytes=max_message_bytes,
             ),
-            encoder=Encoder(template, max_message_bytes, body_name="MessageBody", format=format, source=source),
+            encoder=EntryEncoder(template, max_message_bytes, body_name="MessageBody", format=format, source=source),
         )
 
     def _probe(self, client: Any) -> None:

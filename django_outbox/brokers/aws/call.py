@@ -1,12 +1,11 @@
-"""The messages of one call of `publish`, and their outcomes so far."""
+"""The messages of one call of `publish`: divide them into requests, and turn responses into outcomes."""
 
 import random
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from django_outbox.brokers.aws.batches import Request
-from django_outbox.brokers.aws.encoding import Encoder, Entry
+from django_outbox.brokers.aws.encoding import Entry, EntryEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_code
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
@@ -21,6 +20,11 @@ from django_outbox.messages import (
     unanswered,
 )
 
+MAX_ENTRIES = 10
+"""Maximum number of messages of a request:
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html
+https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html"""
+
 THROTTLE_WAIT = 1.0
 """Minimum number of seconds for which messages of a throttled destination wait, unless AWS names a time."""
 
@@ -34,7 +38,21 @@ MAX_WAIT = 3600.0
 """Maximum number of seconds for which messages wait, if AWS names a time."""
 
 
-class Delivery(Call[Message, Entry]):
+class Request(NamedTuple):
+    """One batch request.
+
+    Args:
+        destination: the queue or topic, as the template names it.
+        indexes: the indexes of its messages in the call of `publish`, by the `Id` of their entries.
+        entries: its messages.
+    """
+
+    destination: str
+    indexes: dict[str, int]
+    entries: list[dict[str, Any]]
+
+
+class AWSCall(Call[Message, Entry]):
     """Collects the outcomes of messages; the threads of a call share it.
 
     Args:
@@ -50,7 +68,9 @@ class Delivery(Call[Message, Entry]):
         closed: destinations to which nothing more is sent in this call, and the outcome of their messages.
     """
 
-    def __init__(self, messages: Sequence[Message], encoder: Encoder, carrier: str, *, one_destination: bool) -> None:
+    def __init__(
+        self, messages: Sequence[Message], encoder: EntryEncoder, carrier: str, *, one_destination: bool
+    ) -> None:
         super().__init__(messages, encoder.encode, carrier=carrier, error_class="aws")
         self.outage = ""
         self.has_response = False
@@ -62,8 +82,15 @@ class Delivery(Call[Message, Entry]):
         self._refusal: Problem | None = None
         self._lock = threading.Lock()
 
+    def requests(self, max_bytes: int) -> list[Request]:
+        """Divide messages, each at most `max_bytes` large, into requests for their destinations, in their order."""
+        by_destination: dict[str, list[tuple[int, Entry]]] = {}
+        for index, entry in self.encoded.items():
+            by_destination.setdefault(entry.destination, []).append((index, entry))
+        return [request for each in by_destination.items() for request in _divide(*each, max_bytes)]
+
     def take_response(self, request: Request, response: Mapping[str, Any]) -> list[Problem]:
-        """Record what AWS responded for each entry, and return the problems."""
+        """Record the response for each entry, and return the problems."""
         left = {**request.indexes}
         accepted = [left.pop(each["Id"]) for each in response.get("Successful") or () if each["Id"] in left]
         with self._lock:
@@ -78,7 +105,7 @@ class Delivery(Call[Message, Entry]):
                 found.append(_read_failure(each))
                 self._take_problem(request.destination, [left.pop(each["Id"])], found[-1])
         if left:
-            found.append(Problem(Kind.UNKNOWN, "", "AWS responded, but not for this message"))
+            found.append(Problem(Kind.UNKNOWN, "AWS responded, but not for this message"))
             self._take_problem(request.destination, left.values(), found[-1])
         return found
 
@@ -103,7 +130,7 @@ class Delivery(Call[Message, Entry]):
                 self.outcomes[index] = self.closed[request.destination]
 
     def end(self, reason: str) -> None:
-        """Record an outage: what has no outcome is unanswered."""
+        """Record an outage: messages without an outcome are unanswered."""
         with self._lock:
             self.outage = self.outage or reason
 
@@ -156,6 +183,20 @@ class Delivery(Call[Message, Entry]):
         if self.outage or not self.has_response:
             return unanswered(self.outage or "AWS has not responded in time")
         return set_aside("AWS responds too slowly: there was no time to send the message", 0.0, error_class="aws.slow")
+
+
+def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[Request]:
+    request, size = Request(destination, {}, []), 0
+    for index, entry in entries:
+        if len(request.entries) == MAX_ENTRIES or (request.entries and size + entry.size > max_bytes):
+            yield request
+            request, size = Request(destination, {}, []), 0
+        entry.fields["Id"] = id = str(len(request.entries))
+        request.indexes[id] = index
+        request.entries.append(entry.fields)
+        size += entry.size
+    if request.entries:
+        yield request
 
 
 def _read_failure(entry: Mapping[str, Any]) -> Problem:
