@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_outbox.brokers.http import addresses
+from django_outbox.brokers.http import network
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
@@ -41,12 +41,12 @@ PUBLIC = [
 
 @pytest.mark.parametrize("address", PRIVATE)
 def test_an_address_that_is_not_public_is_refused(address: str):
-    assert not addresses.is_public(address)
+    assert not network.is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_a_public_address_is_permitted(address: str):
-    assert addresses.is_public(address)
+    assert network.is_public(address)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_the_address_that_was_checked_is_connected_to(
     receiver: Receiver, make_webhooks: MakePublisher, resolve: Resolve, monkeypatch: pytest.MonkeyPatch
 ):
     # Only this address counts as public; a second look would find another one.
-    monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(network, "is_public", lambda address: address == "127.0.0.1")
     connected = resolve({"hooks.example.com": [["127.0.0.1"], ["127.0.0.2"]]})
     publisher = make_webhooks(receiver.url(host="hooks.example.com"), allow_private_addresses=False, concurrency=1)
     assert publisher.publish([make_message()]) == [ACCEPTED]
@@ -109,7 +109,7 @@ def test_the_address_that_was_checked_is_connected_to(
 def test_private_addresses_among_public_ones_are_skipped(
     receiver: Receiver, make_webhooks: MakePublisher, resolve: Resolve, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(network, "is_public", lambda address: address == "127.0.0.1")
     connected = resolve({"hooks.example.com": [["10.0.0.1", "127.0.0.1"]]})
     publisher = make_webhooks(receiver.url(host="hooks.example.com"), allow_private_addresses=False)
     assert publisher.publish([make_message()]) == [ACCEPTED]

@@ -1,5 +1,12 @@
-"""Encode messages as HTTP requests before anything is sent, so that one that HTTP cannot carry is rejected alone."""
+"""Encode messages as HTTP requests, and sign them as Standard Webhooks.
 
+https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -9,12 +16,16 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.http.signing import Signer
 from django_outbox.brokers.http.urls import Origin, Urls
 from django_outbox.brokers.text_headers import own_headers, text_headers
 from django_outbox.messages import Message
 
 Headers = list[tuple[bytes, bytes]]
+
+PREFIX = "whsec_"
+
+MIN_SECRET, MAX_SECRET = 24, 64
+"""Numbers of bytes of a secret that the specification permits."""
 
 SIGNED = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
@@ -47,34 +58,34 @@ class Request(NamedTuple):
     body: bytes
 
 
-class Encoder:
-    """Encodes messages.
+class RequestEncoder:
+    """Encodes and signs messages.
 
     Args:
         urls: where messages are sent.
         headers: the option `headers`: sent with each message, instead of the message's own ones of the same name.
-        signer: signs the requests.
+        secrets: the option `secrets`, each `whsec_` and 24 to 64 bytes in base64; a receiver accepts a request if it
+            knows one of them.
         format: the option `format`.
         source: the option `source`.
 
     Raises:
-        ImproperlyConfigured: a header cannot be sent. The error never shows its value.
+        ImproperlyConfigured: a header cannot be sent, or a secret cannot be read. The error never shows its value.
     """
 
-    def __init__(self, urls: Urls, headers: object, signer: Signer, *, format: str, source: str) -> None:
+    def __init__(self, urls: Urls, headers: object, secrets: object, *, format: str, source: str) -> None:
         self._urls = urls
         self._fixed = _read_headers(headers)
         self._fixed_names = frozenset(name for name, _value in self._fixed)
-        self._signer = signer
+        given = [secrets] if isinstance(secrets, str) else secrets
+        if not isinstance(given, list | tuple):
+            raise ImproperlyConfigured("secrets must be a string like 'whsec_...', or a list of such strings.")
+        self._keys = [_read_secret(number, secret) for number, secret in enumerate(given, 1)]
         self._format = format
         self._source = source
 
     def encode(self, message: Message) -> Request:
-        """Encode a message.
-
-        Raises:
-            Unencodable: HTTP cannot carry it.
-        """
+        """Encode a message, or raise Unencodable."""
         url = self._urls.find(message)
         target = url.target(message)
         body = message.payload
@@ -102,17 +113,13 @@ class Encoder:
         return Request(url.origin, target, headers, message.message_id, body)
 
     def sign(self, request: Request, now: float) -> Headers:
-        """Return the headers of a request, with those of Standard Webhooks.
-
-        Args:
-            request: the request.
-            now: the Unix time.
-        """
-        timestamp = int(now)
-        signed = [(b"webhook-id", request.message_id.encode()), (b"webhook-timestamp", b"%d" % timestamp)]
-        signature = self._signer.sign(request.message_id, timestamp, request.body)
-        if signature:
-            signed.append((b"webhook-signature", signature.encode()))
+        """Return the headers of a request and of its signature, at this Unix time."""
+        id, timestamp = request.message_id.encode(), b"%d" % int(now)
+        signed = [(b"webhook-id", id), (b"webhook-timestamp", timestamp)]
+        if self._keys:
+            content = b"%s.%s.%s" % (id, timestamp, request.body)
+            digests = (hmac.digest(key, content, hashlib.sha256) for key in self._keys)
+            signed.append((b"webhook-signature", b" ".join(b"v1," + base64.b64encode(each) for each in digests)))
         return request.headers + signed
 
 
@@ -175,3 +182,19 @@ def _read_headers(headers: object) -> Headers:
             )
         found.append((name.lower().encode(), value.encode()))
     return found
+
+
+def _read_secret(number: int, secret: object) -> bytes:
+    remedy = (
+        f"secret {number} in secrets cannot be read (it is not shown); it must be {PREFIX!r} and {MIN_SECRET} to "
+        f"{MAX_SECRET} random bytes in base64."
+    )
+    if not isinstance(secret, str) or not secret.startswith(PREFIX):
+        raise ImproperlyConfigured(remedy)
+    try:
+        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        raise ImproperlyConfigured(remedy) from None
+    if not MIN_SECRET <= len(key) <= MAX_SECRET:
+        raise ImproperlyConfigured(remedy)
+    return key

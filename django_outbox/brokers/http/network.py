@@ -1,17 +1,78 @@
-"""The network beneath httpcore: addresses are checked, and a request has one time limit."""
+"""The network beneath httpcore: a request has one time limit, and may reach only public addresses.
 
+A URL must not reach the network of the relay (SSRF). Names are resolved first, and the resolved address is checked and
+connected to, so that neither a name that resolves differently the second time (DNS rebinding) nor a spelling such as
+`0x7f.1` or `2130706433` gets around the check.
+"""
+
+import ipaddress
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpcore
 
-from django_outbox.brokers.http.addresses import resolve
-
 PIECE = 65_536
 """Maximum number of bytes that are written at once."""
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+"""Prefix of IPv6 addresses that contain an IPv4 address: https://www.rfc-editor.org/rfc/rfc6052#section-2.1."""
+
+_NOT_PUBLIC = (
+    # Protocol assignments. Older versions of Python know only some of them; one was a metadata service.
+    ipaddress.IPv4Network("192.0.0.0/24"),
+    # Relays from IPv4 to 6to4: https://www.rfc-editor.org/rfc/rfc7526.
+    ipaddress.IPv4Network("192.88.99.0/24"),
+    # Azure's host, which has services for the virtual machine.
+    ipaddress.IPv4Network("168.63.129.16/32"),
+)
+"""Networks that `ipaddress` takes to be global."""
+
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)
+"""The third 32 bits of an IPv6 address that leads to an IPv4 address: https://www.rfc-editor.org/rfc/rfc5214#section-6.1."""
+
+
+class AddressRefused(Exception):
+    """A host has no public address."""
+
+
+def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
+    """Return the IP addresses of a host that may be connected to, in the resolver's order.
+
+    Raises:
+        AddressRefused: it has addresses, but no public one.
+    """
+    found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    permitted = [address for address in found if allow_private or is_public(address)]
+    if not permitted:
+        raise AddressRefused("its address is private, loopback, link-local or reserved")
+    return permitted
+
+
+def is_public(address: str) -> bool:
+    """Return whether an IP address, and each IPv4 address inside it, belongs to a host of the internet."""
+    # A zone, as in fe80::1%eth0, exists only for addresses that are not public.
+    ip: Address = ipaddress.ip_address(address.partition("%")[0])
+    inner = _embedded(ip)
+    if inner is not None:
+        return is_public(str(inner))
+    if any(ip in network for network in _NOT_PUBLIC) or (ip.version == 6 and int(ip) >> 32 & 0xFFFF_FFFF in _ISATAP):
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or getattr(ip, "is_site_local", False))
+
+
+def _embedded(ip: Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address to which a packet for an IPv6 address is sent in the end, if there is one."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return None
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF)
+    return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
 
 
 class Deadline(threading.local):
@@ -33,11 +94,7 @@ class Deadline(threading.local):
         self.connected = False
 
     def left(self, error: type[Exception]) -> float:
-        """Return the seconds that are left.
-
-        Args:
-            error: the exception to raise if there are none.
-        """
+        """Return the seconds that are left, or raise this exception if there are none."""
         seconds = self.at - time.monotonic()
         if seconds <= 0:
             raise error("the request took too long")
@@ -45,13 +102,7 @@ class Deadline(threading.local):
 
 
 class Network(httpcore.NetworkBackend):
-    """Opens connections for httpcore.
-
-    Args:
-        deadline: the end of each thread's request.
-        connect_timeout: seconds for connecting to one address.
-        allow_private: whether addresses that are not public may be connected to.
-    """
+    """Opens connections for httpcore, each address within `connect_timeout` seconds."""
 
     def __init__(self, deadline: Deadline, *, connect_timeout: float, allow_private: bool) -> None:
         self._deadline = deadline
@@ -82,12 +133,7 @@ class Network(httpcore.NetworkBackend):
 
 
 class Stream(httpcore.NetworkStream):
-    """A connection on which each operation ends with the request.
-
-    Args:
-        stream: the connection.
-        deadline: the end of each thread's request.
-    """
+    """A connection on which each operation ends with the request."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
         self._stream = stream

@@ -1,6 +1,7 @@
 """A publisher for webhooks: an HTTP request for each message."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -8,13 +9,10 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
-from django_outbox.brokers.http.batch import Batch
-from django_outbox.brokers.http.encoding import Encoder
-from django_outbox.brokers.http.errors import Failure
-from django_outbox.brokers.http.lane import Job, Lane, LaneOptions
-from django_outbox.brokers.http.responses import Response, Statuses
-from django_outbox.brokers.http.signing import Signer
-from django_outbox.brokers.http.sorting import Sorting
+from django_outbox.brokers.http.call import HTTPCall
+from django_outbox.brokers.http.connections import HTTPOptions, Job, ServerConnections, collect
+from django_outbox.brokers.http.encoding import RequestEncoder
+from django_outbox.brokers.http.responses import Failure, Response, Statuses
 from django_outbox.brokers.http.urls import Origin, Urls
 from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 from django_outbox.brokers.publisher import Publisher
@@ -94,10 +92,10 @@ class HTTPPublisher(Publisher):
         uses_tls = any(origin.scheme == "https" for origin in urls.origins)
         if ssl is not None and not uses_tls:
             raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
-        self._encoder = Encoder(urls, headers, Signer(secrets), format=format, source=source)
+        self._encoder = RequestEncoder(urls, headers, secrets, format=format, source=source)
         self._statuses = Statuses(reject, retry)
         self._origins = urls.origins
-        self._options = LaneOptions(
+        self._options = HTTPOptions(
             publisher_alias=alias,
             timeout=timeout,
             connect_timeout=connect_timeout,
@@ -108,7 +106,7 @@ class HTTPPublisher(Publisher):
             sign=self._encoder.sign,
             is_busy=self._statuses.is_busy,
         )
-        self._lanes: dict[Origin, Lane] = {}
+        self._servers: dict[Origin, ServerConnections] = {}
         self._suspensions: Suspensions[Origin]
         self._start_over()
         after_fork(self, type(self)._start_over)
@@ -118,60 +116,61 @@ class HTTPPublisher(Publisher):
         return f"HTTP POST to {', '.join(map(str, self._origins))}"
 
     def prepare(self) -> str:
-        lanes = list(self._current_lanes().values())
-        if any(lane.is_known and not lane.is_suspended for lane in lanes):
+        servers = list(self._current_servers().values())
+        if any(server.is_known and not server.is_suspended for server in servers):
             return ""
-        busy = [f"{lane.origin}: {reason}" for lane in lanes if (reason := lane.busy)]
-        if len(busy) == len(lanes):
+        busy = [f"{server.origin}: {reason}" for server in servers if (reason := server.busy)]
+        if len(busy) == len(servers):
             return busy[0]
-        willing = [lane for lane in lanes if not lane.busy]
+        willing = [server for server in servers if not server.busy]
         problems = self._probe(willing)
         return problems[0] if len(problems) == len(willing) else ""
 
     def check(self) -> Sequence[str]:
-        return self._probe(list(self._current_lanes().values()))
+        return self._probe(list(self._current_servers().values()))
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        sorting = Sorting(
+        call = HTTPCall(
             messages,
-            self._current_lanes(),
+            self._current_servers(),
             self._suspensions,
             self._encoder,
             self._statuses,
             timeout=self._options.timeout,
         )
-        sorting.publish()
-        return sorting.result()
+        call.publish()
+        return call.result()
 
     def close(self) -> None:
         with self._lock:
-            lanes = self._lanes
-            self._lanes = {}
-        for lane in lanes.values():
-            lane.close()
+            servers = self._servers
+            self._servers = {}
+        for server in servers.values():
+            server.close()
 
-    def _probe(self, lanes: Sequence[Lane]) -> list[str]:
-        """Send each server a request that does nothing. Return why those that did not respond are unavailable."""
-        batch = Batch(len(lanes), self._options.timeout)
-        batch.expect(range(len(lanes)))
-        for index, lane in enumerate(lanes):
-            lane.submit([Job(batch, index, None, is_trial=True)])
-        batch.wait(self._options.timeout + 1)
+    def _probe(self, servers: Sequence[ServerConnections]) -> list[str]:
+        """Send each server a request that does nothing. Return the reasons of the servers that do not respond."""
+        jobs = [Job(None, time.monotonic() + self._options.timeout, is_trial=True) for _server in servers]
+        for server, job in zip(servers, jobs, strict=True):
+            server.submit([job])
+        results = collect(dict(enumerate(jobs)), self._options.timeout + 1)
         return [
-            f"{lane.origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
-            for lane, result in zip(lanes, batch.results, strict=True)
+            f"{servers[index].origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
+            for index, result in results.items()
             if not isinstance(result, Response)
         ]
 
-    def _current_lanes(self) -> Mapping[Origin, Lane]:
+    def _current_servers(self) -> Mapping[Origin, ServerConnections]:
         with self._lock:
-            if not self._lanes:
+            if not self._servers:
                 # The relay itself logs the outage of an only server.
                 owner = f"Publisher {self.alias!r}" if len(self._origins) > 1 else ""
                 self._suspensions = Suspensions(owner)
-                self._lanes = {origin: Lane(origin, self._options, self._suspensions) for origin in self._origins}
-            return self._lanes
+                self._servers = {
+                    origin: ServerConnections(origin, self._options, self._suspensions) for origin in self._origins
+                }
+            return self._servers
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
-        self._lanes = {}
+        self._servers = {}

@@ -1,14 +1,20 @@
-"""The outcome that each response stands for."""
+"""The result of a request, a response or a failure with its remedy, and the outcome of its message."""
 
 import datetime
+import os
+import socket
+import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+import httpcore
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.http.network import AddressRefused
 from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later
 
 BUSY = frozenset((429, 503))
@@ -21,10 +27,24 @@ and RFC 8470, section 5.2 (too early). All others blame the request."""
 MAX_WAIT = 86_400
 """Maximum number of seconds of a `Retry-After` that counts."""
 
+BEFORE_SENDING = (
+    httpcore.ConnectError,
+    httpcore.ConnectTimeout,
+    httpcore.PoolTimeout,
+    AddressRefused,
+    OSError,
+    # From the resolver, for a name with an empty or too long label.
+    UnicodeError,
+)
+"""The request was not sent, because there was no connection."""
+
+DISCONNECTED = (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError)
+"""The connection was lost, perhaps because the receiver had closed it before the request arrived."""
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What is kept of a response. Its body is not.
+    """A response without its body.
 
     Args:
         status: the status code.
@@ -45,19 +65,34 @@ class Response:
             return str(self.status)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request without a response.
+
+    Args:
+        error: the reason, as text.
+        error_class: a short name for it.
+        sent: whether the receiver may have got the request, so that the message may be to blame.
+    """
+
+    error: str
+    error_class: str
+    sent: bool
+
+
 class Statuses:
     """The outcomes of responses.
 
     Args:
-        reject: statuses of messages that fail at once, besides or instead of the usual ones.
-        retry: statuses of messages that are retried, besides or instead of the usual ones.
+        reject: statuses of messages that fail at once, in addition to or instead of the usual ones.
+        retry: statuses of messages that are retried, in addition to or instead of the usual ones.
 
     Raises:
         ImproperlyConfigured: one of them is not a list of statuses from 400 to 599, or a status is in both.
     """
 
     def __init__(self, reject: object, retry: object) -> None:
-        self._reject, self._retry = _read("reject", reject), _read("retry", retry)
+        self._reject, self._retry = _read_statuses("reject", reject), _read_statuses("retry", retry)
         if both := self._reject & self._retry:
             raise ImproperlyConfigured(f"reject and retry both contain {min(both)}; leave it in one of them.")
 
@@ -81,7 +116,51 @@ class Statuses:
         return rejected(text, error_class=error_class)
 
 
-def read_retry_after(value: bytes, now: float) -> float | None:
+def explain(error: Exception) -> Failure:
+    """Return why a request failed."""
+    sent = not isinstance(error, BEFORE_SENDING)
+    cause = _root(error)
+    error_class = "http.connection"
+    if isinstance(cause, AddressRefused):
+        text, error_class = f"{cause}; set allow_private_addresses if it is in your own network", "http.address"
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        text = f"the receiver's TLS certificate is refused: {cause.verify_message}; check cafile in the option ssl"
+        error_class = "http.tls"
+    elif isinstance(cause, ssl.SSLError):
+        text, error_class = f"TLS failed ({cause.reason}); check scheme and port in url", "http.tls"
+    elif isinstance(cause, socket.gaierror):
+        text = f"the host name cannot be resolved, check url: {cause.strerror}"
+    elif isinstance(error, httpcore.TimeoutException):
+        text, error_class = "no response in time" if sent else "no connection in time", "http.timeout"
+    elif isinstance(cause, ConnectionRefusedError):
+        text = "connection refused; start the receiver, or correct url"
+    elif isinstance(cause, OSError) and cause.errno:
+        text = os.strerror(cause.errno)
+    else:
+        text = "the connection was lost, or the response is not HTTP"
+    return Failure(text, error_class, sent)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that httpcore wrapped, possibly several times, in its own errors."""
+    while error.__cause__ is not None or (error.args and isinstance(error.args[0], BaseException)):
+        error = error.__cause__ if error.__cause__ is not None else error.args[0]
+    return error
+
+
+def read_response(response: httpcore.Response) -> Response:
+    """Return the parts of a response that count."""
+    retry_after, location = None, ""
+    if response.status >= 300:
+        for name, value in response.headers:
+            if name.lower() == b"retry-after":
+                retry_after = _read_retry_after(value, time.time())
+            elif name.lower() == b"location":
+                location = _read_location(value)
+    return Response(response.status, retry_after, location)
+
+
+def _read_retry_after(value: bytes, now: float) -> float | None:
     """Return the seconds of a header `Retry-After`, at most a day; None if it cannot be read.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3
@@ -103,7 +182,7 @@ def read_retry_after(value: bytes, now: float) -> float | None:
     return min(max(date.timestamp() - now, 0.0), float(MAX_WAIT))
 
 
-def read_location(value: bytes) -> str:
+def _read_location(value: bytes) -> str:
     """Return the host in a header `Location`; blank if there is none."""
     try:
         return urlsplit(value.decode("latin-1")).hostname or ""
@@ -111,7 +190,7 @@ def read_location(value: bytes) -> str:
         return ""
 
 
-def _read(option: str, statuses: object) -> frozenset[int]:
+def _read_statuses(option: str, statuses: object) -> frozenset[int]:
     given: Sequence[object] = statuses if isinstance(statuses, list | tuple) else [None]
     found = frozenset(status for status in given if type(status) is int and 400 <= status <= 599)
     if len(found) != len(given):

@@ -1,7 +1,7 @@
 """The option `url`: where each message is sent."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -41,7 +41,7 @@ class Url:
     """One URL; its path and query may depend on the message.
 
     Args:
-        text: the URL. `{topic}`, `{type}` and `{key}` in its path or query stand for those of the message, as in
+        text: the URL. `{topic}`, `{type}` and `{key}` in its path or query stand for the message's values, as in
             `Template`, percent-encoded.
 
     Raises:
@@ -64,11 +64,7 @@ class Url:
         self._needs_key = "{key}" in rest
 
     def target(self, message: Message) -> bytes:
-        """Return the path and the query for a message.
-
-        Raises:
-            Unencodable: the message would leave the path, or has no key although the URL needs one.
-        """
+        """Return the path and the query for a message, or raise Unencodable."""
         if self._is_fixed:
             return self._fixed
         if self._needs_key and not message.key:
@@ -100,17 +96,11 @@ class Urls:
         self.origins = list(dict.fromkeys(url.origin for url in self._urls.values()))
 
     def find(self, message: Message) -> Url:
-        """Return the URL for a message.
-
-        Raises:
-            Unencodable: no pattern matches its type.
-        """
-        for url in self._matching(message.type):
-            return url
+        """Return the URL for a message, or raise Unencodable if no pattern matches its type."""
+        for pattern, url in self._urls.items():
+            if pattern == "*" or fnmatchcase(message.type, pattern):
+                return url
         raise Unencodable("no pattern in the option url matches its type")
-
-    def _matching(self, type: str) -> Iterator[Url]:
-        return (url for pattern, url in self._urls.items() if pattern == "*" or fnmatchcase(type, pattern))
 
 
 def _split(text: object) -> tuple[Origin, str]:

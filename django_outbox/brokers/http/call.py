@@ -1,57 +1,49 @@
-"""Publish a batch: hand its requests to the servers, and turn their results into outcomes."""
+"""The messages of one call of `publish`: pass their requests to the servers, and turn the results into outcomes."""
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from django_outbox.brokers.call import Call
-from django_outbox.brokers.http.batch import Batch
-from django_outbox.brokers.http.encoding import Encoder, Request
-from django_outbox.brokers.http.errors import Failure
-from django_outbox.brokers.http.lane import UNAVAILABLE, Job, Lane
-from django_outbox.brokers.http.responses import Response, Statuses
+from django_outbox.brokers.http.connections import UNAVAILABLE, Job, Result, ServerConnections, collect
+from django_outbox.brokers.http.encoding import Request, RequestEncoder
+from django_outbox.brokers.http.responses import Failure, Response, Statuses
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import FIRST_WAIT, MIN_WAIT, Suspensions
 from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
 
 BEGIN_FACTOR = 1.25
-"""Requests are begun for that many times the timeout: after one that gets no response, another one shows whether the
-message or the server is to blame."""
+"""Requests begin for this multiple of the timeout: after one without a response, another one shows whether the message
+or the server is to blame."""
 
 LATE = "it was not sent, because the messages before it took too long"
 
 
-class Sorting(Call[Message, Request]):
+class HTTPCall(Call[Message, Request]):
     """The messages of one call of `publish`, sorted by their servers.
 
     Messages for a server that is unavailable are set aside, so that those for other servers are delivered. If all
     servers of the publisher are unavailable, it is an outage, and they are unanswered.
-
-    Args:
-        messages: the batch.
-        lanes: the servers.
-        suspensions: the servers that are unavailable or busy.
-        encoder: encodes the messages.
-        statuses: the outcomes of responses.
-        timeout: seconds that a request may take.
     """
 
     def __init__(
         self,
         messages: Sequence[Message],
-        lanes: Mapping[Origin, Lane],
+        servers: Mapping[Origin, ServerConnections],
         suspensions: Suspensions[Origin],
-        encoder: Encoder,
+        encoder: RequestEncoder,
         statuses: Statuses,
         *,
         timeout: float,
     ) -> None:
         super().__init__(messages, encoder.encode, carrier="HTTP", error_class="http")
-        self._lanes = lanes
+        self._servers = servers
         self._suspensions = suspensions
         self._statuses = statuses
         self._timeout = timeout
-        self._batch = Batch(len(messages), BEGIN_FACTOR * timeout)
+        self._begin_until = time.monotonic() + BEGIN_FACTOR * timeout
+        self._results: dict[int, Result] = {}
         self._indexes: dict[Origin, list[int]] = {}
         for index, request in self.encoded.items():
             self._indexes.setdefault(request.origin, []).append(index)
@@ -86,7 +78,7 @@ class Sorting(Call[Message, Request]):
         """Return an outcome for each message."""
         responding = set()
         for origin, indexes in self._indexes.items():
-            results = [self._batch.results[index] for index in indexes]
+            results = [self._results.get(index) for index in indexes]
             if any(isinstance(result, Response) and not self._statuses.is_busy(result) for result in results):
                 responding.add(origin)
             else:
@@ -94,25 +86,25 @@ class Sorting(Call[Message, Request]):
                     if isinstance(result, Failure):
                         self._suspensions.begin(origin, result.error, UNAVAILABLE)
                         break
-        all_suspended = all(lane.is_suspended for lane in self._lanes.values())
+        all_suspended = all(server.is_suspended for server in self._servers.values())
         return [
             outcome or self._outcome(index, responding, all_suspended=all_suspended)
             for index, outcome in enumerate(self.outcomes)
         ]
 
     def _send(self, ordinary: Mapping[Origin, Sequence[int]], trials: Mapping[Origin, Sequence[int]]) -> None:
-        for indexes in (*ordinary.values(), *trials.values()):
-            self._batch.expect(indexes)
+        jobs: dict[int, Job] = {}
         for some, is_trial in ((ordinary, False), (trials, True)):
             for origin, indexes in some.items():
-                jobs = [Job(self._batch, index, self.encoded[index], is_trial) for index in indexes]
-                self._lanes[origin].submit(jobs)
+                added = {index: Job(self.encoded[index], self._begin_until, is_trial) for index in indexes}
+                jobs |= added
+                self._servers[origin].submit([*added.values()])
         # One second for threads that are late.
-        self._batch.wait((BEGIN_FACTOR + 1) * self._timeout + 1)
+        self._results |= collect(jobs, (BEGIN_FACTOR + 1) * self._timeout + 1)
 
     def _outcome(self, index: int, responding: set[Origin], *, all_suspended: bool) -> Outcome:
         """Return the outcome of a message that was sent, or not sent because of its server."""
-        result = self._batch.results[index]
+        result = self._results.get(index)
         if isinstance(result, Outcome):
             return result
         origin = self.encoded[index].origin

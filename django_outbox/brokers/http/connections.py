@@ -3,44 +3,54 @@
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import NamedTuple
 
 import h11
 import httpcore
 
-from django_outbox.brokers.http.batch import Batch, Result
 from django_outbox.brokers.http.encoding import Headers, Request
-from django_outbox.brokers.http.errors import BEFORE_SENDING, DISCONNECTED, Failure, explain
 from django_outbox.brokers.http.network import Deadline, Network
-from django_outbox.brokers.http.responses import Response, read_location, read_retry_after
+from django_outbox.brokers.http.responses import (
+    BEFORE_SENDING,
+    DISCONNECTED,
+    Failure,
+    Response,
+    explain,
+    read_response,
+)
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
 
 MAX_RESPONSE_BYTES = 65_536
-"""Maximum number of bytes that are read of a response's body; a connection with more to read is closed."""
+"""Maximum number of bytes to read of a response's body; a connection with more to read is closed."""
 
 CLOSE_SECONDS = 5.0
-"""Seconds that the end of a thread is waited for; one that hangs ends with its request."""
+"""Seconds to wait for the end of all threads; one that hangs ends with its request."""
 
 KEEPALIVE_SECONDS = 60.0
 """Seconds for which an idle connection is kept. The server may close it earlier."""
 
 MAX_FAILURES = 2
-"""Number of requests in a row without a response after which nothing more is sent. One may be to blame itself."""
+"""Number of consecutive requests without a response that suspend a server. A single request may be to blame itself."""
 
 MAX_ASKED_WAIT = 300.0
-"""Maximum number of seconds for which nothing is sent to a server because it asks for it."""
+"""Maximum number of seconds for which a server is suspended because it asks for it."""
 
 UNAVAILABLE = "http.unavailable"
 
+Result = Response | Failure | Outcome | None
+"""The result of a request: an outcome if HTTP could not carry it, None if it was not sent."""
+
+NO_RESPONSE = Failure("no response in time", "http.timeout", sent=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneOptions:
+class HTTPOptions:
     """The options of the connections to a server; times are in seconds."""
 
     publisher_alias: str
@@ -54,23 +64,29 @@ class LaneOptions:
     is_busy: Callable[[Response], bool]
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Job:
     """A request to send.
 
     Args:
-        batch: gets the result.
-        place: the index of its message in the batch.
         request: the request; None for a probe.
+        begin_until: when it must have begun, by `time.monotonic()`.
         is_trial: whether it is sent although the server is suspended.
     """
 
-    batch: Batch
-    place: int
     request: Request | None
+    begin_until: float
     is_trial: bool
+    result: Future[Result] = field(default_factory=Future, init=False)
 
 
-class Lane:
+def collect(jobs: Mapping[int, Job], seconds: float) -> dict[int, Result]:
+    """Wait for the results of submitted jobs. A result that is missing after that many seconds is a failure."""
+    wait([job.result for job in jobs.values()], seconds)
+    return {index: job.result.result() if job.result.done() else NO_RESPONSE for index, job in jobs.items()}
+
+
+class ServerConnections:
     """Sends requests to one server.
 
     Each thread has its own connection. httpcore's pool would search all requests and connections for each request,
@@ -79,15 +95,14 @@ class Lane:
 
     Args:
         origin: the server.
-        options: how to connect.
+        options: the publisher's options.
         suspensions: the servers of the publisher that are unavailable or busy.
 
     Attributes:
-        origin: the server.
         is_known: whether the server has responded since the last failure.
     """
 
-    def __init__(self, origin: Origin, options: LaneOptions, suspensions: Suspensions[Origin]) -> None:
+    def __init__(self, origin: Origin, options: HTTPOptions, suspensions: Suspensions[Origin]) -> None:
         self.origin = origin
         self.is_known = False
         self._suspensions = suspensions
@@ -116,7 +131,7 @@ class Lane:
         with self._lock:
             if self._is_closed:
                 for job in jobs:
-                    job.batch.finish(job.place, Failure("the publisher was closed", "http.closed", sent=False))
+                    job.result.set_result(Failure("the publisher was closed", "http.closed", sent=False))
                 return
             while len(self._threads) < min(self._options.concurrency, len(jobs)):
                 name = f"outbox-http-{self._options.publisher_alias}"
@@ -142,8 +157,8 @@ class Lane:
                 pass
 
     def _run_next(self, pool: httpcore.ConnectionPool) -> bool:
-        """Process the next job. Return False if there is none any more."""
-        # In a function, so that a thread that waits keeps no request alive.
+        """Process the next job. Return False at the end."""
+        # In a function, so that a waiting thread keeps no request alive.
         job = self._jobs.get()
         if job is None:
             return False
@@ -151,15 +166,15 @@ class Lane:
         try:
             result = self._process(job, pool)
         except Exception as error:
-            # The thread has to go on: nothing else would send what is waiting.
+            # The thread has to continue: no other thread would send the waiting requests.
             logger.exception("Publisher %r: a request failed", self._options.publisher_alias)
             result = explain(error)
         finally:
-            job.batch.finish(job.place, result)
+            job.result.set_result(result)
         return True
 
     def _process(self, job: Job, pool: httpcore.ConnectionPool) -> Result:
-        if job.batch.is_late or (self.is_suspended and not job.is_trial):
+        if time.monotonic() > job.begin_until or (self.is_suspended and not job.is_trial):
             return None
         result = self._send(job.request, pool)
         if isinstance(result, Failure):
@@ -201,7 +216,7 @@ class Lane:
         except httpcore.UnsupportedProtocol as error:
             return _reject(error)
         except httpcore.LocalProtocolError as error:
-            # That of h2 may be about the connection.
+            # h2's error may be about the connection.
             return _reject(error) if isinstance(error.__cause__, h11.LocalProtocolError) else explain(error)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, *BEFORE_SENDING) as error:
             return explain(error)
@@ -210,7 +225,7 @@ class Lane:
         """Send a request and return the response, of which at most `MAX_RESPONSE_BYTES` are read."""
         response = pool.handle_request(self._probe() if request is None else self._signed(request))
         try:
-            found = _read_response(response)
+            found = read_response(response)
             size = 0
             try:
                 for chunk in response.iter_stream():
@@ -257,14 +272,3 @@ class Lane:
 
 def _reject(error: Exception) -> Outcome:
     return rejected(f"HTTP cannot carry the message: {error}", error_class="http.unencodable")
-
-
-def _read_response(response: httpcore.Response) -> Response:
-    retry_after, location = None, ""
-    if response.status >= 300:
-        for name, value in response.headers:
-            if name.lower() == b"retry-after":
-                retry_after = read_retry_after(value, time.time())
-            elif name.lower() == b"location":
-                location = read_location(value)
-    return Response(response.status, retry_after, location)
