@@ -1,4 +1,4 @@
-"""The messages of one call of `publish`, and their outcomes: what all publishers do the same."""
+"""The messages of one call of `publish`, and their outcomes. A broker adds only the way to send and receive."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0: messages as events, and events that any sender has put into a broker as messages.
+"""CloudEvents 1.0: messages as events, and received events as messages.
 
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md
 """
@@ -28,16 +28,22 @@ STRUCTURED_CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 EXTENSIONS = ("traceparent", "tracestate")
 """Headers that are attributes of the event, by the specification's extension for distributed tracing."""
 
+FURTHER_PREFIX = "ce-"
+"""Prefix of the headers with further attributes of a received event."""
+
+MEDIA_TYPE = "application/cloudevents"
+JSON_MEDIA_TYPE = "application/cloudevents+json"
+
+REQUIRED = ("specversion", "id", "source", "type")
+
+READ = frozenset((*REQUIRED, "time", "partitionkey", "datacontenttype", *EXTENSIONS)) - {"source"}
+"""Attributes that become fields of the message, or headers with their own names. Others are headers with `ce-`."""
+
 _URI_REFERENCE = re.compile(r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]+", re.ASCII)
 
 
 def validate_format(format: object, source: object) -> None:
-    """Validate the options `format` and `source` of a publisher.
-
-    Raises:
-        ImproperlyConfigured: the format is unknown; or it is one of CloudEvents and there is no source, or the source
-            is not a URI reference; or there is a source without such a format.
-    """
+    """Validate the options `format` and `source` of a publisher: formats of CloudEvents need a source."""
     require_choice("format", format, FORMATS)
     if not isinstance(source, str):
         raise ImproperlyConfigured(f"source is {source!r}; it must be a string.")
@@ -55,13 +61,9 @@ def validate_format(format: object, source: object) -> None:
 
 
 def attributes(message: Message, source: str) -> dict[str, str]:
-    """Return the attributes of a message's event, all of which are text.
+    """Return the attributes of a message's event, all as text; the source and the ID together identify the event.
 
     The topic is the `subject`, and the key is the `partitionkey`, if they are not blank.
-
-    Args:
-        message: the message.
-        source: the URI reference that, together with the ID, identifies the event.
     """
     found = {
         "specversion": "1.0",
@@ -91,18 +93,6 @@ def _to_rfc3339(time: datetime.datetime) -> str:
     return time.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-FURTHER_PREFIX = "ce-"
-"""How the names of headers begin that hold further attributes of a received event."""
-
-MEDIA_TYPE = "application/cloudevents"
-JSON_MEDIA_TYPE = "application/cloudevents+json"
-
-REQUIRED = ("specversion", "id", "source", "type")
-
-READ = frozenset((*REQUIRED, "time", "partitionkey", "datacontenttype", *EXTENSIONS)) - {"source"}
-"""Attributes that become fields of the message, or headers of their own names. Others are headers with `ce-`."""
-
-
 def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
     """Return a message with the fields of the CloudEvent in it; the same message if there is none.
 
@@ -111,7 +101,7 @@ def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...])
     Args:
         incoming: the message, with the fields that it has apart from the event.
         content_type: its content type.
-        prefixes: how the names of the headers begin that hold the attributes of an event in binary mode.
+        prefixes: prefixes of the headers with the attributes of an event in binary mode.
     """
     if content_type.lower().startswith(MEDIA_TYPE):
         return _read_structured(incoming, content_type, prefixes)
@@ -149,7 +139,7 @@ def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str,
 
 
 def _with_attributes(incoming: Incoming, attributes: Mapping[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Return a message with the fields that the attributes of an event stand for."""
+    """Return a message with the attributes of an event as its fields and headers."""
     for name in REQUIRED:
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             return _with_problem(incoming, f"it has no attribute {name}, or one that is not text")

@@ -22,7 +22,7 @@ class Unavailable(Exception):
 
 
 class Refused(Unavailable):
-    """The broker refuses to take rejected messages, which come again. The text is the reason."""
+    """The broker refuses to take rejected messages, and will deliver them again. The text is the reason."""
 
 
 class Incoming(NamedTuple):
@@ -150,13 +150,13 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        """Settle messages with the broker. A connection that has ended is no error.
+        """Settle messages with the broker. A lost connection is not an error.
 
-        It waits for nothing but dead letters that the consumer itself has to write.
+        It waits only for dead letters that the consumer itself writes.
 
         Args:
             batch: all messages of the last call of `receive`, or the first of them if the consumer is closed next.
-            rejected: the tags of those that go to the broker's dead letters.
+            rejected: the tags of the messages that go to the broker's dead letters.
 
         Raises:
             Refused: the dead letters cannot be written. None of the messages is settled, and the consumer has to be
@@ -165,7 +165,7 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def pause(self) -> None:
-        """Let the broker deliver nothing more. What it has delivered can still be received, or comes again."""
+        """Let the broker deliver no further messages. Delivered ones can still be received, or are delivered again."""
 
     @abc.abstractmethod
     def resume(self) -> None:

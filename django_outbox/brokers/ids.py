@@ -6,7 +6,7 @@ import uuid
 _NAMESPACE = uuid.UUID("6d1c3f0e-8a55-5b0c-9d0e-2f6f7a3c1b77")
 
 MAX_VERSION = 7
-"""The highest version of a UUID that every database stores. MariaDB refuses one in 64 of those with a higher one."""
+"""Highest version of a UUID that every database stores. MariaDB refuses one in 64 with a higher version."""
 
 
 def read_uuid(text: str) -> uuid.UUID | None:
@@ -15,12 +15,7 @@ def read_uuid(text: str) -> uuid.UUID | None:
         found = uuid.UUID(text)
     except ValueError:
         return None
-    return found if is_storable(found) else None
-
-
-def is_storable(id: uuid.UUID) -> bool:
-    """Return whether every database stores a UUID."""
-    return id.int >> 76 & 0xF <= MAX_VERSION
+    return found if found.int >> 76 & 0xF <= MAX_VERSION else None
 
 
 def derive_uuid(*parts: bytes) -> uuid.UUID:
@@ -34,5 +29,5 @@ def derive_uuid(*parts: bytes) -> uuid.UUID:
 
 
 def id_of(text: str) -> uuid.UUID:
-    """Return the UUID that stands for the ID of a message: the same one, or one derived from it."""
+    """Return the ID of a message if it is a UUID, or a UUID derived from it."""
     return read_uuid(text) or derive_uuid(text.encode("utf-8", "surrogatepass"))

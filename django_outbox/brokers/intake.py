@@ -1,4 +1,4 @@
-"""The messages that a connection has received and no reader has taken yet."""
+"""The messages that a connection has received, until a reader takes them."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ class Intake:
     """Hands messages from the connection's thread to the reader's. Thread-safe.
 
     Args:
-        max_bytes: size of the bodies beyond which the connection should read no more from its socket.
+        max_bytes: size of the bodies beyond which the connection should stop reading from its socket.
         on_room: called in the reader's thread when there is room again after that.
     """
 
@@ -64,7 +64,7 @@ class Intake:
         return taken
 
     def hold(self) -> None:
-        """Hand over nothing until `release`."""
+        """Hand over no messages until `release`."""
         with self._changed:
             self._is_held = True
 
@@ -75,7 +75,7 @@ class Intake:
             self._changed.notify()
 
     def clear(self) -> None:
-        """Forget all messages that were not taken."""
+        """Forget the messages."""
         with self._changed:
             self._messages.clear()
             self._size = 0
@@ -99,7 +99,7 @@ class Intake:
 
     @property
     def error(self) -> str | None:
-        """The reason why the connection has ended; None while it has not."""
+        """The reason why the connection has ended; None before."""
         return self._error
 
     def end(self, error: str) -> None:

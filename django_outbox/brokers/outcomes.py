@@ -1,4 +1,7 @@
-"""The relay's calls of a publisher: anything it returns or raises is turned into valid outcomes, or into an error."""
+"""Calls to a publisher: anything that it returns or raises becomes valid outcomes, or an error.
+
+They raise only the user's Ctrl-C.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -27,12 +30,8 @@ A plain tuple, because constructing a class costs another call for each wave.
 def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Sequence[Message]) -> CallResult:
     """Publish messages and return their outcomes, and the error if the publisher misbehaved.
 
-    It raises nothing but the user's Ctrl-C; any other BaseException is the publisher's. A return value that has no
-    outcomes, or the wrong number of them, is an error too; the valid outcomes of a batch still count.
-
-    Args:
-        publish: a publisher's method.
-        messages: the batch.
+    It raises only the user's Ctrl-C; any other BaseException is the publisher's. A return value without outcomes, or
+    with the wrong number of them, is an error too; the valid outcomes of a batch still count.
     """
     try:
         return _read_outcomes(publish(messages), len(messages))
@@ -43,10 +42,7 @@ def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Seq
 
 
 def prepare_publisher(publisher: Publisher) -> str:
-    """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string.
-
-    It raises nothing but the user's Ctrl-C.
-    """
+    """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string."""
     try:
         reason = publisher.prepare()
     except BaseException as error:
@@ -57,13 +53,10 @@ def prepare_publisher(publisher: Publisher) -> str:
 
 
 def check_publisher(publisher: Publisher) -> list[str]:
-    """Let a publisher check its broker. Return the problems, each on one line; none if it works.
-
-    It raises nothing but the user's Ctrl-C.
-    """
+    """Let a publisher check its broker. Return the problems, each on one line; none if it works."""
     try:
         problems = publisher.check()
-        # A string has letters, not problems.
+        # One string is one problem, not a sequence of letters.
         given: list[object] = [problems] if isinstance(problems, str) else list(problems)
     except BaseException as error:
         if is_interrupt(error):
@@ -73,10 +66,7 @@ def check_publisher(publisher: Publisher) -> list[str]:
 
 
 def describe_publisher(publisher: Publisher) -> str:
-    """Return where a publisher publishes to, on one line; the name of its class if that is unknown.
-
-    It raises nothing but the user's Ctrl-C.
-    """
+    """Return where a publisher publishes to, on one line; the name of its class if that is unknown."""
     try:
         return one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH)
     except BaseException as error:
@@ -116,12 +106,7 @@ def read_outcome(given: object) -> Outcome:
 
 
 def _read_outcomes(given: object, count: int) -> CallResult:
-    """Validate a publisher's return value for a batch of `count` messages.
-
-    Raises:
-        TypeError: it is not a collection of outcomes.
-        ValueError: it has too few or too many outcomes.
-    """
+    """Validate a publisher's return value for a batch of `count` messages, or raise TypeError or ValueError."""
     if type(given) is list and len(given) == count == given.count(ACCEPTED):
         return [ACCEPTED] * count, None
     if not isinstance(given, Iterable):

@@ -81,7 +81,7 @@ class Publisher(abc.ABC):
         return ""
 
     def check(self) -> Sequence[str]:
-        """Return what keeps messages from being accepted, each problem with its remedy; empty if nothing is known.
+        """Return known problems that keep messages from being accepted, each with its remedy.
 
         `run_outbox --check` calls this. Override it if the broker can be asked for more than a connection, for example
         whether the destination exists. It must publish nothing, and return within a bounded time.
@@ -114,9 +114,9 @@ class Publisher(abc.ABC):
 class TransactionalPublisher(Publisher):
     """Delivers messages by writing to the database that they come from, in the transaction of the claim.
 
-    What it writes is committed together with the new state of the messages, or not at all. The relay calls `handle` for
-    one message at a time, in the order of the claim, each in a savepoint. It is called in the relay's thread, where
-    Django's connection for `using` has the transaction open.
+    Everything that it writes is committed together with the new state of the messages, or not at all. The relay calls
+    `handle` for one message at a time, in the order of the claim, each in a savepoint. It is called in the relay's
+    thread, where Django's connection for `using` has the transaction open.
 
     If `in_transaction` is False, `handle` is called outside of any transaction, for as long as it takes: a lease, which
     the relay renews, keeps the message from other relays. The other methods are still called in the transaction that
@@ -150,7 +150,7 @@ class TransactionalPublisher(Publisher):
         return None
 
     def record_success(self, message: Message, using: str) -> None:
-        """Write about a message that was accepted, in the transaction that writes its new state.
+        """Record an accepted message, in the transaction that writes its new state.
 
         It is called only if `in_transaction` is False; otherwise `handle` writes in that transaction. It is called in a
         savepoint; an exception is a deferred message.
@@ -163,7 +163,7 @@ class TransactionalPublisher(Publisher):
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         """Return `ACCEPTED` if a message that would fail now was dealt with in another way, or the final outcome.
 
-        It is called in a savepoint like that of `handle`.
+        It is called in its own savepoint.
 
         Args:
             message: the message.
@@ -173,10 +173,10 @@ class TransactionalPublisher(Publisher):
         return outcome
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
-        """Write about a counted attempt that was not accepted, in the transaction that writes the message's new state.
+        """Record a counted attempt that was not accepted, in the transaction that writes the message's new state.
 
-        What `handle` and `handle_failed` wrote was rolled back. It is called in a savepoint; an exception is logged,
-        and rolls back what it has written.
+        Everything that `handle` and `handle_failed` wrote was rolled back. It is called in a savepoint; an exception is
+        logged and rolls back the savepoint.
 
         Args:
             message: the message; its `attempts` do not count this one.

@@ -11,11 +11,7 @@ EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
 
 
 def make_publisher(publisher_alias: str) -> Publisher:
-    """Construct the publisher with this alias from the settings; it does not connect yet.
-
-    Raises:
-        ImproperlyConfigured: there is no such alias, its class cannot be imported, or it refuses its options.
-    """
+    """Construct the publisher with this alias from the settings, or raise ImproperlyConfigured. It does not connect."""
     publishers = get_settings().publishers
     if publisher_alias not in publishers:
         known = ", ".join(sorted(publishers))
@@ -56,11 +52,7 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
 
 
 def import_hint(backend: str) -> str:
-    """Return the remedy for a publisher or consumer that cannot be imported.
-
-    Args:
-        backend: the dotted path of its class.
-    """
+    """Return the remedy for a publisher or consumer that cannot be imported from this dotted path."""
     parts = backend.split(".")
     if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS:
         return f'Correct the dotted path, or install the driver: pip install "django-transactional-outbox[{parts[2]}]".'

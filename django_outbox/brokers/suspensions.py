@@ -50,7 +50,7 @@ class Suspensions(Generic[K]):
     Args:
         owner: the publisher, for the log; if it is blank, nothing is logged.
         name: returns the name of a destination for the log.
-        forget_after: seconds after which a destination is forgotten that is due, but that no message tries.
+        forget_after: seconds after which a destination that is due is forgotten if no message tries it.
         clock: returns the time in seconds.
     """
 

@@ -19,7 +19,7 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 
 
 def text_headers(message: Message) -> list[tuple[str, str]]:
-    """Return what describes a message, and then its own headers. The key is left out if it is blank.
+    """Return a message's fields as headers, without a blank key, and then its own headers.
 
     Times are in ISO 8601, in UTC. A header whose value is not text is sent as JSON.
     """
