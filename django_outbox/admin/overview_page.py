@@ -50,7 +50,7 @@ REMEDIES = {
     "not_receiving": f"{DOCS}how-to/runbook.html#not-receiving",
     "behind": f"{DOCS}how-to/troubleshooting.html#backlog-grows",
     "backlog": f"{DOCS}how-to/runbook.html#backlog",
-    "paused": f"{DOCS}how-to/pause.html",
+    "paused": f"{DOCS}how-to/failed-messages.html#pause",
     "blocked": f"{DOCS}how-to/troubleshooting.html#key-stands-still",
     "failed": f"{DOCS}how-to/failed-messages.html",
     "delivering": f"{DOCS}how-to/monitoring.html#overview",

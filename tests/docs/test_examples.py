@@ -127,7 +127,8 @@ def test_the_statements_of_the_guide_to_performance_run_on_postgresql(number: in
 
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 def test_the_walk_through_of_the_guide_to_the_archive_prints_what_it_prints(tmp_path: Path):
-    transcripts = re.findall(r"^```console\n(.*?)^```$", *text("archive.md"))
+    page, flags = text("retention.md")
+    transcripts = re.findall(r"^```console\n(.*?)^```$", page[page.index("(undo-discard)=") :], flags)
     shown = {
         command: lines.splitlines()
         for command, lines in re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", transcripts[0] + transcripts[1], re.MULTILINE)
@@ -152,8 +153,8 @@ def test_the_walk_through_of_the_guide_to_the_archive_prints_what_it_prints(tmp_
 
 
 def test_the_settings_of_the_guide_to_the_archive_pass_the_checks(tmp_path: Path):
-    (code, *_) = re.findall(r"^```\{code-block\} python\n:caption: settings.py\n\n(.*?)^```$", *text("archive.md"))
+    (code, *_) = re.findall(r"^```\{code-block\} python\n:caption: settings.py\n\n(.*?)^```$", *text("retention.md"))
     names: dict[str, Any] = {}
-    exec(compile(code, "archive.md", "exec"), names)
+    exec(compile(code, "retention.md", "exec"), names)
     with override_settings(STORAGES=names["STORAGES"], OUTBOX=names["OUTBOX"]):
         assert run_checks(tags=[TAG], databases=[]) == []
