@@ -65,7 +65,7 @@ def with_age(time: datetime.datetime, text: str = "%(age)s", now: datetime.datet
     Args:
         time: an aware time.
         text: the text around `%(age)s`.
-        now: the time that it is compared with; by default that of this process.
+        now: the current time, by default on the clock of this process.
     """
     shown = text % {"age": age(time, now)}
     return format_html('<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), shown)

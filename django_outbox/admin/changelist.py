@@ -30,7 +30,7 @@ from django_outbox.conf import get_settings
 from django_outbox.models import Status
 
 SUGGESTED = 1000
-"""Number of messages whose types and error classes are suggested."""
+"""Number of messages from which types and error classes are suggested."""
 
 if TYPE_CHECKING:
     BasePaginator = Paginator[Any]

@@ -76,12 +76,7 @@ def history(attempts: Any) -> SafeString | str:
 
 
 def queue(message: Any, url_of: Callable[[OutboxMessage], str]) -> SafeString | str:
-    """Return the messages around a message in the queue of its key, and how many wait behind it.
-
-    Args:
-        message: a message with its `neighbours`.
-        url_of: returns the URL of the page of a message.
-    """
+    """Return the `neighbours` of a message in the queue of its key, and the number of messages behind it."""
     around = message.neighbours
     if around.waiting is None:
         return "-"

@@ -21,7 +21,7 @@ PERMISSION = "django_outbox.edit_outboxmessage"
 """The permission to edit failed messages, which requeues them."""
 
 EDITED = ("payload", "topic", "publisher")
-"""The fields that can be edited, and of which the first version is kept."""
+"""The fields that can be edited. Their first version is kept."""
 
 
 class EditForm(forms.Form):

@@ -185,7 +185,7 @@ class ErrorClassFilter(TypedFilter):
 
 
 class TimeFilter(admin.ListFilter):
-    """Messages whose time in their state lies in a period; of all states together, the time of `enqueue`."""
+    """Messages that came into their state within a period; in the list of all states, that were enqueued within it."""
 
     title = _("time")
     parameter_name = "from"

@@ -1,4 +1,4 @@
-"""Bounded queries of the admin's list: how many messages there are, those due first, and those around a message."""
+"""Bounded queries of the admin's list: counts of messages, pending messages by due time, neighbours of a message."""
 
 import datetime
 from dataclasses import dataclass, field
@@ -26,11 +26,7 @@ def count_up_to(messages: OutboxMessageQuerySet, limit: int) -> Count:
 
 
 def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
-    """Count the messages of each state and of all states together; None if only a scan of the table could count them.
-
-    Args:
-        messages: all messages of one database, in no particular order.
-    """
+    """Count the messages of each state and of all states; None if only a scan of the table could count them."""
     limit = COUNT_LIMIT
     failed = count_up_to(messages.failed().order_by("failed_at"), limit)
     processed = count_up_to(messages.processed().order_by("processed_at"), limit)
@@ -97,11 +93,6 @@ def due_first(messages: OutboxMessageQuerySet, *, limit: int, keyed_limit: int |
 
     One index orders messages without a key by due time. Those with a key are ordered by partition in another one, so
     a limited number of them is read and sorted. Failed messages that block their keys count towards that limit.
-
-    Args:
-        messages: the messages of one publisher, in any state.
-        limit: the maximum number of ids to return.
-        keyed_limit: the maximum number of messages with a key to read; `KEYED_LIMIT` by default.
     """
     keyed_limit = KEYED_LIMIT if keyed_limit is None else keyed_limit
     connection = connections[messages.db]
@@ -145,7 +136,7 @@ def find_overdue(messages: OutboxMessageQuerySet) -> Overdue | None:
 
 
 def by_id(messages: OutboxMessageQuerySet, ids: list[int]) -> list[OutboxMessage]:
-    """Return messages in the order of `ids`, without those that were deleted meanwhile, and without their content."""
+    """Return messages in the order of `ids`, without their content. Deleted messages are left out."""
     found = {message.pk: message for message in messages.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")}
     return [found[id] for id in ids if id in found]
 
@@ -166,9 +157,9 @@ class Neighbours:
     Attributes:
         newer: the one above it in the list of its state; None if there is none.
         older: the one below it.
-        before: the nearest messages that are ahead of it in the queue of its key, in order.
+        before: the nearest messages ahead of it in the queue of its key, in order.
         after: the nearest messages behind it.
-        waiting: how many messages wait behind it; None if it has no key.
+        waiting: the number of messages behind it; None if it has no key.
     """
 
     newer: OutboxMessage | None = None
@@ -179,12 +170,7 @@ class Neighbours:
 
 
 def find_neighbours(messages: OutboxMessageQuerySet, message: OutboxMessage) -> Neighbours:
-    """Return the messages around a message; each is found by an index.
-
-    Args:
-        messages: all messages of the database of `message`.
-        message: a saved message.
-    """
+    """Return the messages around a message; each is found by an index."""
     newer, older = _in_list(messages, message)
     if not message.partition:
         return Neighbours(newer, older)
@@ -207,7 +193,7 @@ def _in_list(
     group: Any = messages.with_status(message.status).only(*FIELDS)
     if message.status is Status.PENDING:
         group = group.filter(WITH_KEY if message.partition else WITHOUT_KEY, publisher=message.publisher)
-    # A range of the index, of which only those with an equal time are stepped over.
+    # A range of the index, in which only messages with an equal time are skipped.
     later = group.filter(**{f"{name}__gte": time}).exclude(**{name: time, "id__lte": message.pk})
     earlier = group.filter(**{f"{name}__lte": time}).exclude(**{name: time, "id__gte": message.pk})
     return later.order_by(name, "id").first(), earlier.order_by(f"-{name}", "-id").first()

@@ -367,7 +367,7 @@ def _read(messages: Any) -> list[Target]:
 
 
 def _lock(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
-    """Lock the messages, without those that a relay is delivering, and return them."""
+    """Lock the messages that no relay is delivering, and return them."""
     messages: Any = _in_its_state(operation, ids)
     if operation.state is Status.FAILED:
         return _read(messages.select_for_update())

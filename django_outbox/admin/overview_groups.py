@@ -45,7 +45,7 @@ class WaitingGroup:
 
     Args:
         publisher, error_class, type: what they have in common.
-        count: their number among the messages that were looked at.
+        count: their number among the messages that were read.
         first, last: the times of their first and their last error.
     """
 
@@ -95,12 +95,7 @@ Place = tuple[str | int, int]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one cause.
-
-    Args:
-        using: the database alias.
-        publisher, error_class, type: what they have in common.
-    """
+    """Messages of one cause."""
 
     using: str
     publisher: str
@@ -254,13 +249,13 @@ GROUP_OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What an operation on a group would change, among the messages of a window.
+    """The messages that an operation on a group would change, in one window.
 
     Args:
         count: the messages of the group.
-        blocking: failed ones that block their keys.
-        not_blocking: failed ones that have a key and do not block it.
-        complete: False if further messages were not looked at.
+        blocking: the failed messages that block their keys.
+        not_blocking: the failed messages that have a key and do not block it.
+        complete: False if further messages were not read.
         last: the time up to which messages belong to the group.
     """
 
@@ -278,9 +273,9 @@ class Progress:
     Args:
         operation: its name.
         group: what it changes.
-        until: the time up to which messages belong to the group: those that fail again later are left alone.
+        until: the time up to which messages belong to the group. A message that fails again later is left alone.
         expected: the number of messages in the group at the start.
-        user_id: the operator as text, who alone may continue it.
+        user_id: the operator as text; no other one may continue it.
         reason: the operator's reason; may be blank.
         after: where the last window ended; None at the start.
         done: the number of messages changed so far.
@@ -323,7 +318,7 @@ def find_operation(name: str) -> Operation:
 
 
 def survey(operation: Operation, group: Group) -> Survey:
-    """Count the messages of a group: the newest failed ones, or those that wait for the shortest time."""
+    """Count the messages of a group: the newest failed ones, or the waiting ones that are retried first."""
     return _survey_failed(group) if operation.state is Status.FAILED else _survey_waiting(group)
 
 
@@ -354,15 +349,10 @@ def _survey_waiting(group: Group) -> Survey:
 
 
 def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
-    """Go on with an operation for about this time, and return its new state. Something is always done.
-
-    Args:
-        progress: the state.
-        by: the name of the operator, for the archive.
-        seconds: read no further messages after this time.
+    """Continue an operation for about this time, at least by one window, and return its new state.
 
     Raises:
-        ArchiveUnavailable: messages could not be archived before they are discarded. Those of earlier batches were.
+        ArchiveUnavailable: messages could not be archived before they are discarded. Earlier batches were changed.
     """
     deadline = time.monotonic() + seconds
     while not progress.finished:

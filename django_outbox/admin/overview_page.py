@@ -91,15 +91,7 @@ class Links:
 def describe(
     status: Status, waiting: tuple[Sequence[WaitingGroup], bool], period: str, entries: Sequence[LogEntry], links: Links
 ) -> dict[str, Any]:
-    """Return the context of the template.
-
-    Args:
-        status: the figures.
-        waiting: the groups of messages that wait for another attempt, and whether these are all.
-        period: one of `PERIODS`: the time that the chart covers.
-        entries: the last operations.
-        links: the addresses to link to.
-    """
+    """Return the context of the template."""
     first, *others = status.verdicts
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
     return {
@@ -126,7 +118,7 @@ def describe(
 
 
 def query(**parameters: str) -> str:
-    """Return parameters as the query of an address, without those that are blank."""
+    """Return parameters as the query of an address, without blank ones."""
     return urlencode({name: value for name, value in parameters.items() if value})
 
 

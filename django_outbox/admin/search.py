@@ -26,10 +26,6 @@ def find(messages: OutboxMessageQuerySet, text: str) -> Found:
 
     An index leads to the messages of a key that are pending or block it. Of other failed messages, and of processed
     ones, only the newest `LIMIT` each are searched for the key.
-
-    Args:
-        messages: all messages of one database.
-        text: what the user has typed.
     """
     text = text.strip()
     found: set[int] = set()

@@ -51,10 +51,10 @@ def state_of(request: HttpRequest) -> str:
 
 
 def pending_publisher(request: HttpRequest) -> str:
-    """Return the publisher whose pending messages are listed: no index orders those of all publishers by due time."""
+    """Return the publisher of the listed pending messages: no index orders all of them by due time."""
     return request.GET.get(PUBLISHER_PARAMETER) or "default"
 
 
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
-    """Return those of the messages that are in this state."""
+    """Return the messages that are in this state."""
     return messages if state == ALL else messages.with_status(Status(state))

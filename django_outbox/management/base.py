@@ -16,7 +16,7 @@ class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 
 class OutboxCommand(BaseCommand):
-    """A command whose help ends with examples, and that works on one database.
+    """A command that works on one database, with examples at the end of its help.
 
     Attributes:
         examples: lines to show at the end of the help.

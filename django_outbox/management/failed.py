@@ -182,7 +182,9 @@ def add_filters(parser: CommandParser, participle: str) -> None:
     )
     parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
     parser.add_argument("--all", action="store_true", help="All failed messages, instead of a filter.")
-    parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, those that failed first.")
+    parser.add_argument(
+        "--limit", metavar="N", type=whole_number, help="At most N messages, the oldest failures first."
+    )
     parser.add_argument("--dry-run", action="store_true", help=f"Show what would be {participle}, and change nothing.")
 
 

@@ -29,7 +29,7 @@ REFRESH = 0.5
 """Seconds between two updates of the line."""
 
 PATIENCE = 0.5
-"""Seconds to wait at the end for the last update, whose query may hang."""
+"""Seconds to wait at the end for the last update, because its query may hang."""
 
 BACKLOG_LIMIT = 100_000
 """The backlog is counted up to this number: counting millions each second would cost more than publishing them."""
@@ -57,7 +57,7 @@ class LiveFigures(NamedTuple):
 def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | None) -> Iterator[None]:
     """Show figures on a terminal until the end of the block; other output of the process appears above them.
 
-    Nothing is shown if the stream is not a terminal that can wipe a line, or if `rich` is not installed.
+    Nothing is shown if the terminal cannot wipe a line, or if `rich` is not installed.
 
     Args:
         using: the alias of the database that `read` may query.
@@ -231,7 +231,7 @@ def _is_terminal(stream: IO[str] | None) -> bool:
 
 
 def _move_log_handlers(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Let the handlers of `logging` write to the new streams: they keep the ones that they were made with."""
+    """Let the handlers of `logging` write to the new streams: they keep the streams that they were made with."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     handlers = {handler for log in loggers if isinstance(log, logging.Logger) for handler in log.handlers}
     for handler in handlers:

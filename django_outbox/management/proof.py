@@ -1,4 +1,4 @@
-"""Prove a deployment: the database, its migrations, and each publisher."""
+"""Check a deployment: the database, its migrations, and each publisher."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from django_outbox.stores.schema import missing_schema
 from django_outbox.threads import Threads
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of one check.
 
     Args:
@@ -32,13 +32,8 @@ class Finding(NamedTuple):
     is_warning: bool = False
 
 
-def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[Finding]:
-    """Check everything that a relay needs. Each publisher checks its broker, but publishes nothing.
-
-    Args:
-        using: the database alias.
-        publishers: the publishers to serve. They are checked side by side.
-    """
+def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[CheckResult]:
+    """Check everything that a relay needs. Each publisher checks its broker, but publishes nothing."""
     yield from _check_database(using)
     problems: dict[str, list[str]] = {}
     threads = Threads()
@@ -52,10 +47,10 @@ def check_deployment(using: str, publishers: Sequence[Publisher]) -> Iterator[Fi
     for publisher in publishers:
         subject = f"publisher {publisher.alias!r} ({describe_publisher(publisher)})"
         for problem in problems.get(publisher.alias, ["it could not be checked"]) or [""]:
-            yield Finding(subject, problem)
+            yield CheckResult(subject, problem)
 
 
-def _check_database(using: str) -> Iterator[Finding]:
+def _check_database(using: str) -> Iterator[CheckResult]:
     connection = connections[using]
     subject = f"database {describe_database(connection)}"
     try:
@@ -63,28 +58,30 @@ def _check_database(using: str) -> Iterator[Finding]:
         store = find_store(connection)
         feature = store.missing_feature if store else "anything of it"
     except (DatabaseError, InterfaceError) as error:
-        yield Finding(subject, f"{describe(error)}. Start the server, or correct DATABASES[{using!r}].")
+        yield CheckResult(subject, f"{describe(error)}. Start the server, or correct DATABASES[{using!r}].")
         return
     if feature:
-        yield Finding(subject, f"the outbox does not support this database. Run manage.py check --database {using}.")
+        yield CheckResult(
+            subject, f"the outbox does not support this database. Run manage.py check --database {using}."
+        )
         return
-    yield Finding(subject)
+    yield CheckResult(subject)
     try:
         unapplied = find_unapplied_migrations(connection)
         if unapplied:
             names = ", ".join(unapplied)
-            yield Finding("migrations", f'{names} not applied. Run "manage.py migrate --database={using}".')
+            yield CheckResult("migrations", f'{names} not applied. Run "manage.py migrate --database={using}".')
             return
         if missing := missing_schema(connection):
-            yield Finding("migrations", f"the database lacks {missing}, although they are recorded as applied.")
+            yield CheckResult("migrations", f"the database lacks {missing}, although they are recorded as applied.")
             return
-        yield Finding("migrations")
+        yield CheckResult("migrations")
         unknown = find_unknown_publishers(using)
     except (DatabaseError, InterfaceError) as error:
-        yield Finding("migrations", f'{describe(error)}. Run "manage.py migrate --database={using}".')
+        yield CheckResult("migrations", f'{describe(error)}. Run "manage.py migrate --database={using}".')
         return
     for alias in unknown:
-        yield Finding(
+        yield CheckResult(
             "pending messages",
             f"some are of the publisher {alias!r}, which is not in OUTBOX['PUBLISHERS']. Put it back until they are "
             "delivered.",

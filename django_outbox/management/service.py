@@ -12,7 +12,7 @@ from django.db import DatabaseError
 
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
-from django_outbox.management.proof import Finding
+from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
 from django_outbox.wording import counted
 
@@ -66,7 +66,7 @@ class ServiceCommand(OutboxCommand):
         with self.signals, log:
             return super().execute(*args, **options)
 
-    def report_findings(self, findings: Iterable[Finding], verbosity: int) -> None:
+    def report_findings(self, findings: Iterable[CheckResult], verbosity: int) -> None:
         """Print the result of each check.
 
         Raises:
@@ -78,7 +78,7 @@ class ServiceCommand(OutboxCommand):
                 if verbosity > 0:
                     print_line(self.stdout, f"OK       {finding.subject}")
                 continue
-            word = "WARNING " if finding.is_warning else "WRONG   "
+            word = "WARNING " if finding.is_warning else "FAIL    "
             problems += not finding.is_warning
             print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:

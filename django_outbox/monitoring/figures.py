@@ -51,7 +51,7 @@ MAX_AGE = 60.0
 
 
 class Level(enum.IntEnum):
-    """How urgent something is. The values are the exit codes of `outbox_status`, as Nagios defines them."""
+    """The urgency of a finding. The values are the exit codes of `outbox_status`, as Nagios defines them."""
 
     OK = 0
     WARNING = 1
@@ -173,15 +173,15 @@ class FailureGroup:
 
 @dataclass(frozen=True, slots=True)
 class BlockedKey:
-    """A key whose messages wait behind one that failed or waits for its retry.
+    """A key with messages that wait behind one that failed or waits for its retry.
 
     Args:
-        publisher, key: which messages wait.
+        publisher, key: the publisher and the key of the messages that wait.
         id, type: the message that blocks them.
         failed: whether it failed; otherwise it will be retried.
         error_class: the class of its last error.
         since: the time of its first error, or of its failure.
-        waiting: how many messages wait behind it.
+        waiting: the number of messages behind it.
     """
 
     publisher: str
@@ -316,10 +316,10 @@ class Status:
     Args:
         using: the database alias.
         at: the time on the database's clock.
-        publishers: the figures of each publisher, those of the settings first.
+        publishers: the figures of each publisher; publishers in the settings come first.
         failures: the newest failed messages, grouped by cause, the largest group first.
         failures_are_complete: False if older failed messages were not looked at.
-        blocked_keys: keys whose messages wait, the one with the most messages waiting first.
+        blocked_keys: the blocked keys; the one with the most waiting messages comes first.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
         last_hour: counts of each minute, the oldest first.

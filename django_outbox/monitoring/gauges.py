@@ -15,7 +15,7 @@ Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
 
 RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
-"""What becomes of messages that an inbox receives."""
+"""The results for messages that an inbox receives."""
 
 BREAKER_STATES = ("closed", "half-open", "open")
 

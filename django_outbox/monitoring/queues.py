@@ -69,7 +69,7 @@ class Heads:
     """Figures of a publisher's heads.
 
     Args:
-        complete: whether all heads were looked at.
+        complete: whether all heads were read.
         retrying: the heads that wait for another attempt.
         oldest_due: since when the oldest due head has been due.
         blocked: the heads for which other messages wait because they failed or were deferred.
@@ -112,12 +112,7 @@ def _fetch(store: Store, publisher: str, sql: str, *params: int) -> list[tuple[i
 
 
 def describe_blocked(messages: OutboxMessageQuerySet, waiting: dict[int, Count]) -> tuple[BlockedKey, ...]:
-    """Return the keys that wait behind these heads, the one with the most messages first.
-
-    Args:
-        messages: the messages of the heads' publishers.
-        waiting: the number of messages that wait, by the id of the head.
-    """
+    """Return the keys that wait behind these heads, the one with the most messages first."""
     keys = [
         BlockedKey(
             publisher=head.publisher,
@@ -150,7 +145,7 @@ class Queue:
         delayed: messages that wait for the time that `enqueue` was given.
         retrying: messages that wait for another attempt.
         oldest_due: since when the oldest message that could be delivered now has been due.
-        oldest_is_exact: False if not all keys were looked at.
+        oldest_is_exact: False if not all keys were read.
     """
 
     due: Count
@@ -161,14 +156,7 @@ class Queue:
 
 
 def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads) -> Queue:
-    """Read the figures of a publisher's pending messages.
-
-    Args:
-        using: the database alias.
-        publisher: the publisher's alias.
-        now: the time on the database's clock.
-        heads: the figures of the publisher's heads.
-    """
+    """Read the figures of a publisher's pending messages."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
     due = Q(available_at__lte=now)
@@ -208,7 +196,7 @@ def _count(messages: OutboxMessageQuerySet, limit: int, **conditions: Q) -> dict
 
 
 MAX_FAILURES = 10_000
-"""Maximum number of failed messages that are looked at, the newest first."""
+"""Maximum number of failed messages that are read, the newest first."""
 
 MAX_WAITING = 1000
 """Maximum number of messages that are counted behind a failed one."""
@@ -228,8 +216,8 @@ class Failures:
 
     Args:
         groups: the messages grouped by cause, the largest group first.
-        complete: False if older ones were not looked at.
-        failed, blocking: the number of messages of each publisher, and of those that block their key.
+        complete: False if older ones were not read.
+        failed, blocking: the number of failed messages, and of messages that block their key, by publisher.
         blocking_ids: the newest message that blocks its key, for each publisher and partition.
     """
 
@@ -278,13 +266,7 @@ def read_failures(using: str) -> Failures:
 
 
 def find_blocked_keys(using: str, failures: Failures, known: Iterable[BlockedKey]) -> tuple[BlockedKey, ...]:
-    """Return the keys blocked by failed messages in addition to those that are known from the heads.
-
-    Args:
-        using: the database alias.
-        failures: the newest failed messages.
-        known: the keys that are known to be blocked.
-    """
+    """Return the keys that failed messages block, in addition to the keys known from the heads."""
     messages = OutboxMessage.objects.using(using)
     ids = {key.id for key in known}
     waiting: dict[int, Count] = {}

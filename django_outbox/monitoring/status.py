@@ -34,7 +34,7 @@ from django_outbox.stores.publishers import publishers_in_use
 __all__ = ["status"]
 
 CACHE_SECONDS = 2.0
-"""Age up to which figures are returned again, so that several faces and impatient people cost one look."""
+"""Age up to which figures are returned again: callers within two seconds share one reading."""
 
 MAX_RELAYS = 100
 """Maximum number of relays that are listed, the newest first."""
@@ -173,12 +173,7 @@ def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
 
 
 def _find_silence(report: Heartbeat, interval: float) -> float:
-    """Return the seconds since its last report after which a process counts as gone.
-
-    Args:
-        report: its last report.
-        interval: seconds between two reports.
-    """
+    """Return the seconds since its last report after which a process counts as gone."""
     return MISSED_REPORTS * interval if report.mode == "run" else ALIVE_SECONDS_OF_DRAINS
 
 

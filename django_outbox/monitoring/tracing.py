@@ -42,7 +42,7 @@ class OpenTelemetryTracer:
     def enqueueing(self, messages: Sequence[OutboxMessage], *, many: bool) -> AbstractContextManager[Mapping[str, str]]:
         """Yield `traceparent` and `tracestate` if there is a current span, for messages without them.
 
-        A sampled trace gets one span: its context is that of the messages. Without a current span, no trace begins.
+        A sampled trace gets one span, and the messages get its context. Without a current span, no trace begins.
         """
         span = trace.get_current_span()
         if not span.get_span_context().is_valid or not get_settings().tracing:
@@ -55,7 +55,7 @@ class OpenTelemetryTracer:
         return self._creating(new, many)
 
     def published(self, batch: PublishedBatch) -> None:
-        """Record a span for each message whose trace is sampled, while the allowance lasts: failures first."""
+        """Record a span for each message with a sampled trace, failures first, while the allowance lasts."""
         if not get_settings().tracing:
             return
         found = [

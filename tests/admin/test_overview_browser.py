@@ -148,8 +148,8 @@ def test_an_operator_pauses_and_resumes_a_publisher_by_keyboard(page: Operator):
     row = Pause.objects.get()
     assert (row.publisher, row.type, row.reason, row.paused_by) == ("default", "", "new exchange", "admin")
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.change_message) == ("default", "Paused. (new exchange)")
-    assert "Paused. (new exchange)" in page.find(".outbox-log").text
+    assert (entry.object_repr, entry.change_message) == ("default", "Paused. Reason: new exchange")
+    assert "Paused. Reason: new exchange" in page.find(".outbox-log").text
 
     page.open(reverse("admin:django_outbox_overview_resume") + "?publisher=default")
     page.follow(page.find("#content input[type=submit]"))
@@ -187,7 +187,7 @@ def test_an_operator_requeues_a_group(failed: list[int], page: Operator):
     assert requeued(failed) == 5
     assert OutboxMessage.objects.failed().count() == 2
     entry = LogEntry.objects.get()
-    assert entry.change_message == "5 messages were requeued. (the queue is back)"
+    assert entry.change_message == "5 messages were requeued. Reason: the queue is back"
     assert entry.object_repr == "rabbitmq.unroutable · invoice.sent · default"
 
 
@@ -203,7 +203,7 @@ def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
     page.follow(page.find("#content input[type=submit]"))
     assert page.find(".messagelist .success").text == "3 messages are due now."
     assert OutboxMessage.objects.due().filter(pk__in=ids).count() == 3
-    assert LogEntry.objects.get().change_message == "3 messages are due now. (the shop is back)"
+    assert LogEntry.objects.get().change_message == "3 messages are due now. Reason: the shop is back"
 
     page.follow(page.find("section[aria-labelledby=outbox-failures] [data-key^='pause failed']"))
     assert page.find("#content h1").text == "Pause default"

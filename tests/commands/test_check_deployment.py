@@ -90,7 +90,7 @@ def test_an_unapplied_migration_is_found_with_its_remedy(using: str):
     forget_migration(using)
     _, err, raised = check(using)
     assert (
-        f'WRONG    migrations: django_outbox.0001_initial not applied. Run "manage.py migrate --database={using}".'
+        f'FAIL     migrations: django_outbox.0001_initial not applied. Run "manage.py migrate --database={using}".'
         in err
     )
     assert raised == "1 problem found."
@@ -208,7 +208,7 @@ def test_every_publisher_is_checked():
     with override_settings(OUTBOX={"PUBLISHERS": {"default": MEMORY, "b": unreachable, "c": MEMORY}}):
         out, err, raised = check("default")
     assert [line.split("'")[1] for line in out.splitlines() if "publisher" in line] == ["default", "c"]
-    assert err.startswith("WRONG    publisher 'b' (RabbitMQ at amqp://127.0.0.1:")
+    assert err.startswith("FAIL     publisher 'b' (RabbitMQ at amqp://127.0.0.1:")
     assert raised == "1 problem found."
 
 

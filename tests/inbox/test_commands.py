@@ -78,7 +78,7 @@ def test_check_names_what_is_wrong(source):
         pytest.raises(CommandError, match="1 problem found"),
     ):
         call_command("run_inbox", "--check", stdout=StringIO(), stderr=errors)
-    assert "WRONG    consumer 'billing'" in errors.getvalue()
+    assert "FAIL     consumer 'billing'" in errors.getvalue()
     assert "declare the queue" in errors.getvalue()
 
 
