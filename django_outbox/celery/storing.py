@@ -133,7 +133,7 @@ def expire_calls(task_ids: Collection[str], databases: Collection[str | None], t
                         row.available_at = DatabaseNow()
                         row.save(using=using, update_fields=["headers", "available_at"])
     except DatabaseError:
-        # The call may have left the outbox, so the workers are told in any case.
+        # The call may have left the outbox, so the workers are asked in any case.
         if not connections[aliases[0]].in_atomic_block:
             then()
         raise

@@ -169,7 +169,7 @@ def _no_exchange(name: str) -> Outcome:
 
 
 def encode_task(message: Message) -> Encoded:
-    """Encode a task message. The property `message_id`, which Celery does not set, identifies it if it comes back.
+    """Encode a task message. Celery does not set `message_id`, which identifies a message that the broker returns.
 
     Raises:
         Unencodable: AMQP cannot carry it.

@@ -36,7 +36,7 @@ class Batch(PendingCall[Message, Encoded]):
         return not (self.stalled or self.nacked or self.missing)
 
     def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
-        """Set the outcome of confirmed or nacked messages; one that the broker returned before is not accepted."""
+        """Set the outcome of confirmed or nacked messages. A message that was returned before is not accepted."""
         if self._returned and outcome is ACCEPTED:
             for index in indexes:
                 self.set_outcome(index, self._returned.get(index, ACCEPTED))

@@ -59,7 +59,7 @@ class Nodes:
 
 
 class RabbitMQConnection(abc.ABC):
-    """A connection that is not reopened after its end; construct another one.
+    """One connection. It is not reopened after its end; construct another one.
 
     Its own thread handles heartbeats and responses regardless of what the callers do. Underscore methods run on that
     thread; public methods are thread-safe. A subclass starts the thread at the end of its constructor.

@@ -23,14 +23,14 @@ from django_outbox.error_text import one_line
 from django_outbox.logs import logger
 
 CHANNEL_INTERVAL = 0.01
-"""Seconds between two checks whether a channel is closed."""
+"""Seconds between two checks that a channel is closed."""
 
 MAX_HOLD_TIME = 600.0
 """Seconds for which messages are held while the consumer pauses. By default RabbitMQ closes a channel with a message
 that was not acknowledged for 30 minutes (https://www.rabbitmq.com/docs/consumers#acknowledgement-timeout)."""
 
 MANY_RETURNS = 10
-"""Number of returns of a message to its queue from which on a warning is logged."""
+"""Minimum number of times that a message was returned to its queue for a warning."""
 
 WARNING_INTERVAL = 60.0
 """Seconds between two such warnings."""
@@ -82,7 +82,7 @@ class ConsumingConnection(RabbitMQConnection):
         self._call(partial(self._on_stored, accepted, sorted(rejected)))
 
     def pause(self) -> None:
-        """Hand over nothing. The broker soon delivers no more, because what it has delivered is not acknowledged."""
+        """Hand over nothing. The broker soon delivers no more, because nothing is acknowledged."""
         self.intake.hold()
         self._call(self._pause)
 
@@ -162,7 +162,7 @@ class ConsumingConnection(RabbitMQConnection):
 
     def _on_delivery(self, delivery: Delivered) -> None:
         if self._has_given_back:
-            # It comes again, because the channel is being closed.
+            # The channel is being closed, so the broker delivers it again.
             return
         self._window.note_delivery(delivery.tag)
         incoming = read_delivery(delivery, key_header=self._queue.key_header)

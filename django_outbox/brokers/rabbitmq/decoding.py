@@ -62,7 +62,7 @@ def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
     try:
         properties = decode_properties(delivery.properties)
     except Exception as error:
-        # An exception would end the connection, and the message would come again.
+        # An exception would end the connection, and the broker would deliver the message again.
         properties = {}
         problem = f"its properties cannot be decoded: {describe(error)}"
     headers = dict(properties.get("headers", {}))

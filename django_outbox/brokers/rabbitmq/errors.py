@@ -11,7 +11,7 @@ from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
 # The reply code, and a part of the reply text in lower case.
 _CHANNEL_REMEDIES = (
     (404, "no queue", "declare the queue, or correct the option queue"),
-    (403, "in exclusive use", "another consumer has it for itself"),
+    (403, "in exclusive use", "another consumer reads it exclusively"),
     (403, "access to queue", "give the user of the url permission to read the queue"),
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
     (404, "no exchange", "declare it, or set declare_exchange"),
