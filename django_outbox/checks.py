@@ -42,25 +42,30 @@ TAG = "django_outbox"
 CELERY_PUBLISHER = "django_outbox.brokers.celery.CeleryPublisher"
 
 
+def _read_settings() -> OutboxSettings | None:
+    """Return the settings; None if they are wrong, which `check_settings` reports."""
+    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    return settings
+
+
 @register(TAG)
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check every key and value of `OUTBOX`, and that every publisher can be constructed."""
     settings, problems = parse(getattr(django_settings, "OUTBOX", None))
-    if settings is not None:
-        for publisher_alias, config in settings.publishers.items():
-            try:
-                build_publisher(publisher_alias, config)
-            except SettingsProblem as problem:
-                problems.append(problem)
+    for publisher_alias, config in settings.publishers.items() if settings else ():
+        try:
+            build_publisher(publisher_alias, config)
+        except SettingsProblem as problem:
+            problems.append(problem)
     return [Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}") for problem in problems]
 
 
 @register(TAG)
 def check_payload_sizes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that each publisher's broker takes every payload that `enqueue` does."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     found: list[CheckMessage] = []
-    for publisher_alias, config in ({} if settings is None else settings.publishers).items():
+    for publisher_alias, config in settings.publishers.items() if settings else ():
         # `check_settings` reports a publisher that cannot be constructed.
         with suppress(SettingsProblem):
             limit = build_publisher(publisher_alias, config).max_payload_bytes
@@ -79,7 +84,7 @@ def check_payload_sizes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
 @register(TAG)
 def check_celery(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that each `OutboxTask` of the Celery apps has a publisher that sends it."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     if settings is None or not _uses_celery(settings):
         return []
     from django_outbox.celery.configuration import find_problems  # noqa: PLC0415 - needs Celery
@@ -104,7 +109,7 @@ def _uses_celery(settings: OutboxSettings) -> bool:
 @register(TAG)
 def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that every pattern of `ROUTES` can apply."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     return [
         Warning(
             f"The pattern {pattern!r} in OUTBOX['ROUTES'] never applies, because {earlier!r} comes first and matches "
@@ -118,8 +123,8 @@ def check_routes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list
 
 @register(TAG)
 def check_inbox(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that the app is installed that has the command for the consumers."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    """Check that the app with the command for the consumers is installed."""
+    settings = _read_settings()
     if settings is None or not settings.consumers or apps.is_installed("django_outbox.inbox"):
         return []
     return [
@@ -134,14 +139,14 @@ def check_inbox(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 @register(TAG)
 def check_events(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the classes of events: types, keys, upgrades, fields and publishers."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     return [] if settings is None else list(find_event_mistakes(settings.publishers))
 
 
 @register(TAG)
 def check_archive(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check, without a request to it, that the archive's storage can be used and receives something."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     if settings is None or settings.archive is None:
         return []
     problems: list[CheckMessage] = []
@@ -189,7 +194,7 @@ STORAGE = (
 def check_handlers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check the local handlers, and the publishers that write in the transaction of the claim."""
     problems = [*find_handler_mistakes(registry)]
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings = _read_settings()
     if settings is None:
         return problems
     backends = {alias: _import_backend(config.backend) for alias, config in settings.publishers.items()}
@@ -364,7 +369,7 @@ def _check_encoding(store: Store) -> list[CheckMessage]:
 def _check_migrations(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
     """Check that the tables are up to date, and, if they are, that every pending message has its publisher."""
     if sys.argv[1:2] == ["migrate"]:
-        # Django runs the checks before it applies the migrations. That they are missing is no news then.
+        # Django runs the checks before it applies the migrations, so they are missing as a matter of course.
         return []
     unapplied = find_unapplied_migrations(connection)
     if unapplied:
