@@ -32,13 +32,13 @@ class Call(Generic[M, E]):
 
     Args:
         messages: the messages.
-        encode: returns what is sent for a message, or raises `Unencodable`.
-        carrier: what cannot carry such a message, for the error, such as "AMQP".
+        encode: encodes a message, or raises `Unencodable`.
+        carrier: the name of the protocol or broker for the error, such as "AMQP".
         error_class: the first part of the outcome's `error_class`, such as "rabbitmq".
 
     Attributes:
         messages: the messages.
-        encoded: what is sent for the messages, without those that cannot be encoded.
+        encoded: the encoded messages, by their index; messages that cannot be encoded are missing.
         outcomes: the outcome of each message; None while it has none.
     """
 
@@ -74,7 +74,7 @@ class Call(Generic[M, E]):
 
 
 class PendingCall(Call[M, E]):
-    """A call whose messages a connection's thread sends, while another thread waits for their outcomes.
+    """A call for two threads: a connection's thread sends its messages, and another thread waits for the outcomes.
 
     Once the messages are submitted, only the connection's thread changes the outcomes.
 
@@ -101,9 +101,9 @@ class PendingCall(Call[M, E]):
             self.set_outcome(index, outcome)
 
     def end(self) -> None:
-        """Let the waiting thread go on, although messages have no outcome."""
+        """Let the waiting thread continue, although messages have no outcome."""
         self._done.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until no further outcomes are to come, for at most `seconds`. Return False if the time ran out."""
+        """Wait until all messages have an outcome, or `end`. Return False if the time ran out."""
         return not self.missing or self._done.wait(seconds)

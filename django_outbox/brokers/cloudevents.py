@@ -94,7 +94,7 @@ def _to_rfc3339(time: datetime.datetime) -> str:
 
 
 def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
-    """Return a message with the fields of the CloudEvent in it; the same message if there is none.
+    """Return a message with the fields of the CloudEvent in it; the same message if it has none.
 
     If it cannot be read, the message's `problem` is the reason.
 

@@ -77,7 +77,7 @@ class Consumer(abc.ABC):
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`. RabbitMQ provides no position; the body takes its place.
         remember: whether to record the IDs of stored messages apart from the messages, for
-            `OUTBOX["INBOX_RETENTION"]`: then a message that comes again is recognized after its row was deleted.
+            `OUTBOX["INBOX_RETENTION"]`: then a message that is delivered again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
             are delivered.
         batch_size: maximum number of messages that are stored in one transaction, at most 10,000.
@@ -142,7 +142,7 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def receive(self, seconds: float) -> list[Incoming]:
-        """Return the next messages in the order of their delivery; none if there is none within that time.
+        """Return the next messages in the order of their delivery; an empty list if none comes within that time.
 
         Raises:
             Unavailable: the connection has ended. The broker delivers messages that were not settled again.

@@ -89,7 +89,7 @@ def read_outcome(given: object) -> Outcome:
     outcome: Any = given
     verdict = outcome.verdict
     if not isinstance(verdict, Verdict):
-        raise TypeError(f"the publisher returned an Outcome whose verdict is of type {type(verdict).__name__}")
+        raise TypeError(f"the publisher returned an Outcome with a verdict of type {type(verdict).__name__}")
     if verdict is Verdict.BLOCKED:
         raise TypeError("the publisher returned an Outcome with Verdict.BLOCKED, which is reserved for the relay")
     if verdict is Verdict.ACCEPTED:

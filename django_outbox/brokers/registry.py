@@ -7,7 +7,7 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import PublisherConfig, SettingsProblem, get_settings
 
 EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
-"""The extras of this app, each of which installs the driver for the packages of the same name."""
+"""The extras of this app. Each one installs the driver for the package of the same name."""
 
 
 def make_publisher(publisher_alias: str) -> Publisher:

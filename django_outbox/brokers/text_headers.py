@@ -1,4 +1,4 @@
-"""A message's fields and headers as text, for brokers whose messages have headers of text but no other properties."""
+"""A message's fields and headers as text, for brokers that have no message properties but text headers."""
 
 import datetime
 import json
@@ -21,7 +21,7 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 def text_headers(message: Message) -> list[tuple[str, str]]:
     """Return a message's fields as headers, without a blank key, and then its own headers.
 
-    Times are in ISO 8601, in UTC. A header whose value is not text is sent as JSON.
+    Times are in ISO 8601, in UTC. The value of a header is sent as JSON unless it is text.
     """
     occurred_at = message.occurred_at
     if occurred_at.tzinfo is not _UTC:

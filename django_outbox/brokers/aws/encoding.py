@@ -29,7 +29,7 @@ HEADERS = "outbox-headers"
 """The attribute with all headers of a message as one JSON object, because a message has at most ten attributes."""
 
 FIFO_SUFFIX = ".fifo"
-"""How the name of each FIFO queue and FIFO topic ends, and no other one."""
+"""Suffix of the name of every FIFO queue and FIFO topic, and of no other one."""
 
 _UNENCODABLE = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """A character that is not one of XML 1.0, which AWS refuses:

@@ -1,7 +1,6 @@
 """The errors of Amazon SQS, Amazon SNS and botocore: their meaning for a message, and the remedy.
 
-The codes are those of the API references, where each operation lists its errors, and of the errors common to all
-actions:
+The API references list the codes of each operation, and of the errors common to all actions:
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessageBatch.html#API_SendMessageBatch_Errors
 https://docs.aws.amazon.com/sns/latest/api/API_PublishBatch.html#API_PublishBatch_Errors
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/CommonErrors.html
@@ -134,7 +133,7 @@ _CODES: Mapping[str, tuple[Kind, str]] = {
 }
 
 _QUOTED_VALUE = re.compile(r"Value '.*' at '", re.DOTALL)
-"""How a validation error quotes what was sent, which may be a payload."""
+"""The value that a validation error quotes, which may be a payload."""
 
 _CREDENTIAL_ERRORS = tuple(
     getattr(exceptions, name)

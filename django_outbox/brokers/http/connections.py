@@ -1,4 +1,4 @@
-"""The connections to one server: threads, each of which sends one request at a time."""
+"""The connections to one server: each has a thread, which sends one request at a time."""
 
 import ssl
 import threading
@@ -222,7 +222,7 @@ class ServerConnections:
             return explain(error)
 
     def _exchange(self, request: Request | None, pool: httpcore.ConnectionPool) -> Response:
-        """Send a request and return the response, of which at most `MAX_RESPONSE_BYTES` are read."""
+        """Send a request and return the response. At most `MAX_RESPONSE_BYTES` of its body are read."""
         response = pool.handle_request(self._probe() if request is None else self._signed(request))
         try:
             found = read_response(response)

@@ -35,8 +35,8 @@ class HTTPPublisher(Publisher):
 
     Args:
         alias: the publisher's name in the settings.
-        url: where messages are sent: an `http://` or `https://` URL, whose path and query may contain `{topic}`,
-            `{type}` and `{key}`; or a dict of patterns of types and URLs, of which the first that matches is used.
+        url: the destination: an `http://` or `https://` URL with any of `{topic}`, `{type}` and `{key}` in its path and
+            query; or a dict of patterns of types and URLs. The first pattern that matches is used.
         secrets: the secret of Standard Webhooks with which requests are signed, `whsec_` and base64; or a list, for
             example the new and the old one while the receiver changes them.
         headers: headers to send with each message.

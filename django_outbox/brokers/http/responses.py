@@ -21,7 +21,7 @@ BUSY = frozenset((429, 503))
 """The receiver asks to wait, whatever the message: RFC 6585, section 4, and RFC 9110, section 15.6.4."""
 
 RETRIED = frozenset((408, 425))
-"""Of the statuses below 500, those that a repetition may change: RFC 9110, section 15.5.9 (the request took too long),
+"""Statuses below 500 that a repetition may change: RFC 9110, section 15.5.9 (the request took too long),
 and RFC 8470, section 5.2 (too early). All others blame the request."""
 
 MAX_WAIT = 86_400

@@ -80,7 +80,7 @@ class Url:
 
 
 class Urls:
-    """The option `url`: one URL, or a dict of patterns of types and URLs, of which the first that matches is used.
+    """The option `url`: one URL, or a dict of patterns of types and URLs. The first pattern that matches is used.
 
     Raises:
         ImproperlyConfigured: it is something else, or a URL cannot be read.

@@ -1,4 +1,4 @@
-"""The options of the publisher and the consumer, most of which librdkafka reads, and its log."""
+"""The options of the publisher and the consumer, most of them for librdkafka, and its log."""
 
 import logging
 import numbers
@@ -43,19 +43,25 @@ _ALWAYS: Mapping[str, Any] = {
     "message.timeout.ms": 0,
 }
 
-_PUBLISHER_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: Mapping[str, Any] = {
     "client.id": "django_outbox",
+    # The client asks the broker again soon after an outage.
+    "reconnect.backoff.max.ms": 1000,
+    "socket.keepalive.enable": True,
+    # Brokers close idle connections.
+    "log.connection.close": False,
+}
+"""Options that `config` may replace."""
+
+_PUBLISHER_DEFAULTS: Mapping[str, Any] = {
+    **_DEFAULTS,
     # Like Java's producer, so that a key is in the same partition as the records of other services.
     "partitioner": "murmur2_random",
     # Messages are handed over in batches, so they need not wait long for each other.
     "linger.ms": 1,
     # The default of the brokers' message.max.bytes.
     "message.max.bytes": 1_048_588,
-    "socket.keepalive.enable": True,
-    # Brokers close idle connections.
-    "log.connection.close": False,
 }
-"""Options that `config` may replace."""
 
 _COMMITS = "offsets are committed after the database's commit"
 
@@ -71,18 +77,12 @@ _REFUSED_BY_CONSUMER = {
 """Options of librdkafka that the consumer sets itself, and why."""
 
 _CONSUMER_DEFAULTS: Mapping[str, Any] = {
-    "client.id": "django_outbox",
+    **_DEFAULTS,
     # A new group misses nothing.
     "auto.offset.reset": "earliest",
-    # The consumer asks the broker again soon after an outage.
-    "reconnect.backoff.max.ms": 1000,
-    "socket.keepalive.enable": True,
-    # Brokers close idle connections.
-    "log.connection.close": False,
     # A quarter of the default: the messages ahead are in memory.
     "queued.max.messages.kbytes": 16_384,
 }
-"""Options that `config` may replace."""
 
 TOPIC = re.compile(r"\^.+|[A-Za-z0-9._-]{1,249}")
 """A topic, or a pattern of topics, which begins with ^."""
@@ -113,13 +113,14 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
         "socket.timeout.ms": max(milliseconds // 2, 10),
         "request.timeout.ms": max(milliseconds // 2, 10),
         "socket.connection.setup.timeout.ms": max(min(milliseconds // 2, 30_000), 1000),
-        # How long a new topic may be unknown to some brokers.
+        # Maximum time during which some brokers do not know a new topic.
         "topic.metadata.propagation.max.ms": min(milliseconds // 4, 5000),
-        "reconnect.backoff.max.ms": 1000,
         **given,
         **_ALWAYS,
     }
-    _try_out(found, Producer)
+    # With OAUTHBEARER, the trial would wait for a token.
+    uses_tokens = str(found.get("sasl.mechanism", found.get("sasl.mechanisms", ""))).upper() == "OAUTHBEARER"
+    _try_out(found, Producer, with_login=not uses_tokens)
     return found
 
 
@@ -161,7 +162,7 @@ def read_group_options(*, config: object, group: object, topics: object, timeout
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
     }
-    _try_out(found, lambda options: Consumer(options).close())
+    _try_out(found, lambda options: Consumer(options).close(), with_login=False)
     return GroupOptions(config=found, group=group, topics=tuple(names), timeout=timeout)
 
 
@@ -196,11 +197,10 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
     return dict(config)
 
 
-def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object]) -> None:
+def _try_out(config: Mapping[str, Any], make_client: Callable[[dict[str, Any]], object], *, with_login: bool) -> None:
     """Let librdkafka validate the options. Without the brokers' addresses it does not connect."""
     left_out = {"bootstrap.servers", "metadata.broker.list", "oauth_cb"}
-    if str(config.get("sasl.mechanism", config.get("sasl.mechanisms", ""))).upper() == "OAUTHBEARER":
-        # It would wait for a token.
+    if not with_login:
         left_out |= {"security.protocol", "sasl.mechanism", "sasl.mechanisms"}
     try:
         make_client({name: value for name, value in config.items() if name not in left_out} | {"logger": Log()})

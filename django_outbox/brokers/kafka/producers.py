@@ -123,7 +123,7 @@ class PooledProducer:
     def has_ended(self, error: KafkaError) -> bool:
         """Return whether an error of `send` means that the producer cannot be used any more."""
         if error.code() == KafkaError._FATAL or error.fatal():
-            # The error callback that `poll` runs has the reason.
+            # `poll` raises or reports the reason.
             self.poll(0)
             self.state.is_broken = True
         return self.state.is_broken

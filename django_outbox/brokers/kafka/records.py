@@ -70,7 +70,7 @@ def make_encoder(topic: Template, format: str, source: str) -> Callable[[Message
 
 
 def _other_headers(message: Message) -> list[tuple[str, str]]:
-    """Return the message's own headers, without those that would be read as attributes of the event."""
+    """Return the message's own headers, without names that would be read as attributes of the event."""
     return [(name, value) for name, value in own_headers(message) if not name.lower().startswith(PREFIX)]
 
 

@@ -153,7 +153,7 @@ class Session:
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
         low, high = self._client.get_watermark_offsets(partition, timeout=self._options.timeout)
-        # The last offsets of a transaction, and those of a compacted topic, may belong to no record.
+        # The last offsets of a transaction or of a compacted topic may belong to no record.
         if low == high or self._ends.get(place, 0) >= high:
             return True
         (position,) = self._client.position([partition])
