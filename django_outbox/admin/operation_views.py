@@ -1,6 +1,6 @@
 """The views that confirm and apply operations on messages, and that edit a message."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -47,6 +47,16 @@ else:
     BaseAdmin = admin.ModelAdmin
 
 
+def _action(operation: Operation, permission: str, description: Any) -> Callable[..., HttpResponse | None]:
+    """Return an action of the list that asks for confirmation of an operation."""
+
+    @admin.action(permissions=[permission], description=description)
+    def ask(self: "OperationsAdmin", request: HttpRequest, queryset: Any) -> HttpResponse | None:
+        return self._confirm(request, operation, queryset.values_list("pk", flat=True)[:LIMIT])
+
+    return ask
+
+
 class OperationsAdmin(BaseAdmin):
     """The part of the admin of messages that changes them."""
 
@@ -72,30 +82,11 @@ class OperationsAdmin(BaseAdmin):
         """Return whether the user may edit failed messages."""
         return request.user.has_perm(PERMISSION)
 
-    @admin.action(permissions=["requeue"], description=_("Requeue selected failed messages"))
-    def requeue(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask for confirmation."""
-        return self._confirm(request, REQUEUE, queryset.values_list("pk", flat=True)[:LIMIT])
-
-    @admin.action(permissions=["discard"], description=_("Discard selected failed messages"))
-    def discard(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask for confirmation."""
-        return self._confirm(request, DISCARD, queryset.values_list("pk", flat=True)[:LIMIT])
-
-    @admin.action(permissions=["requeue"], description=_("Retry selected pending messages now"))
-    def retry_now(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask for confirmation."""
-        return self._confirm(request, RETRY_NOW, queryset.values_list("pk", flat=True)[:LIMIT])
-
-    @admin.action(permissions=["hold"], description=_("Hold selected pending messages"))
-    def hold(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask for confirmation."""
-        return self._confirm(request, HOLD, queryset.values_list("pk", flat=True)[:LIMIT])
-
-    @admin.action(permissions=["cancel"], description=_("Cancel selected pending messages"))
-    def cancel(self, request: HttpRequest, queryset: Any) -> HttpResponse | None:
-        """Ask for confirmation."""
-        return self._confirm(request, CANCEL, queryset.values_list("pk", flat=True)[:LIMIT])
+    requeue = _action(REQUEUE, "requeue", _("Requeue selected failed messages"))
+    discard = _action(DISCARD, "discard", _("Discard selected failed messages"))
+    retry_now = _action(RETRY_NOW, "requeue", _("Retry selected pending messages now"))
+    hold = _action(HOLD, "hold", _("Hold selected pending messages"))
+    cancel = _action(CANCEL, "cancel", _("Cancel selected pending messages"))
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
