@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from django_outbox.brokers.call import Call
-from django_outbox.brokers.http.connections import UNAVAILABLE, Job, Result, ServerConnections, collect
+from django_outbox.brokers.http.connections import UNAVAILABLE, Job, Result, Results, ServerConnections
 from django_outbox.brokers.http.encoding import Request, RequestEncoder
 from django_outbox.brokers.http.responses import Failure, Response, Statuses
 from django_outbox.brokers.http.urls import Origin
@@ -93,14 +93,13 @@ class HTTPCall(Call[Message, Request]):
         ]
 
     def _send(self, ordinary: Mapping[Origin, Sequence[int]], trials: Mapping[Origin, Sequence[int]]) -> None:
-        jobs: dict[int, Job] = {}
+        results = Results([index for indexes in (*ordinary.values(), *trials.values()) for index in indexes])
         for some, is_trial in ((ordinary, False), (trials, True)):
             for origin, indexes in some.items():
-                added = {index: Job(self.encoded[index], self._begin_until, is_trial) for index in indexes}
-                jobs |= added
-                self._servers[origin].submit([*added.values()])
+                jobs = [Job(results, index, self.encoded[index], self._begin_until, is_trial) for index in indexes]
+                self._servers[origin].submit(jobs)
         # One second for threads that are late.
-        self._results |= collect(jobs, (BEGIN_FACTOR + 1) * self._timeout + 1)
+        self._results |= results.wait((BEGIN_FACTOR + 1) * self._timeout + 1)
 
     def _outcome(self, index: int, responding: set[Origin], *, all_suspended: bool) -> Outcome:
         """Return the outcome of a message that was sent, or not sent because of its server."""

@@ -3,10 +3,10 @@
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import h11
 import httpcore
@@ -64,26 +64,44 @@ class HTTPOptions:
     is_busy: Callable[[Response], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Results:
+    """The results of requests that are submitted together, by their indexes. Thread-safe."""
+
+    def __init__(self, indexes: Collection[int]) -> None:
+        self._indexes = indexes
+        self._found: dict[int, Result] = {}
+        self._done = threading.Event()
+
+    def put(self, index: int, result: Result) -> None:
+        """Add the only result of a request."""
+        # Adding to a dict and reading its size are atomic, so the last thread sees the full size.
+        self._found[index] = result
+        if len(self._found) == len(self._indexes):
+            self._done.set()
+
+    def wait(self, seconds: float) -> dict[int, Result]:
+        """Return all results. A result that is missing after that many seconds is a failure."""
+        if self._indexes:
+            self._done.wait(seconds)
+        return dict.fromkeys(self._indexes, NO_RESPONSE) | self._found.copy()
+
+
+class Job(NamedTuple):
     """A request to send.
 
     Args:
+        results: gets the result.
+        place: the index of the result.
         request: the request; None for a probe.
         begin_until: when it must have begun, by `time.monotonic()`.
         is_trial: whether it is sent although the server is suspended.
     """
 
+    results: Results
+    place: int
     request: Request | None
     begin_until: float
     is_trial: bool
-    result: Future[Result] = field(default_factory=Future, init=False)
-
-
-def collect(jobs: Mapping[int, Job], seconds: float) -> dict[int, Result]:
-    """Wait for the results of submitted jobs. A result that is missing after that many seconds is a failure."""
-    wait([job.result for job in jobs.values()], seconds)
-    return {index: job.result.result() if job.result.done() else NO_RESPONSE for index, job in jobs.items()}
 
 
 class ServerConnections:
@@ -131,7 +149,7 @@ class ServerConnections:
         with self._lock:
             if self._is_closed:
                 for job in jobs:
-                    job.result.set_result(Failure("the publisher was closed", "http.closed", sent=False))
+                    job.results.put(job.place, Failure("the publisher was closed", "http.closed", sent=False))
                 return
             while len(self._threads) < min(self._options.concurrency, len(jobs)):
                 name = f"outbox-http-{self._options.publisher_alias}"
@@ -170,7 +188,7 @@ class ServerConnections:
             logger.exception("Publisher %r: a request failed", self._options.publisher_alias)
             result = explain(error)
         finally:
-            job.result.set_result(result)
+            job.results.put(job.place, result)
         return True
 
     def _process(self, job: Job, pool: httpcore.ConnectionPool) -> Result:

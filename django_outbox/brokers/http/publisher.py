@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.call import HTTPCall
-from django_outbox.brokers.http.connections import HTTPOptions, Job, ServerConnections, collect
+from django_outbox.brokers.http.connections import HTTPOptions, Job, Results, ServerConnections
 from django_outbox.brokers.http.encoding import RequestEncoder
 from django_outbox.brokers.http.responses import Failure, Response, Statuses
 from django_outbox.brokers.http.urls import Origin, Urls
@@ -150,13 +150,12 @@ class HTTPPublisher(Publisher):
 
     def _probe(self, servers: Sequence[ServerConnections]) -> list[str]:
         """Send each server a request that does nothing. Return the reasons of the servers that do not respond."""
-        jobs = [Job(None, time.monotonic() + self._options.timeout, is_trial=True) for _server in servers]
-        for server, job in zip(servers, jobs, strict=True):
-            server.submit([job])
-        results = collect(dict(enumerate(jobs)), self._options.timeout + 1)
+        results, begin_until = Results(range(len(servers))), time.monotonic() + self._options.timeout
+        for index, server in enumerate(servers):
+            server.submit([Job(results, index, None, begin_until, is_trial=True)])
         return [
             f"{servers[index].origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
-            for index, result in results.items()
+            for index, result in results.wait(self._options.timeout + 1).items()
             if not isinstance(result, Response)
         ]
 
