@@ -4,7 +4,7 @@ import base64
 import datetime
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Any
@@ -18,10 +18,6 @@ _BEGIN = {name: f',"{name}":' for name in JSON}
 
 _EXACT = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 """Finds the end of a value, and converts no number."""
-
-_OPTIONAL = {"history", "original"}
-_TYPES = {"headers": dict, "history": list, "original": dict}
-"""The JSON columns that may be NULL, and the types of values."""
 
 UUID_LENGTH = 36
 
@@ -61,120 +57,88 @@ class ArchivedMessage:
 
 
 def encode(row: Row) -> bytes:
-    """Return a row, as `Removal.read` returns it, as one line."""
+    """Return a row, as `Removal.read` returns it, as one line. A column that cannot be read is blank."""
     try:
-        return _encode_quickly(row)
+        columns = [begin + write(value) for (begin, write), value in zip(_COLUMNS, row, strict=True)]
+        return f"{{{''.join(columns)}}}\n".encode()
     except Exception:
-        # SQLite returns bytes, and its columns may hold anything.
-        return _encode_carefully(row)
+        return _encode_partly(row)
 
 
-def _encode_quickly(row: Row) -> bytes:
-    (
-        id,
-        message_id,
-        type,
-        topic,
-        key,
-        publisher,
-        occurred_at,
-        processed_at,
-        failed_at,
-        attempts,
-        error,
-        error_class,
-        first_error_at,
-        last_error_at,
-        dead_lettered_at,
-        blocks_key,
-        *texts,
-    ) = row
-    if len(message_id) != UUID_LENGTH:
-        message_id = read_uuid(message_id)
-    return (
-        f'{{"id":{id},"message_id":"{message_id}","type":{quoted(type)},"topic":{quoted(topic)},"key":{quoted(key)},'
-        f'"publisher":{quoted(publisher)},"occurred_at":{_time(occurred_at)},"processed_at":{_time(processed_at)},'
-        f'"failed_at":{_time(failed_at)},"attempts":{attempts},"error":{quoted(error)},'
-        f'"error_class":{quoted(error_class)},"first_error_at":{_time(first_error_at)},'
-        f'"last_error_at":{_time(last_error_at)},"dead_lettered_at":{_time(dead_lettered_at)},'
-        f'"blocks_key":{"true" if blocks_key else "false"}{_join(texts)}}}\n'
-    ).encode()
-
-
-def _join(texts: Sequence[str | None]) -> str:
-    """Return the JSON columns as they are in a line."""
-    headers, history, original, payload = texts
-    text = (
-        f"{_BEGIN['headers']}{headers}{_BEGIN['history']}{history or 'null'}"
-        f"{_BEGIN['original']}{original or 'null'}{_BEGIN['payload']}{payload}"
-    )
-    # MariaDB keeps JSON as it was written. Outside of strings, a line break is a blank.
-    return _without_line_breaks(text) if "\n" in text else text
-
-
-def _time(text: str | None) -> str:
-    return "null" if text is None else f'"{text[:10]}T{text[11:]}+00:00"'
-
-
-def _without_line_breaks(text: str) -> str:
-    return text.replace("\r\n", " ").replace("\n", " ")
-
-
-def _encode_carefully(row: Row) -> bytes:
-    values: dict[str, Any] = {}
+def _encode_partly(row: Row) -> bytes:
+    """Encode a row with a column that cannot be read. SQLite's columns may hold anything."""
+    columns: list[str] = []
     unreadable: dict[str, str] = {}
-    for name, value in zip(NAMES, row, strict=True):
+    for name, (begin, write), value in zip(NAMES, _COLUMNS, row, strict=True):
         try:
-            values[name] = _read_column(name, value)
+            text = write(value)
+            text.encode()
         except Exception:
-            values[name] = _blank(name)
+            text = _BLANKS.get(name, '""')
             raw = value if isinstance(value, bytes) else str(value).encode(errors="backslashreplace")
             unreadable[name] = base64.b64encode(raw).decode()
-    texts = _join([values.pop(name) for name in JSON])
-    if unreadable:
-        values["unreadable"] = unreadable
-    scalars = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-    return f"{scalars[:-1]}{texts}}}\n".encode()
+        columns.append(begin + text)
+    columns.insert(-len(JSON), f',"unreadable":{json.dumps(unreadable)}')
+    return f"{{{''.join(columns)}}}\n".encode()
 
 
-def _read_column(name: str, value: Any) -> Any:
-    if name in JSON:
-        return _read_json(name, value)
-    if name in TIMES:
-        return None if value is None else read_time(value).isoformat()
-    if name == "message_id":
-        return read_uuid(value)
-    if name == "blocks_key":
-        return bool(value)
-    if name in {"id", "attempts"}:
-        return int(value)
-    text = read_text(value)
-    text.encode()
-    return text
+def _write_number(value: Any) -> str:
+    return str(int(value))
 
 
-def _read_json(name: str, value: Any) -> str | None:
-    if value is None and name in _OPTIONAL:
-        return None
-    text = read_text(value)
-    # The relay sends it as it is, so nothing of it may be lost; it is only proved to be JSON.
-    found, end = _EXACT.raw_decode(text.strip(" \t\r\n"))
-    if end < len(text.strip(" \t\r\n")) or not isinstance(found, _TYPES.get(name, object)):
-        raise ValueError(name)
-    text.encode()
-    return text
+def _write_boolean(value: Any) -> str:
+    return "true" if value else "false"
 
 
-def _blank(name: str) -> Any:
-    blanks = {
-        "headers": "{}",
-        "history": "null",
-        "original": "null",
-        "payload": "null",
-        "message_id": str(uuid.UUID(int=0)),
-        "attempts": 0,
-    }
-    return None if name in TIMES else blanks.get(name, "")
+def _write_text(value: Any) -> str:
+    return quoted(value if type(value) is str else read_text(value))
+
+
+def _write_uuid(value: Any) -> str:
+    return f'"{value if type(value) is str and len(value) == UUID_LENGTH else read_uuid(value)}"'
+
+
+def _write_time(value: Any) -> str:
+    if value is None:
+        return "null"
+    return f'"{value[:10]}T{value[11:]}+00:00"' if type(value) is str else f'"{read_time(value).isoformat()}"'
+
+
+def _write_json(value: Any, expected: type) -> str:
+    text = value if type(value) is str else read_text(value)
+    if type(value) is bytes:
+        # Only SQLite returns bytes, which may not be JSON.
+        stripped = text.strip(" \t\r\n")
+        found, end = _EXACT.raw_decode(stripped)
+        if end < len(stripped) or not isinstance(found, expected):
+            raise ValueError("it is not JSON of its type")
+    # MariaDB keeps JSON as it was written. Outside of strings, a line break is a blank.
+    return text.replace("\r\n", " ").replace("\n", " ") if "\n" in text else text
+
+
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(NAMES, _write_text),
+    **dict.fromkeys(TIMES, _write_time),
+    "id": _write_number,
+    "attempts": _write_number,
+    "message_id": _write_uuid,
+    "blocks_key": _write_boolean,
+    "headers": lambda value: _write_json(value, dict),
+    "history": lambda value: "null" if value is None else _write_json(value, list),
+    "original": lambda value: "null" if value is None else _write_json(value, dict),
+    "payload": lambda value: _write_json(value, object),
+}
+
+_COLUMNS = [(f'{"," if index else ""}"{name}":', _WRITERS[name]) for index, name in enumerate(NAMES)]
+"""Beginning and writer of each column."""
+
+_BLANKS = {
+    **dict.fromkeys((*TIMES, "history", "original", "payload"), "null"),
+    "headers": "{}",
+    "message_id": f'"{uuid.UUID(int=0)}"',
+    "attempts": "0",
+}
+"""Values of columns that cannot be read; others are blank text."""
 
 
 def decode(line: bytes) -> ArchivedMessage:
