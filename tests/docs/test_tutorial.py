@@ -85,10 +85,10 @@ class Terminal:
 
 @pytest.fixture
 def text() -> Iterator[str]:
-    """The tutorial, with the broker of this run and its own names there, which are deleted at the end."""
+    """The first two tutorials, with the broker of this run and their own names there, which are deleted at the end."""
     suffix = uuid.uuid4().hex[:8]
     exchange, queue, stream = f"tutorial-shop-{suffix}", f"tutorial-orders-{suffix}", f"tutorial-stream-{suffix}"
-    text = (TUTORIALS / "first-message.md").read_text()
+    text = "".join((TUTORIALS / page).read_text() for page in ("first-message.md", "first-broker.md"))
     for written, used in {
         "amqp://guest:guest@localhost:5672/%2F": settings.AMQP_URL,
         '"exchange": "shop"': f'"exchange": "{exchange}"',
@@ -124,7 +124,9 @@ def terminals(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
         terminal.close()
 
 
-def test_the_tutorial_of_the_first_message_does_what_it_says(text: str, terminals: dict[str, Terminal], tmp_path: Path):
+def test_the_tutorials_of_the_first_message_and_of_a_broker_do_what_they_say(
+    text: str, terminals: dict[str, Terminal], tmp_path: Path
+):
     assert terminals.keys() <= follow_all(text, tmp_path / "project", terminals)
 
 
