@@ -1,9 +1,11 @@
-"""A mixin for test cases."""
+"""A mixin for test cases, and what undoes the registrations of a test."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from django_outbox.testing.isolation import isolated_events, isolated_handlers
+from django_outbox.events.registry import registry as events
+from django_outbox.handlers.registry import registry as handlers
 from django_outbox.testing.outbox import Outbox
 from django_outbox.testing.publishers import memory_publishers
 
@@ -29,3 +31,17 @@ class OutboxTestMixin(Base):
             stack.enter_context(each)
         self.outbox = Outbox()
         super().setUp()
+
+
+@contextmanager
+def isolated_handlers() -> Iterator[None]:
+    """Forget the handlers that the block registers, at its end. The handlers of the project stay."""
+    with handlers.isolated():
+        yield
+
+
+@contextmanager
+def isolated_events() -> Iterator[None]:
+    """Forget the events that the block registers, at its end. The events of the project stay."""
+    with events.isolated():
+        yield

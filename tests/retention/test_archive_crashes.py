@@ -14,8 +14,7 @@ from django.core.files.storage import FileSystemStorage
 from django_outbox import OutboxMessage
 from django_outbox.retention import discard
 from django_outbox.retention.archive import removing
-from django_outbox.retention.archive.spool import Spool
-from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.retention.archive.storage import ArchiveStorage, Spool
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.archives import archived, archives, archiving, copies, failed, processed

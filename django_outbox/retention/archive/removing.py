@@ -13,8 +13,7 @@ from django_outbox.conf.archive import ArchiveConfig
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.retention.archive.manifest import Manifest
-from django_outbox.retention.archive.spool import Spool
-from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage
+from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Spool
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
 from django_outbox.threads import Threads, own_connection
