@@ -135,13 +135,13 @@ class Api:
 
     async def read_counts(self, durable: DurableOptions) -> Counts:
         """Return the counts of the durable consumer. Raises `NoAnswer`."""
-        found = await self._ask(f"CONSUMER.INFO.{durable.stream}.{durable.durable}")
+        found = await self._read_info(f"{durable.stream}.{durable.durable}")
         return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
 
     async def _read_or_create(self, durable: DurableOptions) -> dict[str, Any]:
         place = f"{durable.stream}.{durable.durable}"
         try:
-            found = await self._ask(f"CONSUMER.INFO.{place}")
+            found = await self._read_info(place)
         except NoAnswer as error:
             if error.code != CONSUMER_NOT_FOUND:
                 raise
@@ -149,6 +149,14 @@ class Api:
             found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", request)
         config: dict[str, Any] = found["config"]
         return config
+
+    async def _read_info(self, place: str) -> dict[str, Any]:
+        """Return what the server says about a durable consumer. Raises `NoAnswer`."""
+        found = await self._ask(f"CONSUMER.INFO.{place}")
+        if "config" not in found:
+            # While a consumer is being deleted, the response has neither its information nor an error.
+            raise NoAnswer("JetStream: consumer not found", CONSUMER_NOT_FOUND)
+        return found
 
     async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the response to a request, given the subject after the prefix of the API."""
