@@ -18,6 +18,9 @@ __all__ = ["Resumed", "pause", "resume"]
 RESUME_BATCH_SIZE = 1000
 """Number of rows that one UPDATE changes: few enough to hold its locks for milliseconds only."""
 
+PAUSE_ATTEMPTS = 10
+"""Attempts to write a pause while other operators resume it."""
+
 MAX_REASON_LENGTH = 500
 MAX_BY_LENGTH = 150
 
@@ -55,17 +58,23 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     alias = using or router.db_for_write(OutboxMessage)
     values = {"reason": reason[:MAX_REASON_LENGTH], "paused_by": by[:MAX_BY_LENGTH]}
     rows = _rows(alias, publisher, type)
-    # The messages of this type are being released; it is paused again.
-    if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
-        return True
-    try:
-        with transaction.atomic(using=alias):
-            Pause.objects.using(alias).create(publisher=publisher, type=type, **values)
-    except IntegrityError:
-        if rows.exists():
-            return False
-        raise
-    return True
+    attempt = 0
+    while True:
+        # The messages of this type are being released; it is paused again.
+        if rows.filter(resumed_at__isnull=False).update(resumed_at=None, paused_at=DatabaseNow(), **values):
+            return True
+        try:
+            with transaction.atomic(using=alias):
+                Pause.objects.using(alias).create(publisher=publisher, type=type, **values)
+        except IntegrityError:
+            if rows.filter(resumed_at=None).exists():
+                return False
+            attempt += 1
+            # Another operator has just resumed it.
+            if attempt == PAUSE_ATTEMPTS:
+                raise
+        else:
+            return True
 
 
 def resume(

@@ -87,7 +87,8 @@ class DatabaseCalls:
                     call.link.close()
                     call.link = None
                     logger.warning(
-                        "Database %r has not responded for %s (CLAIM_TIMEOUT). The connection is closed.",
+                        "A call to the database %r has taken longer than CLAIM_TIMEOUT = %s: this process was stopped, "
+                        "or the database does not respond. The connection is closed.",
                         call.using,
                         duration(call.max_seconds),
                     )

@@ -187,7 +187,7 @@ class Store(BatchReader):
         """
         partition = partition_of(message.key) if message.key else 0
         number = lease_number(publisher, message.id, partition)
-        return take_lease(self.connection.alias, number, message.id, keyed=bool(partition), seconds=seconds)
+        return take_lease(self.connection.alias, number, message.id, seconds=seconds)
 
     @abc.abstractmethod
     def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> AbstractContextManager[Claim]:
@@ -258,11 +258,13 @@ class Store(BatchReader):
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Run the statements that hold messages in a savepoint. If they fail, that is logged, and the rest stands."""
+        has_savepoint = False
         try:
             with transaction.atomic(using=self.connection.alias):
+                has_savepoint = True
                 yield
         except DatabaseError as error:
-            if self.connection.needs_rollback:
+            if self.connection.needs_rollback or not has_savepoint:
                 raise
             logger.warning("Messages of paused types could not be held, and are still pending: %s", describe(error))
 

@@ -15,6 +15,9 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import KeyLock, OutboxMessage
 from django_outbox.stores.clock import read_clock
 
+LOOK_AGAIN = datetime.timedelta(seconds=1)
+"""Time after which a message is due again if another relay has its lease."""
+
 
 class Lease:
     """The right to work on one message, without a transaction, until it ends or is lost to another relay.
@@ -86,14 +89,15 @@ class Lease:
         return OutboxMessage.objects.using(self._using).filter(pk=self._id, available_at__in=self._ends)
 
 
-def take_lease(using: str, number: int, id: int, *, keyed: bool, seconds: float) -> Lease | None:
+def take_lease(using: str, number: int, id: int, *, seconds: float) -> Lease | None:
     """Take the lease of a message that the current transaction has claimed; return None if another relay has it.
+
+    Then the message becomes due again soon, so that relays neither find it all the time nor leave it for long.
 
     Args:
         using: the database alias.
         number: the number of its row.
         id: the id of the message.
-        keyed: whether the message has a key. If so, the lease covers all messages of its partition.
         seconds: how long it lasts.
     """
     message = OutboxMessage.objects.using(using).filter(pk=id)
@@ -101,9 +105,9 @@ def take_lease(using: str, number: int, id: int, *, keyed: bool, seconds: float)
     row = KeyLock.objects.using(using).filter(number=number)
     taken = row.first()
     if taken is not None and taken.held_until is not None and taken.held_until > now:
-        if not keyed:
-            # An operator has made it due. It would be found first by every claim.
-            message.update(available_at=taken.held_until)
+        # An operator has made it due, or it is an earlier message of the key that was committed late. Every claim would
+        # find it first.
+        message.update(available_at=min(taken.held_until, now + LOOK_AGAIN))
         return None
     end = now + datetime.timedelta(seconds=seconds)
     if taken is None:

@@ -20,6 +20,7 @@ from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.models import KeyLock, Status
 from django_outbox.pausing import pause, resume
 from tests.conftest import ALIASES, LOCKING
+from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put, row
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -281,6 +282,27 @@ def test_an_earlier_message_of_the_key_that_comes_late_waits_for_the_one_in_hand
         eventually(lambda: states(using) == [Status.PROCESSED] * 6)
 
 
+def test_an_earlier_message_of_the_key_that_is_requeued_is_put_off_until_the_one_in_hand_is_done(using: str):
+    """Otherwise it would be found, and passed over, by one claim after the other."""
+    end = threading.Event()
+
+    @handler("t")
+    def work(payload: int, message: Message) -> None:
+        assert payload == 0 or end.wait(30)
+
+    rows = OutboxMessage.objects.using(using)
+    first, _ = put(2, using, key="k")
+    assert rows.filter(pk=first).cancel() == 1
+    with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
+        start()
+        eventually(lambda: leases(using))
+        assert rows.failed().requeue() == 1
+        eventually(lambda: rows.filter(pk=first, available_at__gt=DatabaseNow()).exists(), "it is put off")
+        end.set()
+        eventually(lambda: states(using) == [Status.PROCESSED] * 2)
+    assert leases(using) == 0
+
+
 def test_a_message_in_hand_is_left_out_by_operators(using: str, admin_user: Any, monkeypatch: pytest.MonkeyPatch):
     calls: list[int] = []
     end = threading.Event()
@@ -305,7 +327,7 @@ def test_the_result_is_stored_although_the_connection_was_lost_during_the_work(u
     @handler("t")
     def work(payload: Any, message: Message) -> None:
         leave(using, payload)
-        end_session(using)
+        kill(using)
 
     (id,) = put(1, using)
     drain(using)
@@ -317,7 +339,7 @@ def test_the_result_is_stored_although_the_connection_was_lost_during_the_work(u
 def test_a_lost_connection_is_not_counted_as_an_attempt_the_first_time(using: str):
     @handler("t")
     def work(payload: Any, message: Message) -> None:
-        end_session(using)
+        kill(using)
         leave(using, payload)
 
     (id,) = put(1, using)
@@ -325,22 +347,6 @@ def test_a_lost_connection_is_not_counted_as_an_attempt_the_first_time(using: st
     assert (row(using, id).status, row(using, id).attempts) == (Status.PENDING, 0)
     drain_all(using)
     assert (row(using, id).status, row(using, id).attempts) == (Status.FAILED, 3)
-
-
-def end_session(using: str) -> None:
-    """Let the server end the session of this thread's connection."""
-    connection = connections[using]
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()" if connection.vendor == "postgresql" else "SELECT CONNECTION_ID()")
-        ((session,),) = cursor.fetchall()
-    other = connection.copy()
-    try:
-        with other.cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(%s, 5000)" if connection.vendor == "postgresql" else "KILL %s", [session]
-            )
-    finally:
-        other.close()
 
 
 def test_messages_of_a_paused_type_are_held(using: str):

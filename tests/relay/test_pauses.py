@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.exceptions import TransactionForbidden
-from django_outbox.messages import ACCEPTED, Message, retry_later
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, retry_later
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.models.message import LATEST
 from django_outbox.pausing import Resumed, pause, resume
@@ -20,7 +20,7 @@ from django_outbox.relay import Relay
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.worker import RunningWorker
 from tests.conftest import ALIASES, LOCKING
-from tests.support.databases import statements_of_new_connections
+from tests.support.databases import kill, statements_of_new_connections
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -202,6 +202,46 @@ class TestResume:
     def test_of_what_is_not_paused_changes_nothing(self, using: str):
         assert resume("default", using=using) == Resumed(was_paused=False, released=0, complete=True)
         assert resume("default", "paid", using=using) == Resumed(was_paused=False, released=0, complete=True)
+
+
+def test_a_pause_is_set_although_another_operator_resumes_it_at_that_moment(using: str):
+    """The row is there when it is to be inserted, and not there afterwards."""
+    pause("default", using=using, reason="one")
+    connection = connections[using]
+    resumed: list[Resumed] = []
+
+    def resume_after_the_insert(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("SELECT") and not resumed:
+            resumed.append(resuming.submit(resume, "default", using=using).result())
+        return execute(sql, params, many, context)
+
+    with ThreadPoolExecutor(1) as resuming:
+        with connection.execute_wrapper(resume_after_the_insert):
+            assert pause("default", using=using, reason="two")
+        resuming.submit(connections.close_all).result()
+    assert Pause.objects.using(using).get().reason == "two"
+
+
+@pytest.mark.parametrize("using", LOCKING, indirect=True)
+def test_a_session_that_ends_before_messages_are_held_is_an_outage(using: str, caplog: pytest.LogCaptureFixture):
+    put(1, using, type="paid")
+    (created,) = put(1, using, type="created")
+    pause("default", "paid", using=using)
+    ended: list[int] = []
+
+    def end_session_once(message: Message) -> Outcome:
+        if ended:
+            return ACCEPTED
+        ended.append(message.id)
+        kill(using)
+        return Outcome(Verdict.UNANSWERED, "the network is down")
+
+    ScriptedPublisher.answer = end_session_once
+    with relays_in_threads(using=using, poll_interval=0.05, limits=LIMITS) as start:
+        start()
+        eventually(lambda: processed(using) == [created])
+    assert "is unavailable" in caplog.text
+    assert "crashed" not in caplog.text
 
 
 def test_a_second_pause_keeps_the_first_reason(using: str):
