@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections, router, transaction
+from django.db.models.expressions import DatabaseDefault
 
 from django_outbox.conf import get_settings
 from django_outbox.db.transactions import (
@@ -16,9 +17,10 @@ from django_outbox.db.transactions import (
     refuse_async,
 )
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
+from django_outbox.enqueueing.json_checks import Json
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.validation import check_message, check_unsaved, read_available_at, read_message_id
-from django_outbox.enqueueing.writing import insert_new, route, write
+from django_outbox.enqueueing.writing import insert_due, insert_new, route, write
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
@@ -194,30 +196,35 @@ def enqueue_messages(
     """
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
-    rows, sizes = [], []
+    rows: list[OutboxMessage] = []
+    payloads: list[Json] = []
     for position, message in enumerate(messages):
         try:
-            size = check_message(check_unsaved(message), store)
+            payload = check_message(check_unsaved(message), store)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
         routed = route(message)
         rows += routed
-        sizes += [size] * len(routed)
+        payloads += [payload] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
     with traced(rows, many=True):
         if is_alone:
-            outlive_connection(store.connection, lambda _: _insert_many(rows, sizes, store, keys))
+            outlive_connection(store.connection, lambda _: _insert_many(rows, payloads, store, keys))
         else:
-            _insert_many(rows, sizes, store, keys)
+            _insert_many(rows, payloads, store, keys)
 
 
-def _insert_many(rows: list[OutboxMessage], sizes: list[int], store: Store, keys: set[str]) -> None:
+def _insert_many(rows: list[OutboxMessage], payloads: list[Json], store: Store, keys: set[str]) -> None:
     using = store.connection.alias
     with transaction.atomic(using=using, savepoint=False):
         if keys:
             store.lock_keys(keys)
-        for chunk in chunked(rows, sizes):
-            insert_new(chunk, store)
+        for chunk in chunked([*zip(rows, payloads, strict=True)], [payload.size for payload in payloads]):
+            messages = [message for message, _ in chunk]
+            if all(isinstance(message.available_at, DatabaseDefault) for message in messages):
+                insert_due(messages, [payload.text for _, payload in chunk], store)
+            else:
+                insert_new(messages, store)
         notify_after_commit(using, {message.publisher for message in rows})
 
 

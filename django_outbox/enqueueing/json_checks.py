@@ -38,8 +38,15 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _LONG_NUMBER = re.compile(r"[0-9]{20}|-[0-9]{19}")
 
 
-def check_json(field: str, value: Any, store: Store) -> int:
-    """Return the size of a value as JSON, in bytes.
+class Json(NamedTuple):
+    """A value as JSON, and its size in bytes."""
+
+    text: str
+    size: int
+
+
+def check_json(field: str, value: Any, store: Store) -> Json:
+    """Return a value as JSON.
 
     Args:
         field: the message's field, for the error.
@@ -57,7 +64,7 @@ def check_json(field: str, value: Any, store: Store) -> int:
         raise InvalidMessage(field, _not_json(error, value)) from error
     if _needs_closer_look(text, size, store):
         _refuse_first_mistake(field, value, store)
-    return size
+    return Json(text, size)
 
 
 def _encode(value: Any) -> str:

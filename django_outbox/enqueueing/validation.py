@@ -10,7 +10,7 @@ from django.utils.timezone import is_naive
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.enqueueing.json_checks import check_json, problem_of_characters
+from django_outbox.enqueueing.json_checks import Json, check_json, problem_of_characters
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
@@ -37,8 +37,8 @@ NEW_MESSAGE = {
 """The fields that record delivery attempts, with their values in a new message."""
 
 
-def check_message(message: OutboxMessage, store: Store) -> int:
-    """Check the fields that the caller sets and return the size of payload and headers as JSON, in bytes.
+def check_message(message: OutboxMessage, store: Store) -> Json:
+    """Check the fields that the caller sets, and return the payload as JSON, with its size and that of the headers.
 
     A key that is an integer or a UUID is converted to text.
 
@@ -66,15 +66,15 @@ def check_message(message: OutboxMessage, store: Store) -> int:
         known = ", ".join(sorted(settings.publishers))
         raise InvalidMessage("publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.")
     check_name("publisher", publisher, store)
-    size = check_json("payload", message.payload, store)
+    payload = check_json("payload", message.payload, store)
     limit = settings.max_payload_bytes
-    if size > limit:
+    if payload.size > limit:
         raise InvalidMessage(
             "payload",
-            f"is {size:,} bytes as JSON; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}. "
+            f"is {payload.size:,} bytes as JSON; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}. "
             "Send a reference to the data instead, or increase the limit.",
         )
-    return size + _check_headers(message.headers, store)
+    return Json(payload.text, payload.size + _check_headers(message.headers, store))
 
 
 def check_unsaved(message: object) -> OutboxMessage:
@@ -228,7 +228,7 @@ def _check_headers(headers: object, store: Store) -> int:
                 "header; if you pass on headers from outside, leave it out.",
                 f"[{json.dumps(name)}]",
             )
-    size = check_json("headers", headers, store)
+    size = check_json("headers", headers, store).size
     if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
             "headers", f"are {size:,} bytes as JSON; the limit is {MAX_HEADERS_BYTES:,}. Move data to the payload."

@@ -1,17 +1,22 @@
 """Write valid messages to the table, in the current transaction, one row for each publisher of their route."""
 
 import copy
+import datetime
+import json
 from collections.abc import Sequence
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import transaction
 from django.db.models.expressions import Combinable
 
 from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store
+from django_outbox.stores.types import NewRow
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
@@ -35,6 +40,47 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
             return manager.get(message_id=first.message_id, publisher=first.publisher)
     _forget_unread_defaults(first)
     return first
+
+
+def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> int:
+    """Do the same as `insert_new`, for messages that are due now, if the store has a quicker way.
+
+    Args:
+        messages: the messages.
+        payloads: the payload of each message as JSON.
+        store: the store of the database.
+    """
+    if not store.inserts_rows:
+        return insert_new(messages, store)
+    rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
+    inserted = store.insert_rows(rows)
+    if inserted < len(messages):
+        _report_others(messages, store)
+    return inserted
+
+
+def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
+    """Return a message as `Store.insert_rows` takes it.
+
+    Args:
+        message: a valid message that is due now.
+        payload: its payload as JSON.
+        store: the store of the database.
+    """
+    time: object = message.occurred_at
+    return {
+        "message_id": message.message_id.hex,
+        "type": message.type,
+        "topic": message.topic,
+        "key": message.key,
+        "partition": partition_of(message.key),
+        "payload": payload,
+        "headers": json.dumps(message.headers, cls=DjangoJSONEncoder) if message.headers else "{}",
+        "publisher": message.publisher,
+        "occurred_at": (
+            str(store.connection.ops.adapt_datetimefield_value(time)) if isinstance(time, datetime.datetime) else None
+        ),
+    }
 
 
 def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:

@@ -14,9 +14,9 @@ from django.db.models import TextField, Value
 from django_outbox.brokers.consumer import Consumer, Incoming
 from django_outbox.brokers.ids import derive_uuid, read_uuid
 from django_outbox.conf import get_settings
-from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_message
+from django_outbox.enqueueing.writing import new_row
 from django_outbox.error_text import describe, one_line
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
@@ -81,17 +81,7 @@ class Content:
 
     def to_row(self, store: Store) -> NewRow:
         """Return it as `Store.insert_rows` takes it."""
-        time = self.occurred_at
-        return {
-            "message_id": self.message_id.hex,
-            "type": self.type,
-            "topic": self.topic,
-            "key": self.key,
-            "partition": partition_of(self.key),
-            "payload": self.text or encode(self.payload),
-            "headers": encode(self.headers),
-            "occurred_at": None if time is None else str(store.connection.ops.adapt_datetimefield_value(time)),
-        }
+        return new_row(cast(OutboxMessage, self), self.text or encode(self.payload), store)
 
 
 def encode(value: Any) -> str:

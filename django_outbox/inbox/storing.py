@@ -157,7 +157,7 @@ class Storing:
             pending = [number for number, message in enumerate(messages) if not message.error]
             rows = [messages[number].to_row(store) for number in pending]
             for part in chunked(rows, [sizes[number] for number in pending]):
-                inserted += store.insert_rows(self._consumer.publisher, part)
+                inserted += store.insert_rows(part)
             messages = [message for message in messages if message.error]
             sizes = [len(message.payload["body"]) for message in messages]
         for chunk in chunked([message.to_model() for message in messages], sizes):

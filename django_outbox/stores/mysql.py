@@ -368,22 +368,22 @@ class MySQLStore(LockingStore):
         # Django's connections report a duplicate as a changed row.
         return len(messages)
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
+    def insert_rows(self, rows: Sequence[NewRow]) -> int:
         if self.looks_before_insert:
             ids = [row["message_id"] for row in rows]
             found = self.fetch(FIND_MESSAGES.format(ids=", ".join(["%s"] * len(ids))), ids)
             # MySQL stores the ID as text.
-            known = {uuid.UUID(str(id)).hex for id, name in found if name == publisher}
-            missing: dict[str, NewRow] = {}
+            known = {(uuid.UUID(str(id)).hex, publisher) for id, publisher in found}
+            missing: dict[tuple[str, str], NewRow] = {}
             for row in rows:
-                if row["message_id"] not in known:
-                    missing.setdefault(row["message_id"], row)
+                if (pair := (row["message_id"], row["publisher"])) not in known:
+                    missing.setdefault(pair, row)
             rows = [*missing.values()]
         if rows:
             values: list[object] = []
             for row in rows:
                 values += (row["message_id"], row["type"], row["topic"], row["key"], row["partition"])
-                values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], publisher)
+                values += (row["partition"] > 0, row["payload"], row["headers"], row["occurred_at"], row["publisher"])
             self.execute(INSERT_ROWS.format(rows=", ".join([NEW_ROW] * len(rows))), values)
         return len(rows)
 

@@ -111,8 +111,7 @@ FIND_MESSAGES = "SELECT message_id, publisher FROM {{table}} WHERE message_id IN
 # Not from JSON_TABLE: for INSERT ... SELECT, MariaDB by default locks the counter of ids until the statement ends, and
 # every transaction that enqueues would wait. INSERT IGNORE would turn every other error into a warning, and a lost
 # message.
-INSERT_ROWS = """
-INSERT INTO {{table}} (
+INSERT_ROWS = """INSERT INTO {{table}} (
     message_id, type, topic, `key`, `partition`, blocks_key, payload, headers, occurred_at, publisher, available_at,
     attempts, error, error_class
 ) VALUES {rows}

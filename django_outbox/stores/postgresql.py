@@ -218,16 +218,15 @@ def array(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-INSERT_ROWS = """
-INSERT INTO {table} (
+INSERT_ROWS = """INSERT INTO {table} (
     message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
 )
-SELECT message_id, type, topic, key, partition, partition > 0, payload::jsonb, headers::jsonb, %s,
+SELECT message_id, type, topic, key, partition, partition > 0, payload::jsonb, headers::jsonb, publisher,
     COALESCE(occurred_at, statement_timestamp()), statement_timestamp(), 0, '', ''
 FROM json_to_recordset(%s::json) AS new(
     message_id uuid, type text, topic text, key text, partition integer, payload text, headers text,
-    occurred_at timestamptz
+    publisher text, occurred_at timestamptz
 )
 ON CONFLICT DO NOTHING
 """
@@ -396,8 +395,8 @@ class PostgreSQLStore(LockingStore):
                 heard = {notification.payload for notification in notifications}
             yield heard
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
-        return self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
+    def insert_rows(self, rows: Sequence[NewRow]) -> int:
+        return self.execute(INSERT_ROWS, [json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
         rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])

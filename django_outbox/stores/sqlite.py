@@ -211,14 +211,13 @@ WHERE id IN (SELECT value FROM json_each(%s)) {mine} AND EXISTS (
 """
 
 # Without a condition, SQLite takes ON for a part of a join.
-INSERT_ROWS = f"""
-INSERT INTO {{table}} (
+INSERT_ROWS = f"""INSERT INTO {{table}} (
     message_id, type, topic, "key", partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
 )
 SELECT value->>'message_id', value->>'type', value->>'topic', value->>'key', value->>'partition',
-    value->>'partition' > 0, value->>'payload', value->>'headers', %s, coalesce(value->>'occurred_at', {NOW}), {NOW},
-    0, '', ''
+    value->>'partition' > 0, value->>'payload', value->>'headers', value->>'publisher',
+    coalesce(value->>'occurred_at', {NOW}), {NOW}, 0, '', ''
 FROM json_each(%s)
 WHERE true
 ON CONFLICT DO NOTHING
@@ -430,8 +429,8 @@ class SQLiteStore(Store):
     def lock_keys(self, keys: Collection[str]) -> None:
         """Do nothing: a transaction that has written is the only writer until it commits, so ids follow commits."""
 
-    def insert_rows(self, publisher: str, rows: Sequence[NewRow]) -> int:
-        return self.execute(INSERT_ROWS, [publisher, json.dumps(rows)])
+    def insert_rows(self, rows: Sequence[NewRow]) -> int:
+        return self.execute(INSERT_ROWS, [json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: None) -> Purged:
         # Deleted messages leave no index entries behind, so there is no better place to begin than the start.

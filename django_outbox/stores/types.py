@@ -30,6 +30,7 @@ class NewRow(TypedDict):
     partition: int
     payload: str
     headers: str
+    publisher: str
     occurred_at: str | None
 
 

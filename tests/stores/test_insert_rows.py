@@ -29,7 +29,7 @@ def insert(using: str, *contents: Content) -> None:
     store = get_store(connections[using])
     assert store.inserts_rows
     with transaction.atomic(using=using):
-        store.insert_rows("default", [each.to_row(store) for each in contents])
+        store.insert_rows([each.to_row(store) for each in contents])
 
 
 def columns(using: str, message_id: uuid.UUID) -> tuple[Any, ...]:
