@@ -14,7 +14,7 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.settlement import Decided
+from django_outbox.relay.batch import Decided
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import (
     LOST,

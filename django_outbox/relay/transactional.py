@@ -26,10 +26,9 @@ from django_outbox.messages import (
     retry_later,
     set_aside,
 )
-from django_outbox.relay.batch import Batches
+from django_outbox.relay.batch import Batches, Decided, decide, leave_late
 from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
-from django_outbox.relay.settlement import Decided, decide, leave_late
 from django_outbox.relay.tally import Tally
 from django_outbox.stores import Claim, Settlement, Store, get_store
 
