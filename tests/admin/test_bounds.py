@@ -9,7 +9,7 @@ from django_outbox.admin import search as admin_search
 from django_outbox.db.fields import partition_of
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, listed, put, text
+from tests.support.admin.tools import CHANGELIST, listed, put, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 

@@ -4,13 +4,13 @@ import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 from django_outbox.models import OutboxMessage, Status
-from tests.support.admin_tools import CHANGELIST, put, statuses, url
-from tests.support.browser import SECONDS, Operator
+from tests.support.admin.browser import SECONDS, Operator
+from tests.support.admin.tools import CHANGELIST, put, statuses, url
 from tests.support.messages import ago
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-pytest_plugins = ["tests.support.browser_fixtures"]
+pytest_plugins = ["tests.support.admin.browser_fixtures"]
 
 
 @pytest.fixture

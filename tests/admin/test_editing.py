@@ -9,7 +9,7 @@ from django.test import Client, override_settings
 
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import client_with, put, statuses, text, url
+from tests.support.admin.tools import client_with, put, statuses, text, url
 from tests.support.messages import row
 from tests.support.routers import ROUTERS
 

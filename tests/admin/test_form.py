@@ -13,7 +13,7 @@ from django_outbox.admin import display as admin_display
 from django_outbox.admin import listing
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, client_with, listed, put, text, url
+from tests.support.admin.tools import CHANGELIST, client_with, listed, put, text, url
 from tests.support.messages import ago
 from tests.support.routers import ROUTERS
 

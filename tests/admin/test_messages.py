@@ -14,7 +14,7 @@ from django_outbox.admin import listing as admin_counts
 from django_outbox.admin.filters import local_text
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, listed, put, text, url
+from tests.support.admin.tools import CHANGELIST, listed, put, text, url
 from tests.support.messages import ago
 from tests.support.routers import ROUTERS
 

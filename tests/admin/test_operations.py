@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, client_with, listed, put, statuses, text, url
+from tests.support.admin.tools import CHANGELIST, client_with, listed, put, statuses, text, url
 from tests.support.archives import FAILING, FailingStorage, archives, archiving
 from tests.support.routers import ROUTERS
 

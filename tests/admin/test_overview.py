@@ -29,9 +29,9 @@ from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import CODES, PeriodCount, judge
 from tests.conftest import ALIASES
-from tests.support.admin_tools import client_with, put, statuses, text
-from tests.support.overview_figures import NOW, a_bad_night
-from tests.support.overview_pages import address, run_to_the_end
+from tests.support.admin.overview_figures import NOW, a_bad_night
+from tests.support.admin.overview_pages import address, run_to_the_end
+from tests.support.admin.tools import client_with, put, statuses, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 

@@ -15,13 +15,13 @@ from selenium.webdriver.common.keys import Keys
 from django_outbox.admin import overview, overview_groups
 from django_outbox.models import OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import Finding, Level
-from tests.support.admin_tools import put
-from tests.support.browser import Operator
-from tests.support.overview_figures import a_bad_night
+from tests.support.admin.browser import Operator
+from tests.support.admin.overview_figures import a_bad_night
+from tests.support.admin.tools import put
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
-pytest_plugins = ["tests.support.browser_fixtures"]
+pytest_plugins = ["tests.support.admin.browser_fixtures"]
 
 OVERVIEW = reverse("admin:django_outbox_overview")
 BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}

@@ -13,8 +13,8 @@ from django_outbox.admin import overview, overview_groups
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import client_with, put, text
-from tests.support.overview_pages import address, run_to_the_end
+from tests.support.admin.overview_pages import address, run_to_the_end
+from tests.support.admin.tools import client_with, put, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, apply
 from django_outbox.models import CANCELLED, HELD_BY_OPERATOR, OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, client_with, put, text, url
+from tests.support.admin.tools import CHANGELIST, client_with, put, text, url
 from tests.support.databases import another_alias
 from tests.support.messages import ago, claim, row, settle
 from tests.support.routers import ROUTERS

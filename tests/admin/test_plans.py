@@ -22,7 +22,7 @@ from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
-from tests.support.admin_tools import CHANGELIST, url
+from tests.support.admin.tools import CHANGELIST, url
 from tests.support.many_messages import POSTGRESQL_SCANS, TABLE
 from tests.support.routers import ROUTERS
 

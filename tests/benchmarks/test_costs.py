@@ -18,9 +18,9 @@ from tests.conftest import ALIASES
 from tests.support.claimed import make_message
 from tests.support.databases import statements_of_new_connections
 from tests.support.messages import put
-from tests.support.rabbitmq_tools import Broker
+from tests.support.rabbitmq.tools import Broker
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 PAYLOAD = b"x" * 250

@@ -10,8 +10,8 @@ from django.test import override_settings
 
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
-from tests.support import celery_app
-from tests.support.celery_tools import BROKERS, beat, cleaned_up, close, new_prefix
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import BROKERS, beat, cleaned_up, close, new_prefix
 from tests.support.databases import end_other_sessions
 from tests.support.waiting import eventually
 

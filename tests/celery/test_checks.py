@@ -15,8 +15,8 @@ from django.test import override_settings
 
 from django_outbox.celery import OutboxCelery
 from django_outbox.checks import TAG
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS
 
 DEFAULT = {"default": PUBLISHERS["default"]}
 

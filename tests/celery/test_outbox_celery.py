@@ -18,8 +18,8 @@ from django_outbox.celery.revoking import OutboxResult
 from django_outbox.exceptions import TransactionRequired
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)

@@ -24,8 +24,8 @@ from django_outbox.celery import OutboxTask
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES, LOCKING
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS, close
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS, close
 from tests.support.databases import kill
 from tests.support.ports import free_port
 

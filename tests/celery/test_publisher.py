@@ -20,12 +20,12 @@ from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
-from tests.support.celery_tools import BROKERS, PATH, MakeApp
+from tests.support.celery.tools import BROKERS, PATH, MakeApp
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import TcpProxy, broker_url
+from tests.support.rabbitmq.tools import TcpProxy, broker_url
 
-pytest_plugins = ["tests.support.celery_app_fixtures", "tests.support.tls_fixtures"]
+pytest_plugins = ["tests.support.celery.app_fixtures", "tests.support.tls_fixtures"]
 pytestmark = pytest.mark.django_db(databases=["default"], transaction=True)
 
 

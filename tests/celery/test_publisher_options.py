@@ -8,9 +8,9 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.celery import CeleryPublisher
-from tests.support.celery_tools import PATH, MakeApp
+from tests.support.celery.tools import PATH, MakeApp
 
-pytest_plugins = ["tests.support.celery_app_fixtures"]
+pytest_plugins = ["tests.support.celery.app_fixtures"]
 
 
 def improper(**options: Any) -> str:
@@ -23,15 +23,15 @@ def test_the_app_must_be_a_celery_app():
     assert "the path of the Celery app" in improper(app="")
     assert "must name a module and a variable" in improper(app="app")
     assert "'nowhere.celery' cannot be imported" in improper(app="nowhere.celery:app")
-    assert "has no 'missing'" in improper(app="tests.support.celery_app:missing")
-    assert "has a function of this name" in improper(app="tests.support.celery_app:make_app")
+    assert "has no 'missing'" in improper(app="tests.support.celery.app:missing")
+    assert "has a function of this name" in improper(app="tests.support.celery.app:make_app")
     with pytest.raises(TypeError):
         CeleryPublisher("celery")  # type: ignore[call-arg]
 
 
 def test_a_dotted_path_is_accepted_too(make: MakeApp):
     make(settings.AMQP_URL)
-    assert "tests.support.celery_app.app" in CeleryPublisher("celery", app="tests.support.celery_app.app").describe()
+    assert "tests.support.celery.app.app" in CeleryPublisher("celery", app="tests.support.celery.app.app").describe()
 
 
 @pytest.mark.parametrize("timeout", [0, -1, True, "1", 100_000])

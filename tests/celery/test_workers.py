@@ -18,8 +18,8 @@ from django.utils import timezone
 from django_outbox.celery import OutboxTask
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
-from tests.support import celery_app
-from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
 from tests.support.relay_threads import relays_in_threads
 
 USING = "postgresql"

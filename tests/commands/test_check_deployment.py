@@ -23,7 +23,7 @@ from django_outbox.management.proof import check_deployment
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import Broker, TcpProxy, broker_url
+from tests.support.rabbitmq.tools import Broker, TcpProxy, broker_url
 
 RABBITMQ = "django_outbox.brokers.rabbitmq.RabbitMQPublisher"
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}

@@ -10,7 +10,7 @@ from django_outbox import bulk
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
-from tests.support.admin_tools import put, statuses
+from tests.support.admin.tools import put, statuses
 from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)

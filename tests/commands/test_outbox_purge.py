@@ -11,7 +11,7 @@ from django.test import override_settings
 from django_outbox.management.commands import outbox_purge
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import put, statuses
+from tests.support.admin.tools import put, statuses
 from tests.support.terminals import Terminal
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)

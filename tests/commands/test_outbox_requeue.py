@@ -20,7 +20,7 @@ from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.support.admin_tools import put
+from tests.support.admin.tools import put
 from tests.support.messages import ago, row, rows
 from tests.support.terminals import Terminal
 

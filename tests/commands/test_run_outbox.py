@@ -257,8 +257,8 @@ def test_a_relay_started_while_its_database_is_unavailable_waits_and_stops_on_a_
         text=True,
         env={
             **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
-            "FAULTS_DATABASE_URL": url.format(port=free_port()),
+            "DJANGO_SETTINGS_MODULE": "project.settings",
+            "DATABASE_URL": url.format(port=free_port()),
             "PYTHONPATH": os.pathsep.join(sys.path),
         },
     )

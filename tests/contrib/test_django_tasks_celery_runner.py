@@ -15,8 +15,8 @@ from kombu import Queue
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS
 from tests.support.effects import HANDLERS, effects
 from tests.support.ports import free_port
 

@@ -12,8 +12,8 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.models import OutboxMessage
-from tests.support import celery_app
-from tests.support.celery_tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import BROKERS, PUBLISHERS, cleaned_up, close, new_prefix, worker
 from tests.support.effects import leave
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually

@@ -11,12 +11,12 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_outbox.admin import overview
-from tests.support.admin_tools import CHANGELIST, url
-from tests.support.browser import Operator
-from tests.support.overview_figures import NOW, a_bad_night
-from tests.support.screenshots import STATIC, Camera, fill_shop
+from tests.support.admin.browser import Operator
+from tests.support.admin.overview_figures import NOW, a_bad_night
+from tests.support.admin.screenshots import STATIC, Camera, fill_shop
+from tests.support.admin.tools import CHANGELIST, url
 
-pytest_plugins = ["tests.support.browser_fixtures"]
+pytest_plugins = ["tests.support.admin.browser_fixtures"]
 
 NAMES = ("overview", "failed-messages", "message", "confirmation")
 BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}

@@ -13,9 +13,9 @@ from django.test import RequestFactory
 from django_outbox.brokers.rabbitmq.encoding import Events
 from django_outbox.messages import ACCEPTED
 from tests.support.claimed import make_message
-from tests.support.http_receiver import Call, MakePublisher, Receiver
+from tests.support.http.receiver import Call, MakePublisher, Receiver
 
-pytest_plugins = ["tests.support.http_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures"]
 
 GUIDES = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"

@@ -16,7 +16,7 @@ from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
-from tests.support.admin_tools import CHANGELIST, listed, url
+from tests.support.admin.tools import CHANGELIST, listed, url
 from tests.support.messages import ago
 from tests.support.publishers import ScriptedPublisher
 from tests.support.routers import ToPostgreSQL

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from tests.faults.errors import SuiteError
+from tests.support.children import SuiteError
 
 
 class Result(Protocol):

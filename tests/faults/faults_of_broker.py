@@ -4,9 +4,9 @@ import random
 import signal
 
 from tests.faults.brokers.base import TIMEOUT, OneProcess
-from tests.faults.children import wait_until
 from tests.faults.kinds import everyone, fault
 from tests.faults.stage import Scene, Stage
+from tests.support.children import wait_until
 
 
 @fault("broker")

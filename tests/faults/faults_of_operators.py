@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.faults.errors import SuiteError
 from tests.faults.kinds import ALL, SERVERS, fault
 from tests.faults.plan import TYPES
 from tests.faults.relays import django_environment
 from tests.faults.stage import Stage
 from tests.faults.windows import Window
+from tests.support.children import SuiteError
 
 PAUSED_AFTER = 1.0
 """Seconds after which every relay follows a pause."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.faults.children import wait_until
-from tests.faults.errors import SuiteError
 from tests.faults.kinds import fault
 from tests.faults.places import Place
 from tests.faults.plan import CLAIM_TIMEOUT
 from tests.faults.stage import Stage
+from tests.support.children import SuiteError, wait_until
 
 
 @fault("relay")

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from tests.faults.children import Child, Nursery, wait_until
-from tests.faults.errors import SuiteError
+from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxy
 
 STOP_BOUND = 25.0

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from tests.faults.brokers.base import Broker
-from tests.faults.children import ROOT, Nursery
 from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
 from tests.faults.servers import DatabaseServer
+from tests.support.children import ROOT, Nursery
 from tests.support.proxies import Proxies
 
 

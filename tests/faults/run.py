@@ -12,14 +12,13 @@ from pathlib import Path
 from tests.faults import ledger as ledgers
 from tests.faults.breaking import Breaking, Inflicted, Schedule, make_schedule
 from tests.faults.brokers import BROKERS
-from tests.faults.children import Child, Nursery, wait_until
-from tests.faults.errors import SuiteError
 from tests.faults.kinds import faults_for
 from tests.faults.plan import Plan
 from tests.faults.relays import django_environment, make_relays
 from tests.faults.report import Result
 from tests.faults.servers import SERVERS, TABLE
 from tests.faults.stage import Stage
+from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxies
 
 ENDLESS = 10**9

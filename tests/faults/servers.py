@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.faults.children import Child, Nursery, find_program, wait_until
-from tests.faults.errors import SuiteError
+from tests.support.children import Child, Nursery, SuiteError, find_program, wait_until
 from tests.support.ports import free_port
 
 START_PATIENCE = 60

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.brokers.base import Broker
-from tests.faults.children import Child, Nursery, wait_until
 from tests.faults.places import Place, Places
 from tests.faults.plan import Plan
 from tests.faults.refusals import SECONDS, Refusals
 from tests.faults.servers import TABLE, DatabaseServer
 from tests.faults.windows import Window
+from tests.support.children import Child, Nursery, wait_until
 
 CATCHING_UP = 120.0
 """Seconds in which relays deliver everything that is old, when everything is healed."""

@@ -10,9 +10,9 @@ import sys
 import django
 import pytest
 
-from tests.faults.children import ROOT
 from tests.faults.effects.__main__ import DATABASES
 from tests.faults.effects.points import POINTS
+from tests.support.children import ROOT
 
 
 def run(*arguments: object) -> str:

@@ -15,8 +15,6 @@ import pytest
 
 from tests.faults import ledger
 from tests.faults.breaking import Turns
-from tests.faults.children import ROOT, Nursery, find_program
-from tests.faults.errors import SuiteError
 from tests.faults.kinds import faults_for
 from tests.faults.ledger import Ledger
 from tests.faults.overlap import figures, overlap
@@ -26,6 +24,7 @@ from tests.faults.report import table
 from tests.faults.run import Run
 from tests.faults.servers import TABLE, SQLite
 from tests.faults.windows import Window
+from tests.support.children import ROOT, Nursery, SuiteError, find_program
 from tests.support.waiting import eventually
 
 SEED = int(os.environ.get("OUTBOX_FAULTS_SEED", "7"))
@@ -117,7 +116,7 @@ def test_a_missing_program_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_a_suite_that_is_killed_leaves_no_process_and_no_directory():
     script = """
         import subprocess, sys, time
-        from tests.faults.children import Nursery
+        from tests.support.children import Nursery
         nursery = Nursery()
         child = nursery.start("sleeper", ["sleep", "300"])
         print(child.pid, nursery.directory, flush=True)

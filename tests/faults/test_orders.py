@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from tests.faults.breaking import make_schedule
-from tests.faults.errors import SuiteError
 from tests.faults.orders.kinds import kinds_for
 from tests.faults.orders.plan import Plan
 from tests.faults.orders.report import Result, table
 from tests.faults.orders.run import Run
+from tests.support.children import SuiteError
 
 KINDS = 10
 

@@ -17,9 +17,9 @@ from django_outbox.inbox.models import HandledMessage
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import broker_address
+from tests.support.rabbitmq.tools import broker_address
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 

@@ -20,7 +20,7 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, stored
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 INVALID: dict[str, dict[str, Any]] = {

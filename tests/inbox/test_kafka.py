@@ -22,8 +22,8 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, running, stored
 from tests.inbox.sources.kafka import GROUP, QUICK, KafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka_cluster import PRODUCE
-from tests.support.kafka_tools import read_topic
+from tests.support.kafka.cluster import PRODUCE
+from tests.support.kafka.tools import read_topic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)

@@ -21,12 +21,12 @@ from django_outbox.messages import ACCEPTED
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.sources.nats import JetStreamSource
 from tests.support.claimed import make_message
-from tests.support.nats_server import NatsServer
-from tests.support.nats_tools import MakeJetStream, Nats, nats_port, nats_url
+from tests.support.nats.server import NatsServer
+from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.nats_fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures"]
 
 MakeConsumer = Callable[..., JetStreamConsumer]
 

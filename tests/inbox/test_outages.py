@@ -21,11 +21,11 @@ from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.processes import RUN_INBOX
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import broker_address, broker_url
+from tests.support.rabbitmq.tools import broker_address, broker_url
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures", "tests.support.script_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 

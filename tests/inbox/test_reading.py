@@ -13,7 +13,7 @@ from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
 from tests.support.claimed import make_message
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
 
 

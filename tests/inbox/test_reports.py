@@ -24,10 +24,10 @@ from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, running
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import broker_url
+from tests.support.rabbitmq.tools import broker_url
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 NAME = f"{name_process()}:inbox"

@@ -25,10 +25,10 @@ from tests.conftest import ALIASES
 from tests.support.claimed import make_message
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
-from tests.support.rabbitmq_tools import Broker
+from tests.support.rabbitmq.tools import Broker
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
 
-pytest_plugins = ["tests.support.tracing_fixtures", "tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.tracing_fixtures", "tests.support.rabbitmq.fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted", "spans")]
 
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}}

@@ -16,7 +16,7 @@ import redis
 from django.conf import settings
 
 from tests.publishers.subjects.base import unique_name
-from tests.support.nats_tools import Nats
+from tests.support.nats.tools import Nats
 from tests.support.shop import Server, Shop, migrated_database, run_manage, shop_environment
 
 

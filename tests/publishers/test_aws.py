@@ -1,7 +1,7 @@
 """The publishers for Amazon SQS and Amazon SNS, with the answers of AWS that decide what becomes of a message.
 
-moto stands for AWS (`tests.support.aws_server`). It neither throttles nor fails entries, so these answers come from a
-server in front of it (`tests.support.aws_answers`).
+moto stands for AWS (`tests.support.aws.server`). It neither throttles nor fails entries, so these answers come from a
+server in front of it (`tests.support.aws.answers`).
 """
 
 import json
@@ -13,11 +13,11 @@ from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.messages import ACCEPTED, Verdict
 from django_outbox.relay.waves import publish_in_waves
 from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
-from tests.support.aws_answers import AwsAnswers, Failures, Raw
-from tests.support.aws_cases import Case
+from tests.support.aws.answers import AwsAnswers, Failures, Raw
+from tests.support.aws.cases import Case
 from tests.support.claimed import make_message
 
-pytest_plugins = ["tests.support.aws_fixtures"]
+pytest_plugins = ["tests.support.aws.fixtures"]
 
 
 # Requests

@@ -5,12 +5,12 @@ import pytest
 from django_outbox.brokers.aws import SQSPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
-from tests.support.aws_answers import AwsAnswers, Refusal
-from tests.support.aws_cases import Case
-from tests.support.aws_server import CREDENTIALS, REGION, client
+from tests.support.aws.answers import AwsAnswers, Refusal
+from tests.support.aws.cases import Case
+from tests.support.aws.server import CREDENTIALS, REGION, client
 from tests.support.claimed import make_message
 
-pytest_plugins = ["tests.support.aws_fixtures"]
+pytest_plugins = ["tests.support.aws.fixtures"]
 
 
 def test_a_message_for_a_destination_that_does_not_exist_is_rejected_with_the_remedy(case: Case):

@@ -7,10 +7,10 @@ import pytest
 
 from django_outbox.brokers import BatchRefused
 from django_outbox.messages import ACCEPTED, Verdict
-from tests.support.aws_answers import AwsAnswers, Raw, Refusal, Silence, Trickle
-from tests.support.aws_cases import Case
+from tests.support.aws.answers import AwsAnswers, Raw, Refusal, Silence, Trickle
+from tests.support.aws.cases import Case
 
-pytest_plugins = ["tests.support.aws_fixtures"]
+pytest_plugins = ["tests.support.aws.fixtures"]
 
 
 @pytest.mark.parametrize("code", ["RequestThrottled", "Throttled", "KMSThrottling", "ThrottlingException"])

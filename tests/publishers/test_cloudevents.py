@@ -20,10 +20,10 @@ from django_outbox.brokers.http.encoding import event_headers
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.support.claimed import make_message
-from tests.support.http_receiver import MakePublisher, Receiver
-from tests.support.rabbitmq_tools import Broker, broker_url
+from tests.support.http.receiver import MakePublisher, Receiver
+from tests.support.rabbitmq.tools import Broker, broker_url
 
-pytest_plugins = ["tests.support.http_fixtures", "tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures", "tests.support.rabbitmq.fixtures"]
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PAYLOAD = '{"total": 1.50,  "name": "Größe 🦡"}'.encode()

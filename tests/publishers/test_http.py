@@ -14,10 +14,10 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, Verdict, set_aside
 from tests.support.claimed import make_message
-from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
+from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.ports import free_port
 
-pytest_plugins = ["tests.support.http_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures"]
 
 NEW, OLD, OTHER = (f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"noz")
 

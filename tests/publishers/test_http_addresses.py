@@ -12,9 +12,9 @@ from django_outbox.brokers.http import network
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
-from tests.support.http_receiver import MakePublisher, Receiver
+from tests.support.http.receiver import MakePublisher, Receiver
 
-pytest_plugins = ["tests.support.http_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures"]
 
 PRIVATE = [
     *("127.0.0.1", "127.255.255.254", "0.0.0.0", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1"),

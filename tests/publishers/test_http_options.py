@@ -11,10 +11,10 @@ from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
-from tests.support.http2_receiver import Http2Receiver
-from tests.support.http_receiver import MakePublisher, Receiver
+from tests.support.http.http2_receiver import Http2Receiver
+from tests.support.http.receiver import MakePublisher, Receiver
 
-pytest_plugins = ["tests.support.http_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures"]
 
 URL = "https://shop.example.com/s3cret"
 

@@ -12,12 +12,12 @@ from django_outbox.brokers import suspensions
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from django_outbox.relay import Relay
 from tests.support.claimed import make_message
-from tests.support.http_receiver import Call, MakePublisher, Receiver, Reply
+from tests.support.http.receiver import Call, MakePublisher, Receiver, Reply
 from tests.support.messages import put, rows
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.http_fixtures"]
+pytest_plugins = ["tests.support.http.fixtures"]
 
 
 def verdicts(outcomes: list[Outcome]) -> list[str]:

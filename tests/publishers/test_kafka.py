@@ -13,8 +13,8 @@ from django_outbox.brokers.kafka.errors import MEANINGS, Blame
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka_cluster import INIT_PRODUCER_ID, PRODUCE, KafkaCluster, kafka_cluster
-from tests.support.kafka_tools import read_topic
+from tests.support.kafka.cluster import INIT_PRODUCER_ID, PRODUCE, KafkaCluster, kafka_cluster
+from tests.support.kafka.tools import read_topic
 
 MakePublisher = Callable[..., KafkaPublisher]
 

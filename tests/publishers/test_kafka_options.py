@@ -14,8 +14,8 @@ from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka_cluster import KafkaCluster, kafka_cluster
-from tests.support.kafka_tools import read_topic
+from tests.support.kafka.cluster import KafkaCluster, kafka_cluster
+from tests.support.kafka.tools import read_topic
 from tests.support.proxies import Proxies
 
 pytest_plugins = ["tests.support.tls_fixtures"]

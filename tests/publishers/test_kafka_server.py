@@ -12,7 +12,7 @@ from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka_tools import read_topic
+from tests.support.kafka.tools import read_topic
 
 SERVERS = os.environ.get("KAFKA_URL", "").removeprefix("kafka://")
 

@@ -13,9 +13,9 @@ from django_outbox.brokers.nats import publishing
 from django_outbox.brokers.nats.responses import read_response
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from tests.support.claimed import make_message
-from tests.support.nats_tools import MakeJetStream, Nats
+from tests.support.nats.tools import MakeJetStream, Nats
 
-pytest_plugins = ["tests.support.nats_fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures"]
 
 
 def only(outcomes: Sequence[Outcome]) -> Outcome:

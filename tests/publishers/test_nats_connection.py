@@ -9,14 +9,14 @@ from nats.js.api import Placement
 from django_outbox.brokers import BatchRefused
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from tests.support.claimed import make_message
-from tests.support.nats_server import NatsServer, cluster
-from tests.support.nats_tools import MakeJetStream, Nats, nats_port, nats_url
+from tests.support.nats.server import NatsServer, cluster
+from tests.support.nats.tools import MakeJetStream, Nats, nats_port, nats_url
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.nats_fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures"]
 
 
 # Outages

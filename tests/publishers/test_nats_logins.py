@@ -12,12 +12,12 @@ import pytest
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.certificates import make_certificate
 from tests.support.claimed import make_message
-from tests.support.nats_credentials import make_credentials
-from tests.support.nats_server import NatsServer
-from tests.support.nats_tools import MakeJetStream, Nats
+from tests.support.nats.credentials import make_credentials
+from tests.support.nats.server import NatsServer
+from tests.support.nats.tools import MakeJetStream, Nats
 from tests.support.outcomes import only_error
 
-pytest_plugins = ["tests.support.nats_fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures"]
 
 # Logins
 

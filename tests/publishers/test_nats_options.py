@@ -7,9 +7,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.nats import JetStreamPublisher
-from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.nats.tools import MakeJetStream, Nats, nats_url
 
-pytest_plugins = ["tests.support.nats_fixtures"]
+pytest_plugins = ["tests.support.nats.fixtures"]
 
 URL = "nats://outbox:s3cret@127.0.0.1:4222"
 

@@ -15,10 +15,10 @@ from django_outbox.brokers.rabbitmq.channel import NACKED, Unconfirmed
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
-from tests.support.rabbitmq_tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts
+from tests.support.rabbitmq.tools import Broker, MakePublisher, Publishing, TcpProxy, broker_url, in_flight, verdicts
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
 # Messages as consumers receive them

@@ -11,9 +11,9 @@ from django.test import override_settings
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher, destinations
 from django_outbox.messages import Message, Outcome, Verdict
-from tests.faults.children import wait_until
+from tests.support.children import wait_until
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_cluster import Node, running_cluster
+from tests.support.rabbitmq.cluster import Node, running_cluster
 from tests.support.relay_threads import relays_in_threads
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]

@@ -14,7 +14,7 @@ from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import (
+from tests.support.rabbitmq.tools import (
     Broker,
     MakePublisher,
     Publishing,
@@ -27,7 +27,7 @@ from tests.support.rabbitmq_tools import (
 )
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
 # The exchange

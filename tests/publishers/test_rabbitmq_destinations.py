@@ -13,9 +13,9 @@ from django_outbox.brokers.rabbitmq.encoding import Encoder
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
-from tests.support.rabbitmq_tools import Broker, MakePublisher, verdicts
+from tests.support.rabbitmq.tools import Broker, MakePublisher, verdicts
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
 def make_batch(message: Message) -> Batch:

@@ -15,10 +15,10 @@ from tests.support.claimed import make_message
 from tests.support.messages import Clock
 from tests.support.outcomes import only_error
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, connection_of
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, connection_of
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
 @pytest.fixture

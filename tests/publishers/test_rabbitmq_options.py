@@ -11,9 +11,9 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, verdicts
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures", "tests.support.tls_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.tls_fixtures"]
 
 
 # TLS

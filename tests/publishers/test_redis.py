@@ -14,7 +14,7 @@ from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
-from tests.support.redis_tools import server_url
+from tests.support.redis.tools import server_url
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.brokers.redis.errors import explain, outcome_of
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
-from tests.support.redis_server import RedisServer
+from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
 
 DEFAULTS = {

@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
-from tests.support.redis_server import RedisServer, make_cluster, start_node
+from tests.support.redis.server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually
 
 STREAMS = [f"s{n}" for n in range(60)]

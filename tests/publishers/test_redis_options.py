@@ -11,7 +11,7 @@ from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED
 from tests.support.claimed import make_message
 from tests.support.ports import free_port
-from tests.support.redis_server import RedisServer
+from tests.support.redis.server import RedisServer
 
 URL = "redis://shop:s3cret@localhost:6379/2"
 

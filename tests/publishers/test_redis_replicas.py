@@ -13,7 +13,7 @@ from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
-from tests.support.redis_server import RedisServer, make_cluster, start_node
+from tests.support.redis.server import RedisServer, make_cluster, start_node
 from tests.support.waiting import eventually
 
 

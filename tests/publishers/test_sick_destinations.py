@@ -19,14 +19,14 @@ from django_outbox.brokers import suspensions
 from django_outbox.brokers.rabbitmq import destinations
 from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
-from tests.support.aws_server import CREDENTIALS, REGION, address, client
-from tests.support.http_receiver import Receiver
-from tests.support.kafka_cluster import KafkaCluster
-from tests.support.kafka_tools import read_topic
-from tests.support.nats_tools import Nats
+from tests.support.aws.server import CREDENTIALS, REGION, address, client
+from tests.support.http.receiver import Receiver
+from tests.support.kafka.cluster import KafkaCluster
+from tests.support.kafka.tools import read_topic
+from tests.support.nats.tools import Nats
 from tests.support.ports import free_port
-from tests.support.rabbitmq_tools import Broker
-from tests.support.redis_server import make_cluster, start_node
+from tests.support.rabbitmq.tools import Broker
+from tests.support.redis.server import make_cluster, start_node
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 

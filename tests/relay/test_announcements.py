@@ -21,7 +21,7 @@ from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
-from tests.support.rabbitmq_tools import broker_url
+from tests.support.rabbitmq.tools import broker_url
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 

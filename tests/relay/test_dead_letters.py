@@ -16,9 +16,9 @@ from django_outbox.stores import Failed, Retried, Settlement
 from tests.docs.test_examples import example
 from tests.support.claimed import make_message
 from tests.support.publishers import ScriptedPublisher
-from tests.support.rabbitmq_tools import Broker, MakePublisher
+from tests.support.rabbitmq.tools import Broker, MakePublisher
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
 

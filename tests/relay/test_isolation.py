@@ -15,9 +15,9 @@ from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
 from django_outbox.relay.isolation import publish_isolated
 from tests.support.claimed import make_message
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 ALWAYS_FOUND = 7
 """With 7 culprits, at least one of eight parts has none."""

@@ -11,9 +11,9 @@ from django.db import connections, transaction
 
 from django_outbox import OutboxMessage, enqueue_many
 from tests.conftest import ALIASES
-from tests.support.rabbitmq_tools import Broker
+from tests.support.rabbitmq.tools import Broker
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 GIANTS = int(os.environ.get("OUTBOX_TEST_GIANTS", "60"))

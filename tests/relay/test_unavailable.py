@@ -15,11 +15,11 @@ from django_outbox.tasks import drain_outbox
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
-from tests.support.rabbitmq_tools import TcpProxy, broker_url
+from tests.support.rabbitmq.tools import TcpProxy, broker_url
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 
-pytest_plugins = ["tests.support.rabbitmq_fixtures"]
+pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 

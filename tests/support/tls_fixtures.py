@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import make_certificate
-from tests.support.rabbitmq_tools import TcpProxy
+from tests.support.rabbitmq.tools import TcpProxy
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from django_outbox.testing import (
     drain,
     memory_publishers,
 )
-from tests.faults.children import ROOT
+from tests.support.children import ROOT
 from tests.support.effects import HANDLERS
 
 pytest_plugins = ["tests.support.handlers_fixtures"]

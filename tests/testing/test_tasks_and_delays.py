@@ -15,8 +15,8 @@ from django_outbox import OutboxMessage, enqueue
 from django_outbox.celery import OutboxTask
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
 from django_outbox.testing import Outbox, drain
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError
-from tests.support.aws_server import CREDENTIALS, REGION, client, endpoint_url
+from tests.support.aws.server import CREDENTIALS, REGION, client, endpoint_url
 
 CONCURRENCY = 10
 """Requests in flight, as by default in the publisher."""

@@ -6,6 +6,6 @@ from tests.faults.brokers.base import Broker
 from tests.faults.brokers.nats import Nats
 from tests.faults.brokers.rabbitmq import RabbitMQ
 from tests.faults.brokers.redis import Redis
-from tests.faults.children import Nursery
+from tests.support.children import Nursery
 
 BROKERS: dict[str, Callable[[Nursery], Broker]] = {"rabbitmq": RabbitMQ, "redis": Redis, "nats": Nats}

@@ -4,9 +4,8 @@ import abc
 import signal
 from typing import Any, ClassVar
 
-from tests.faults.children import Child, Nursery, wait_until
-from tests.faults.errors import SuiteError
 from tests.faults.plan import Kind
+from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.ports import free_port
 
 START_PATIENCE = 90

@@ -11,8 +11,8 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, StreamConfig
 
 from tests.faults.brokers.base import TIMEOUT, OneProcess
-from tests.faults.children import Nursery, find_program
 from tests.faults.plan import MAX_MESSAGE, Kind
+from tests.support.children import Nursery, find_program
 
 SUBJECTS = {"WRITTEN": ["quorum.written", "classic.written"], "DEAD": ["dead"]}
 """The subjects of each stream."""

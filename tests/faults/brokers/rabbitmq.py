@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 import pika
 
 from tests.faults.brokers.base import START_PATIENCE, TIMEOUT, Broker
-from tests.faults.children import Child, Nursery, find_program, wait_until
-from tests.faults.errors import SuiteError
 from tests.faults.plan import MAX_MESSAGE, POISON, Kind
+from tests.support.children import Child, Nursery, SuiteError, find_program, wait_until
 from tests.support.ports import free_port
-from tests.support.rabbitmq_node import make_home, node_environment
+from tests.support.rabbitmq.node import SCRIPTS, make_home, node_environment
 
 CTL_TIMEOUT = 180
 """Seconds that `rabbitmqctl` may take: it starts an Erlang machine, which took over 60 on a busy machine."""
@@ -31,9 +30,6 @@ DEAD = "dead"
 """The exchange and the queue of dead letters; no fault makes that queue full."""
 
 ALL_QUEUES = (*QUEUES.values(), DEAD)
-
-# Where Debian keeps what its wrappers in PATH run as another user.
-SCRIPTS = ("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", "usr/lib/rabbitmq/bin")
 
 
 class RabbitMQ(Broker):

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import redis
 
 from tests.faults.brokers.base import TIMEOUT, OneProcess
-from tests.faults.children import Nursery, find_program
 from tests.faults.plan import Kind
+from tests.support.children import Nursery, find_program
 
 STREAMS = ("quorum.written", "classic.written")
 DEAD = "dead"

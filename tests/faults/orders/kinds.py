@@ -5,11 +5,11 @@ import signal
 import time
 from collections.abc import Sequence
 
-from tests.faults.errors import SuiteError
 from tests.faults.kinds import FAULTS, SERVERS, Fault, Inflict, load
 from tests.faults.orders.plan import RECEIVED
 from tests.faults.places import Place
 from tests.faults.stage import Scene
+from tests.support.children import SuiteError
 
 BATCH_PATIENCE = 10.0
 """Seconds to wait for a batch of an inbox, before it is killed without one."""

@@ -6,8 +6,6 @@ import time
 
 from tests.faults.breaking import Breaking, make_schedule
 from tests.faults.brokers.rabbitmq import RabbitMQ
-from tests.faults.children import Nursery, wait_until
-from tests.faults.errors import SuiteError
 from tests.faults.faults_of_rabbitmq import node
 from tests.faults.orders import ledger as ledgers
 from tests.faults.orders.kinds import is_at_work, kinds_for
@@ -17,6 +15,7 @@ from tests.faults.orders.services import BILLING_RELAY, INBOX, MANAGE, SHOP_RELA
 from tests.faults.places import Places
 from tests.faults.servers import DATABASE, SERVERS, TABLE, DatabaseServer
 from tests.faults.stage import Scene
+from tests.support.children import Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxies
 
 PATIENCE = 60.0

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.faults.brokers.rabbitmq import RabbitMQ
-from tests.faults.children import ROOT, Nursery
 from tests.faults.orders.plan import BILLING, QUEUE, RECEIVED, Plan
 from tests.faults.orders.writer import Options
 from tests.faults.places import Place
 from tests.faults.servers import DatabaseServer
+from tests.support.children import ROOT, Nursery
 from tests.support.proxies import Proxies
 
 MANAGE = [sys.executable, "-m", "django"]

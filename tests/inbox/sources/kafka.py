@@ -8,8 +8,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from tests.inbox.sources.base import Dead, Sent, Source
 from tests.publishers.subjects.base import unique_name
-from tests.support.kafka_cluster import KafkaCluster
-from tests.support.kafka_tools import PATIENCE, read_topic
+from tests.support.kafka.cluster import KafkaCluster
+from tests.support.kafka.tools import PATIENCE, read_topic
 
 GROUP = "billing"
 

@@ -7,7 +7,7 @@ from typing import Any
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 
 from tests.inbox.sources.base import Dead, Sent, Source
-from tests.support.nats_tools import Nats, nats_port, nats_url
+from tests.support.nats.tools import Nats, nats_port, nats_url
 
 ACK_WAIT = 1.0
 """Seconds after which a message that a dead process has left is delivered again."""

@@ -8,7 +8,7 @@ import pika
 from django.conf import settings
 
 from tests.inbox.sources.base import Dead, Sent, Source
-from tests.support.rabbitmq_tools import Broker, broker_url
+from tests.support.rabbitmq.tools import Broker, broker_url
 
 
 class RabbitMQSource(Source):

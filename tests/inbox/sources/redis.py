@@ -10,7 +10,7 @@ from django.conf import settings
 
 from tests.inbox.sources.base import Dead, Sent, Source
 from tests.publishers.subjects.base import unique_name
-from tests.support.redis_tools import server_url
+from tests.support.redis.tools import server_url
 
 CLAIM_IDLE = 0.3
 

@@ -1,4 +1,4 @@
-"""The publishers for Amazon SQS and Amazon SNS; `tests.support.aws_server` stands for AWS."""
+"""The publishers for Amazon SQS and Amazon SNS; `tests.support.aws.server` stands for AWS."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
-from tests.support.aws_server import CREDENTIALS, REGION, address, client
+from tests.support.aws.server import CREDENTIALS, REGION, address, client
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
 

@@ -8,7 +8,7 @@ from django_outbox.brokers.http import HTTPPublisher
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
-from tests.support.http_receiver import Call, Receiver
+from tests.support.http.receiver import Call, Receiver
 from tests.support.proxies import Proxies
 
 

@@ -8,8 +8,8 @@ from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka_cluster import kafka_cluster
-from tests.support.kafka_tools import read_topic
+from tests.support.kafka.cluster import kafka_cluster
+from tests.support.kafka.tools import read_topic
 
 
 class KafkaSubject(BrokerSubject):

@@ -7,7 +7,7 @@ from django_outbox.brokers.nats import JetStreamPublisher
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
-from tests.support.nats_tools import Nats, Stored, nats_port, nats_url
+from tests.support.nats.tools import Nats, Stored, nats_port, nats_url
 from tests.support.proxies import Proxies
 
 

@@ -11,8 +11,8 @@ from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
-from tests.support.rabbitmq_tools import Broker, broker_url
-from tests.support.rabbitmq_tools import Received as Delivered
+from tests.support.rabbitmq.tools import Broker, broker_url
+from tests.support.rabbitmq.tools import Received as Delivered
 
 
 class RabbitMQSubject(BrokerSubject):

@@ -13,7 +13,7 @@ from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
-from tests.support.redis_tools import server_url
+from tests.support.redis.tools import server_url
 
 
 class RedisSubject(BrokerSubject):

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-from tests.support.aws_server import address
+from tests.support.aws.server import address
 
 BATCH_ACTIONS = ("SendMessageBatch", "PublishBatch")
 

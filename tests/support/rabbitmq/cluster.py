@@ -8,11 +8,9 @@ from contextlib import contextmanager
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.faults.brokers.rabbitmq import SCRIPTS
-from tests.faults.children import Child, Nursery, find_program, wait_until
-from tests.faults.errors import SuiteError
+from tests.support.children import Child, Nursery, SuiteError, find_program, wait_until
 from tests.support.ports import free_port
-from tests.support.rabbitmq_node import make_home, node_environment
+from tests.support.rabbitmq.node import SCRIPTS, make_home, node_environment
 
 START_PATIENCE = 120
 """Seconds that a node may take until it lets a client in."""

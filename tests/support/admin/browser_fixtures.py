@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from pytest_django.live_server_helper import LiveServer
 from selenium import webdriver
 
-from tests.support.admin_tools import CHANGELIST
-from tests.support.browser import SECONDS, Operator
+from tests.support.admin.browser import SECONDS, Operator
+from tests.support.admin.tools import CHANGELIST
 
 SWITCHES = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from nats.js.api import StreamConfig
 
 from tests.support.freezing import freeze, thaw
-from tests.support.nats_tools import Nats
+from tests.support.nats.tools import Nats
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 

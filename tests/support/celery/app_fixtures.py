@@ -1,4 +1,4 @@
-"""Fixtures of tests that make a Celery app: `pytest_plugins = ["tests.support.celery_app_fixtures"]`."""
+"""Fixtures of tests that make a Celery app: `pytest_plugins = ["tests.support.celery.app_fixtures"]`."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 from django.test import override_settings
 
-from tests.support import celery_app
-from tests.support.celery_tools import PUBLISHERS, MakeApp, cleaned_up, close, new_prefix
+from tests.support.celery import app as celery_app
+from tests.support.celery.tools import PUBLISHERS, MakeApp, cleaned_up, close, new_prefix
 
 
 @pytest.fixture

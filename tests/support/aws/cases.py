@@ -6,8 +6,8 @@ from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import unique_name
-from tests.support.aws_answers import AwsAnswers
-from tests.support.aws_server import CREDENTIALS, REGION, client
+from tests.support.aws.answers import AwsAnswers
+from tests.support.aws.server import CREDENTIALS, REGION, client
 from tests.support.claimed import make_message
 
 ACTIONS = {"sqs": "SendMessageBatch", "sns": "PublishBatch"}

@@ -18,12 +18,12 @@ from django.db import connections
 
 from tests.support.waiting import eventually
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 BROKERS: dict[str, str] = {"rabbitmq": settings.AMQP_URL, "redis": settings.REDIS_URL}
 """The URLs of the brokers that the tests run on."""
 
-PATH = "tests.support.celery_app:app"
+PATH = "tests.support.celery.app:app"
 """The app of the test, as the publisher's option names it."""
 
 MakeApp = Callable[..., Celery]
@@ -119,12 +119,12 @@ def _celery(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     environment = {
         **os.environ,
-        "DJANGO_SETTINGS_MODULE": "tests.support.celery_settings",
+        "DJANGO_SETTINGS_MODULE": "tests.support.celery.settings",
         "OUTBOX_CELERY_DATABASE": json.dumps(_database(using)),
         "OUTBOX_CELERY_BROKER": broker,
         "OUTBOX_CELERY_PREFIX": app.conf.task_default_queue,
     }
-    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery_worker", *arguments]
+    command = [sys.executable, "-m", "celery", "-A", "tests.support.celery.worker", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:

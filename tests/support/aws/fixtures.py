@@ -1,11 +1,11 @@
-"""Fixtures of the tests of AWS: `pytest_plugins = ["tests.support.aws_fixtures"]`."""
+"""Fixtures of the tests of AWS: `pytest_plugins = ["tests.support.aws.fixtures"]`."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.aws_answers import AwsAnswers
-from tests.support.aws_cases import ACTIONS, Case
+from tests.support.aws.answers import AwsAnswers
+from tests.support.aws.cases import ACTIONS, Case
 
 
 @pytest.fixture

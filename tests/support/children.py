@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from tests.faults.errors import SuiteError
-
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class SuiteError(Exception):
+    """The run cannot begin or continue; the text states the reason and the remedy."""
 
 
 class Nursery:

@@ -12,7 +12,7 @@ CELERY = "django_outbox.brokers.celery.CeleryPublisher"
 OUTBOX = {
     "PUBLISHERS": {
         "default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"},
-        "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery_worker:app"}},  # type: ignore[dict-item]
+        "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery.worker:app"}},  # type: ignore[dict-item]
     }
 }
 if django.VERSION >= (6, 0):

@@ -10,7 +10,7 @@ from django.db import transaction
 from django_outbox.celery import OutboxCelery, OutboxTask
 
 app: Celery | None = None
-"""The app of the running test; publishers find it by the path `tests.support.celery_app:app`."""
+"""The app of the running test; publishers find it by the path `tests.support.celery.app:app`."""
 
 
 def make_app(broker: str, prefix: str, *, app_class: Any = Celery, **conf: Any) -> Celery:

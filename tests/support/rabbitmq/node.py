@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+# Where Debian keeps what its wrappers in PATH run as another user.
+SCRIPTS = ("usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", "usr/lib/rabbitmq/bin")
+
 
 def make_home(home: Path, *, port: int, settings: str = "") -> None:
     """Create the folder of a node with its configuration.

@@ -12,10 +12,10 @@ from typing import Any
 
 from django_outbox.models import OutboxMessage
 from tests.docs.screenshots import TAKE
-from tests.support.browser import Operator
-from tests.support.overview_figures import before
+from tests.support.admin.browser import Operator
+from tests.support.admin.overview_figures import before
 
-STATIC = Path(__file__).resolve().parent.parent.parent / "docs" / "_static"
+STATIC = Path(__file__).resolve().parent.parent.parent.parent / "docs" / "_static"
 WIDTH = 1280
 
 UNROUTABLE = (

@@ -1,4 +1,4 @@
-"""Fixtures of the NATS tests: `pytest_plugins = ["tests.support.nats_fixtures"]`."""
+"""Fixtures of the NATS tests: `pytest_plugins = ["tests.support.nats.fixtures"]`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers.nats import JetStreamPublisher
-from tests.support.nats_tools import MakeJetStream, Nats, nats_url
+from tests.support.nats.tools import MakeJetStream, Nats, nats_url
 from tests.support.proxies import Proxies
 
 

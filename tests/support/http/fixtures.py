@@ -1,4 +1,4 @@
-"""Fixtures of the tests of HTTP: `pytest_plugins = ["tests.support.http_fixtures"]`."""
+"""Fixtures of the tests of HTTP: `pytest_plugins = ["tests.support.http.fixtures"]`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers.http import HTTPPublisher
-from tests.support.http_receiver import MakePublisher, Receiver
+from tests.support.http.receiver import MakePublisher, Receiver
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixtures of the RabbitMQ tests: `pytest_plugins = ["tests.support.rabbitmq_fixtures"]`."""
+"""Fixtures of the RabbitMQ tests: `pytest_plugins = ["tests.support.rabbitmq.fixtures"]`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from django.conf import settings
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from tests.support.rabbitmq_tools import Broker, MakePublisher, TcpProxy
+from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 It runs in its own process on a free port of this machine, and is ended with the tests. To test with another
 implementation, such as LocalStack, or with AWS itself, set `AWS_ENDPOINT_URL`. moto neither throttles nor fails
-entries; `tests.support.aws_answers` gives such answers.
+entries; `tests.support.aws.answers` gives such answers.
 """
 
 import atexit
