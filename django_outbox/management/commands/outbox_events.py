@@ -1,8 +1,9 @@
 """`manage.py outbox_events`: the events of this project, as a list and as documents for consumers."""
 
+import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,7 @@ from urllib.parse import quote
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.conf import get_settings
-from django_outbox.events.contract.comparison import find_breaking_changes
-from django_outbox.events.contract.documents import make_asyncapi, make_json_schema, make_json_schemas
+from django_outbox.events.documents import METADATA, make_asyncapi, make_json_schema, make_json_schemas
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry
 from django_outbox.management.base import OutboxCommand, align
@@ -24,13 +24,13 @@ class Command(OutboxCommand):
     help = (
         "List the events that are registered with @event, or write them as a document for\n"
         "consumers in other projects and languages. With --check the exit code is 1 if a\n"
-        "change breaks them."
+        "document is out of date."
     )
     examples = """
   manage.py outbox_events                           list the events
   manage.py outbox_events --asyncapi events.json    write AsyncAPI
   manage.py outbox_events --json-schema schemas/    write a file for each
-  manage.py outbox_events --check events.json       compare with a file
+  manage.py outbox_events --check events.json       show what has changed since
 """
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -52,9 +52,9 @@ class Command(OutboxCommand):
         )
         documents.add_argument(
             "--check",
-            metavar="FILE",
-            help="Compare with a document that --json-schema or --asyncapi wrote, and name each change that breaks "
-            "consumers.",
+            metavar="PATH",
+            help="Compare with what --asyncapi or --json-schema has written, a file or a directory, and show the "
+            "difference.",
         )
         parser.add_argument("--title", default="Events", help="Title of the AsyncAPI document (default: %(default)s).")
         parser.add_argument(
@@ -91,45 +91,84 @@ class Command(OutboxCommand):
         with suppress(OSError):
             # Without its parent, writing a file reports it.
             Path(path).mkdir(exist_ok=True)
-        for each in registry:
-            self._write(make_json_schema(each), str(Path(path) / f"{quote(each.type, safe='')}.json"))
+        for name, text in _files():
+            self._write_text(text, str(Path(path) / name))
 
     def _write(self, document: Any, path: str) -> None:
-        text = json.dumps(document, indent=2, ensure_ascii=False)
         if path == STANDARD_OUTPUT:
-            self.stdout.write(text)
-            return
+            self.stdout.write(_text(document), ending="")
+        else:
+            self._write_text(_text(document), path)
+
+    def _write_text(self, text: str, path: str) -> None:
         if not Path(path).parent.is_dir():
             raise CommandError(f"{path} cannot be written: there is no directory {Path(path).parent}. Create it first.")
         try:
-            Path(path).write_text(f"{text}\n", encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8")
         except OSError as error:
             raise CommandError(f"{path} cannot be written: {error.strerror}.") from error
         self.report(f"Wrote {path}.")
 
     def _check(self, path: Path) -> None:
-        try:
-            earlier = json.loads(path.read_text(encoding="utf-8"))
-            changes = [*find_breaking_changes(earlier, make_json_schemas(registry))]
-        except OSError as error:
-            raise CommandError(f"{path} cannot be read: {error.strerror}.") from error
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise CommandError(
-                f"{path} is not a document that outbox_events wrote: {error}. Write one with --json-schema {path}."
-            ) from error
-        if not changes:
-            self.report(f"No change since {path} breaks consumers.")
+        """Compare what was written with what would be written now."""
+        if path.is_dir():
+            option = "--json-schema"
+            now = dict(_files())
+            before = {file.name: self._read(file) for file in path.glob("*.json")}
+            texts = [(str(path / name), before.get(name, ""), now.get(name, "")) for name in sorted({*before, *now})]
+        else:
+            before_text = self._read(path)
+            option, document = self._make_again(path, before_text)
+            texts = [(str(path), before_text, _text(document))]
+        difference = [line for name, old, new in texts for line in _compare(name, old, new)]
+        if not difference:
+            self.report(f"{path} is up to date.")
             return
-        self._report_changes(changes)
-        count = "1 change breaks" if len(changes) == 1 else f"{len(changes):,} changes break"
+        for line in difference:
+            style = {"-": self.style.ERROR, "+": self.style.SUCCESS}.get(line[0], str)
+            self.stdout.write(style(line))
         raise CommandError(
-            f"{count} consumers that rely on {path}. Keep the old fields, or enqueue a new type next to the old one. "
-            "Once all consumers agree, write the document again."
+            f"{path} is out of date. If consumers can do with the change, write it again with {option} {path}."
         )
 
-    def _report_changes(self, changes: Iterable[str]) -> None:
-        for change in changes:
-            self.stdout.write(self.style.ERROR(change))
+    def _read(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CommandError(f"{path} cannot be read: {reason}.") from error
+
+    def _make_again(self, path: Path, text: str) -> tuple[str, Any]:
+        """Return the option that has written a document, and the document as the option would write it now."""
+        try:
+            before = json.loads(text)
+            if "asyncapi" in before:
+                info = before["info"]
+                return "--asyncapi", make_asyncapi(registry, title=info["title"], version=info["version"])
+            if METADATA in before:
+                raise CommandError(f"{path} is the schema of one event. Give its directory to --check.")
+            if "$defs" in before:
+                return "--json-schema", make_json_schemas(registry)
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise CommandError(
+            f"{path} is not a document that outbox_events wrote. Write one with --asyncapi {path}, or with "
+            f"--json-schema {path}."
+        )
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of the file of each event."""
+    for each in registry:
+        yield f"{quote(each.type, safe='')}.json", _text(make_json_schema(each))
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def _compare(name: str, old: str, new: str) -> Iterator[str]:
+    return difflib.unified_diff(old.splitlines(), new.splitlines(), f"{name} (written)", f"{name} (now)", lineterm="")
 
 
 def _row(event_type: EventType) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -139,23 +139,3 @@ class _Names:
                 name += "-"
             self._found[text] = name
         return self._found[text]
-
-
-def read_document(document: Any) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the metadata and the schema of each event in a document that this module made, by type.
-
-    Raises:
-        ValueError: it is another document.
-    """
-    if isinstance(document, Mapping) and "asyncapi" in document:
-        entries = document.get("components", {}).get("messages", {})
-        found = [(entry.get(METADATA), entry.get("payload")) for entry in entries.values()]
-    elif isinstance(document, Mapping) and METADATA in document:
-        found = [(document[METADATA], document)]
-    elif isinstance(document, Mapping) and isinstance(document.get("$defs"), Mapping):
-        found = [(schema.get(METADATA), schema) for schema in document["$defs"].values()]
-    else:
-        raise ValueError("it is neither a JSON Schema nor an AsyncAPI document")
-    if not all(isinstance(metadata, Mapping) and "type" in metadata for metadata, _ in found):
-        raise ValueError(f"an event in it has no {METADATA!r}, so this command did not write it")
-    return {metadata["type"]: (metadata, schema) for metadata, schema in found}
