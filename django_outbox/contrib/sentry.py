@@ -4,10 +4,7 @@ sentry_sdk.init(dsn="...", integrations=[OutboxIntegration()])
 """
 
 import datetime
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +29,6 @@ __all__ = ["OutboxIntegration"]
 TRACE_HEADER = "sentry-trace"
 BAGGAGE_HEADER = "baggage"
 
-MAX_GROUPS = 1000
-"""Number of groups of failures that are remembered; the one that was quiet for longest is forgotten first."""
-
 FAILED_LINE = "Publisher %r: %s failed ("
 """The beginning of the relay's log line about failed messages, of which Sentry would make an issue, too."""
 
@@ -44,8 +38,6 @@ class OutboxIntegration(Integration):
 
     Args:
         failures: whether failed messages are reported.
-        interval: seconds between two events about the same failure: the same publisher, type and error class. An event
-            has the number of messages that have failed since the one before.
         events_per_minute: maximum number of events about failures that a process sends in a minute.
         propagate_traces: whether `enqueue` adds the headers `sentry-trace` and `baggage`.
         transactions_per_second: maximum number of transactions for published messages that a process sends in a second;
@@ -59,14 +51,12 @@ class OutboxIntegration(Integration):
         self,
         *,
         failures: bool = True,
-        interval: float = 60.0,
         events_per_minute: int = 60,
         propagate_traces: bool = True,
         transactions_per_second: int = 10,
     ) -> None:
         self.failures = failures
         self.propagate_traces = propagate_traces
-        self.groups = Groups(interval)
         self.events = Allowance(events_per_minute, 60.0)
         self.transactions = Allowance(transactions_per_second, 1.0)
 
@@ -78,49 +68,18 @@ class OutboxIntegration(Integration):
         add_global_event_processor(drop_failed_line)
 
 
-class Groups:
-    """Counts failures by group, and chooses when to report a group.
-
-    Args:
-        interval: seconds between two reports of a group.
-        clock: returns the time in seconds.
-    """
-
-    def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval = interval
-        self._clock = clock
-        self._unreported: OrderedDict[tuple[str, ...], int] = OrderedDict()
-        self._reported_at: dict[tuple[str, ...], float] = {}
-        self._lock = threading.Lock()
-
-    def count(self, group: tuple[str, ...], number: int, permit: Callable[[], bool]) -> int:
-        """Count failures. Return how many to report now, or 0 if it is too early or `permit` returns False."""
-        with self._lock:
-            now = self._clock()
-            self._unreported[group] = self._unreported.get(group, 0) + number
-            self._unreported.move_to_end(group)
-            while len(self._unreported) > MAX_GROUPS:
-                forgotten, _ = self._unreported.popitem(last=False)
-                self._reported_at.pop(forgotten, None)
-            since = self._reported_at.get(group)
-            if (since is not None and now - since < self._interval) or not permit():
-                return 0
-            self._reported_at[group] = now
-            total, self._unreported[group] = self._unreported[group], 0
-            return total
-
-
 def report_failures(*, using: str, publisher: str, failures: Sequence[Failure], **_: object) -> None:
-    """Send an event for each group of failed messages, unless its last one is too recent."""
+    """Send an event for each type and error class in a batch, as many as the integration permits."""
     integration = _find_integration()
     if integration is None or not integration.failures:
         return
-    groups: dict[tuple[str, str, str], list[Failure]] = {}
+    groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
-        groups.setdefault((publisher, failure.message.type, failure.error_class), []).append(failure)
-    for group, members in groups.items():
-        if count := integration.groups.count((using, *group), len(members), integration.events.take):
-            _send_failure(using, publisher, members[0], count)
+        groups.setdefault((failure.message.type, failure.error_class), []).append(failure)
+    for members in groups.values():
+        if not integration.events.take():
+            return
+        _send_failure(using, publisher, members[0], len(members))
 
 
 def drop_failed_line(event: "Event", hint: "Hint") -> "Event | None":
@@ -218,7 +177,7 @@ def _send_failure(using: str, publisher: str, failure: Failure, count: int) -> N
                 "attempts": message.attempts + 1,
                 "blocks its key": failure.blocks_key,
                 "dead-lettered": failure.dead_lettered,
-                "messages since the last event": count,
+                "failed messages": count,
             },
         )
         sentry_sdk.capture_event(

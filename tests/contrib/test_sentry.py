@@ -13,7 +13,7 @@ from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.contrib.sentry import Groups, OutboxIntegration
+from django_outbox.contrib.sentry import OutboxIntegration
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
@@ -105,21 +105,18 @@ def test_a_failed_message_is_an_issue_of_its_type_and_error_class(start: Start):
         "attempts": 1,
         "blocks its key": False,
         "dead-lettered": False,
-        "messages since the last event": 1,
+        "failed messages": 1,
     }
     assert event["contexts"]["trace"]["trace_id"] == TRACE_ID
     assert "secret" not in repr(event)
 
 
-def test_many_failures_of_one_kind_are_one_event_with_their_number(start: Start):
+def test_the_failures_of_one_kind_in_a_batch_are_one_event_with_their_number(start: Start):
     events = start()
     put(1000)
     deliver(refuse)
     (event,) = events
-    assert event["contexts"]["outbox"]["messages since the last event"] == 1000
-    put(500)
-    deliver(refuse)
-    assert len(events) == 1
+    assert event["contexts"]["outbox"]["failed messages"] == 1000
 
 
 def test_failures_of_different_classes_are_different_issues(start: Start):
@@ -127,7 +124,7 @@ def test_failures_of_different_classes_are_different_issues(start: Start):
     put(6)
     deliver(lambda message: rejected("never", error_class=f"shop.Error{int(message.payload) % 2}"))
     assert sorted(event["fingerprint"][-1] for event in events) == ["shop.Error0", "shop.Error1"]
-    assert [event["contexts"]["outbox"]["messages since the last event"] for event in events] == [3, 3]
+    assert [event["contexts"]["outbox"]["failed messages"] for event in events] == [3, 3]
 
 
 def test_the_number_of_events_in_a_minute_is_limited(start: Start):
@@ -275,17 +272,3 @@ def test_an_sdk_that_raises_affects_neither_callers_nor_deliveries(start: Start,
     write(headers=traced())
     deliver(refuse)
     assert OutboxMessage.objects.failed().count() == 2
-
-
-# Limits
-
-
-def test_a_group_is_reported_once_in_an_interval_with_all_that_was_not_reported():
-    clock = Clock()
-    groups = Groups(60.0, clock)
-    assert groups.count(("a",), 3, lambda: True) == 3
-    assert groups.count(("a",), 4, lambda: True) == 0
-    assert groups.count(("b",), 1, lambda: False) == 0
-    clock.now = 60.0
-    assert groups.count(("a",), 1, lambda: True) == 5
-    assert groups.count(("b",), 1, lambda: True) == 2
