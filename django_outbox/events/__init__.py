@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from django_outbox.events.collecting import EventCollector, collect_events
     from django_outbox.events.decoding import decode_event
-    from django_outbox.events.decorators import event, upgrade
     from django_outbox.events.recording import RecordsEvents
+    from django_outbox.events.registry import event, upgrade
 
 __all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]
 
@@ -27,8 +27,8 @@ _MODULE_OF = {
     "RecordsEvents": "recording",
     "collect_events": "collecting",
     "decode_event": "decoding",
-    "event": "decorators",
-    "upgrade": "decorators",
+    "event": "registry",
+    "upgrade": "registry",
 }
 
 

@@ -1,13 +1,14 @@
 """`collect_events`: a unit of work whose events are enqueued at its end."""
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from django.db import router, transaction
 
 from django_outbox.db.transactions import refuse_async
-from django_outbox.enqueueing.events import ATTRIBUTE, Event
-from django_outbox.events.enqueueing import enqueue_events
+from django_outbox.enqueueing.enqueue import enqueue_messages
+from django_outbox.enqueueing.events import ATTRIBUTE, Event, as_message
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 
@@ -69,3 +70,21 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
             collector._end()
         if collector.events:
             enqueue_events(collector.events, using)
+
+
+def enqueue_events(events: Sequence[Event], using: str, message_ids: Sequence[uuid.UUID] = ()) -> None:
+    """Enqueue events in the current transaction.
+
+    Args:
+        events: at least one.
+        using: the database alias.
+        message_ids: the IDs of the messages; new ones by default.
+
+    Raises:
+        InvalidEvent: an event does not match its class.
+        InvalidMessage: an event cannot be stored. The field begins with the name of its class.
+    """
+    messages = [as_message(event) for event in events]
+    for message, message_id in zip(messages, message_ids, strict=False):
+        message.message_id = message_id
+    enqueue_messages(messages, using=using, prefix=lambda position: f"{type(events[position]).__qualname__}.")

@@ -1,11 +1,22 @@
-"""The classes of events, by type."""
+"""The classes of events, by type, and the decorators `event` and `upgrade` that register them."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.enqueueing.events import ATTRIBUTE
-from django_outbox.events.event_type import EventType
+from django_outbox.events.event_type import EventType, is_version
+
+__all__ = ["event", "upgrade"]
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+_Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 
 class Registry:
@@ -67,3 +78,88 @@ def event_type_of(cls: type) -> EventType:
     if not isinstance(found, EventType):
         raise TypeError(f"{cls.__qualname__} is not an event. Decorate it with @event.")
     return found
+
+
+def event(
+    type: str, *, version: int = 1, key: str = "", topic: str = "", publisher: str | None = None
+) -> Callable[[_Class], _Class]:
+    """Register a class for a type of messages, so that `enqueue` takes its instances.
+
+    The class is a dataclass, a pydantic model, a TypedDict or a NamedTuple. Needs the extra `events`.
+
+    Args:
+        type: the type of the messages, such as `order.created`.
+        version: the version of the class's fields, at least 1. Increase it when a change makes older payloads
+            unreadable, and write an `upgrade` for them.
+        key: a template of the message's key, such as `order-{id}`, with names of fields in braces.
+        topic: the topic of the messages, if it is not the type.
+        publisher: the alias of the publisher. It takes precedence over `OUTBOX["ROUTES"]`.
+
+    Raises:
+        ImproperlyConfigured: pydantic 2.7 or newer is not installed, or an argument is invalid.
+        TypeError: the class is of another kind.
+    """
+    if not _is_name(type):
+        raise ImproperlyConfigured(f"@event needs the name of the event, such as 'order.created', not {type!r}.")
+    if not is_version(version):
+        raise ImproperlyConfigured(f"@event({type!r}): version is {version!r}; it must be an integer of at least 1.")
+
+    if not all(isinstance(each, str) for each in (key, topic)):
+        raise ImproperlyConfigured(f"@event({type!r}): key and topic must be strings, not {key!r} and {topic!r}.")
+
+    def register(cls: _Class) -> _Class:
+        known = vars(cls).get(ATTRIBUTE)
+        if known is not None and known.type != type:
+            raise ImproperlyConfigured(
+                f"@event({type!r}): {known.path} is the class of the event {known.type!r} already. Write another class."
+            )
+        try:
+            from django_outbox.events.codec import Codec  # noqa: PLC0415 - needs pydantic
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                f"Typed events need pydantic 2.7 or newer ({error}). Install it with "
+                "pip install 'django-transactional-outbox[events]'."
+            ) from error
+        codec = Codec(cls)
+        decorated: Any = _as_dict_subclass(cls) if codec.is_typed_dict else cls
+        event_type = EventType(type, decorated, codec, version=version, key=key, topic=topic, publisher=publisher)
+        setattr(decorated, ATTRIBUTE, event_type)
+        # A base class may be another event.
+        inherited = getattr(decorated, "upgrade", None)
+        if "upgrade" not in codec.field_names and (inherited is None or _is_own(inherited)):
+            decorated.upgrade = event_type.upgrade
+        registry.add(event_type)
+        return cast("_Class", decorated)
+
+    return register
+
+
+def upgrade(event_class: type, *, from_version: int) -> Callable[[_Upgrade], _Upgrade]:
+    """Register a function that turns a payload of an older version into one of the next version.
+
+    `@OrderCreated.upgrade(from_version=1)` does the same. Type checkers do not know that attribute, and a field may
+    have its name; use this function then.
+
+    Args:
+        event_class: the class of the event.
+        from_version: the version of the payloads that the function gets, a dict. It returns a dict.
+
+    Raises:
+        TypeError: the class is not an event.
+        ImproperlyConfigured: the version is not older than the class, or has an upgrade already.
+    """
+    return event_type_of(event_class).upgrade(from_version)  # type: ignore[return-value]
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_own(method: object) -> bool:
+    return isinstance(getattr(method, "__self__", None), EventType)
+
+
+def _as_dict_subclass(cls: Any) -> Any:
+    """Return a class whose instances differ from other dicts; those of a TypedDict cannot."""
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls.__name__, (dict,), namespace)

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import InvalidMessage, OutboxMessage
 from django_outbox.db.transactions import waits_for_commit
-from django_outbox.events import EventCollector, collect_events, event, recorded
+from django_outbox.events import EventCollector, collect_events, event, recording
 from django_outbox.exceptions import InvalidEvent, TransactionRequired, UnsavedEvents
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
@@ -342,7 +342,7 @@ class TestRetries:
         self, purchase: Purchase, using: str, monkeypatch: pytest.MonkeyPatch
     ):
         searched = mock.Mock(wraps=waits_for_commit)
-        monkeypatch.setattr(recorded, "waits_for_commit", searched)
+        monkeypatch.setattr(recording, "waits_for_commit", searched)
         with transaction.atomic(using=using):
             for number in range(20):
                 purchase.record(PurchaseChanged(number))
