@@ -43,15 +43,15 @@ HEADLINES: dict[str, Any] = {
 }
 
 REMEDIES = {
-    "not_delivering": f"{DOCS}how-to/troubleshooting.html#nothing-is-delivered",
+    "not_delivering": f"{DOCS}how-to/troubleshooting.html#not-delivering",
     "unavailable": f"{DOCS}how-to/troubleshooting.html#relay-logs-an-outage",
-    "unknown_publisher": f"{DOCS}how-to/troubleshooting.html#nothing-is-delivered",
-    "not_read": f"{DOCS}how-to/runbook.html#not-read",
-    "not_receiving": f"{DOCS}how-to/runbook.html#not-receiving",
-    "behind": f"{DOCS}how-to/troubleshooting.html#backlog-grows",
-    "backlog": f"{DOCS}how-to/runbook.html#backlog",
+    "unknown_publisher": f"{DOCS}how-to/troubleshooting.html#unknown-publisher",
+    "not_read": f"{DOCS}how-to/troubleshooting.html#not-read",
+    "not_receiving": f"{DOCS}how-to/troubleshooting.html#not-receiving",
+    "behind": f"{DOCS}how-to/troubleshooting.html#behind",
+    "backlog": f"{DOCS}how-to/troubleshooting.html#backlog",
     "paused": f"{DOCS}how-to/failed-messages.html#pause",
-    "blocked": f"{DOCS}how-to/troubleshooting.html#key-stands-still",
+    "blocked": f"{DOCS}how-to/troubleshooting.html#blocked",
     "failed": f"{DOCS}how-to/failed-messages.html",
     "delivering": f"{DOCS}how-to/monitoring.html#overview",
     "idle": f"{DOCS}how-to/monitoring.html#overview",

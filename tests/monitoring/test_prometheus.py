@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 RULES = ROOT / "docs" / "how-to" / "prometheus" / "alerts.yaml"
 RULE_TESTS = ROOT / "tests" / "monitoring" / "alerts.test.yaml"
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "how-to" / "prometheus" / "dashboard.json").read_text())
-RUNBOOK = ROOT / "docs" / "how-to" / "runbook.md"
+PAGE = ROOT / "docs" / "how-to" / "troubleshooting.md"
 
 QUERIES = [
     pytest.param(target["expr"], id=f"{panel['id']}{target['refId']}")
@@ -100,17 +100,17 @@ def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not():
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
-def test_an_alert_links_to_a_section_of_the_runbook_that_names_it(rule: dict[str, Any]):
+def test_an_alert_links_to_a_section_that_names_it(rule: dict[str, Any]):
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert page == "https://django-outbox.readthedocs.io/en/latest/how-to/runbook.html"
-    section = re.search(rf"^\({anchor}\)=\n## (.*?)(?=^\(|\Z)", RUNBOOK.read_text(), re.MULTILINE | re.DOTALL)
+    assert page == "https://django-outbox.readthedocs.io/en/latest/how-to/troubleshooting.html"
+    section = re.search(rf"^\({anchor}\)=\n## (.*?)(?=^\(|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section, anchor
     assert f"`{rule['alert']}`" in section[1]
 
 
 @pytest.mark.parametrize("code", [*CODES, DATABASE_UNAVAILABLE, UNREADABLE])
-def test_the_runbook_has_a_section_for_each_code_of_a_verdict(code: str):
-    page = RUNBOOK.read_text()
+def test_the_page_about_alerts_has_a_section_for_each_code_of_a_verdict(code: str):
+    page = PAGE.read_text()
     if code in ("delivering", "idle"):
         assert f"`{code}`" in page
     else:
