@@ -35,7 +35,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 # A long signature has one parameter per line.
 python_maximum_signature_line_length = 100
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
 nitpicky = True

@@ -101,6 +101,13 @@ def documented_defaults() -> dict[str, str]:
     return {target: default for target, _, default in entries}
 
 
+def documented_options(section: str) -> dict[str, str]:
+    """Return the options in the tables of a section, with their defaults: "required" or an expression."""
+    table = "".join(re.findall(r"^\| option \| default \|.*\n((?:\|.*\n)+)", section, re.MULTILINE))
+    rows = re.findall(r"^\| \[?`(\w+)`(?:\]\{[^}]+\})? \| ([^|]+) \|", table, re.MULTILINE)
+    return {name: default.split("`")[1] if "`" in default else default for name, default in rows}
+
+
 def target_of(name: str, prefix: str = "setting") -> str:
     return f"{prefix}-{name.replace('_', '-')}"
 
@@ -165,7 +172,7 @@ def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publis
         rf"^## {publisher.__name__}\n(.*?)(?=^## |\Z)", reference("publishers"), re.MULTILINE | re.DOTALL
     )
     assert section is not None
-    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", section[1], re.MULTILINE))
+    documented = documented_options(section[1])
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(publisher).parameters.items()
@@ -189,7 +196,7 @@ def test_every_option_of_a_publisher_is_in_the_reference_with_its_default(publis
 def test_every_option_of_a_consumer_is_in_the_reference_with_its_default(title: str, consumer: type):
     section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", reference("consumers"), re.MULTILINE | re.DOTALL)
     assert section is not None
-    documented = dict(re.findall(r"^### `(\w+)`\n\nDefault: `?([^`\n]+)", section[1], re.MULTILINE))
+    documented = documented_options(section[1])
     parameters = {
         name: parameter
         for name, parameter in inspect.signature(consumer).parameters.items()
@@ -201,9 +208,9 @@ def test_every_option_of_a_consumer_is_in_the_reference_with_its_default(title: 
 
 
 def test_every_system_check_is_in_the_reference_and_no_other():
-    entries = re.findall(r"^\(check-(\w+)\)=\n### django_outbox\.(\w+)\n", reference("checks"), re.MULTILINE)
-    assert [target.upper() for target, _ in entries] == [name for _, name in entries]
-    assert check_ids() == {name for _, name in entries}
+    entries = re.findall(r"^\| \[(\w+)\]\{#check-(\w+)\} \| ", reference("checks"), re.MULTILINE)
+    assert [target.upper() for _, target in entries] == [name for name, _ in entries]
+    assert check_ids() == {name for name, _ in entries}
 
 
 def test_every_public_name_is_in_the_reference():
