@@ -17,7 +17,6 @@ import functools
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.support import logins, system_packages
+from tests.support.ports import free_port
 
 PATIENCE = 120
 """Seconds to wait for a server that was just started."""
@@ -254,8 +254,7 @@ def _started_as_process(server: Server) -> str:
     name = server.program[0]
     if not shutil.which(name) and not system_packages.install(server.package, purpose=f"install {server.name}"):
         return ""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = free_port()
     folder = tempfile.mkdtemp(prefix=f"outbox-{name}-")
     command = [part.format(port=port, folder=folder) for part in server.program]
     print(f"{server.name}: starting {shlex.join(command)}")

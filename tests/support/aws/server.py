@@ -8,7 +8,6 @@ entries; `tests.support.aws.answers` gives such answers.
 import atexit
 import functools
 import os
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +18,7 @@ from urllib.request import urlopen
 import boto3
 from botocore.config import Config
 
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 REGION = "eu-central-1"
@@ -47,9 +47,7 @@ def client(service: str, connections: int = 10) -> Any:
 
 
 def _start_moto() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
