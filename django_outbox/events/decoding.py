@@ -1,5 +1,6 @@
-"""Make the events of messages again."""
+"""Decode events from messages."""
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from django_outbox.events.event_type import VERSION_HEADER
 from django_outbox.events.registry import registry
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
+from django_outbox.messages import Message
 
 __all__ = ["decode_event"]
 
@@ -35,6 +37,18 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> 
             "events.py of an app in INSTALLED_APPS.",
         )
     return event_type.decode(payload, version)
+
+
+def decode_message(message: Message) -> Any:
+    """Return the event of a message, or its decoded payload if no event is registered for its type.
+
+    Raises:
+        ValueError: the payload cannot be decoded, or does not match the class of the event.
+        UnknownEvent: the version of the event is newer than the class.
+    """
+    if registry.find(message.type) is None:
+        return json.loads(message.payload)
+    return decode_event(message.type, message.payload, message.headers)
 
 
 def _read_version(type: str, headers: Mapping[str, Any] | None) -> int:

@@ -25,7 +25,13 @@ def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
             id="django_outbox.E025",
         )
     for each in registry:
-        yield from _check_types(each)
+        for type in filter(_is_pattern, each.types):
+            yield Warning(
+                f"The handler {each.name!r} is registered for {type!r}. Patterns are not supported: the handler gets "
+                "only messages of exactly this type.",
+                hint='Name each type: @handler("order.created", "order.paid"). Patterns are for OUTBOX[\'ROUTES\'].',
+                id="django_outbox.W027",
+            )
         yield from _check_function(each, each.function, "handler", "event, message")
         if each.fallback_function is not None:
             yield from _check_function(each, each.fallback_function, "fallback of the handler", "event, message, error")
@@ -34,12 +40,9 @@ def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
 def find_unreachable(
     registry: Registry, settings: OutboxSettings, publishers: Collection[str]
 ) -> Iterator[CheckMessage]:
-    """Yield the handlers that no route reaches, and what is routed to handlers although none is registered for it.
+    """Yield the handlers that no route reaches, and the types that are routed to handlers but have none.
 
-    Args:
-        registry: the handlers.
-        settings: the setting `OUTBOX`.
-        publishers: the aliases of the publishers that call handlers.
+    `publishers` are the aliases of the publishers that call handlers.
     """
     events = {each.type: each for each in event_registry}
 
@@ -81,17 +84,6 @@ def _not_reached(checked: AnyHandler, type: str, destinations: Sequence[str], al
 
 def _is_pattern(type: str) -> bool:
     return any(character in type for character in "*?[")
-
-
-def _check_types(checked: AnyHandler) -> Iterator[CheckMessage]:
-    for type in checked.types:
-        if _is_pattern(type):
-            yield Warning(
-                f"The handler {checked.name!r} is registered for {type!r}. Patterns are not supported: the handler "
-                "gets only messages of exactly this type.",
-                hint='Name each type: @handler("order.created", "order.paid"). Patterns are for OUTBOX[\'ROUTES\'].',
-                id="django_outbox.W027",
-            )
 
 
 def _check_function(

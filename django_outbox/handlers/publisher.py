@@ -1,17 +1,44 @@
 """A publisher that calls this project's own handlers."""
 
+import contextvars
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
 from django.core.exceptions import ImproperlyConfigured
+from django.db import Error, connections
 
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.handlers.registry import registry
-from django_outbox.handlers.running import Runner
-from django_outbox.messages import Message, Outcome
+from django_outbox.error_text import describe, is_interrupt
+from django_outbox.events.decoding import decode_message
+from django_outbox.handlers.calls import NotRun, call_within, finish
+from django_outbox.handlers.registry import AnyHandler, registry
+from django_outbox.handlers.splitting import find_name, restore, split
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
 from django_outbox.retry import RetryEntry
+from django_outbox.stores import get_store
 from django_outbox.wording import counted
 
 __all__ = ["HandlersPublisher"]
 
 UNHANDLED = ("fail", "skip")
+
+NO_HANDLER = "outbox.no_handler"
+"""The `error_class` of a message that has no handler."""
+
+NOT_RUN = "outbox.not_run"
+"""The `error_class` of a message if its handler returned a generator, so that none of its code has run."""
+
+_database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
+
+
+def current_database() -> str:
+    """Return the alias of the database of the message that a handler is called with."""
+    return _database.get()
 
 
 class HandlersPublisher(TransactionalPublisher):
@@ -49,25 +76,143 @@ class HandlersPublisher(TransactionalPublisher):
         _check_seconds("batch_seconds", batch_seconds)
         self.in_transaction = transaction
         self.batch_seconds = batch_seconds
-        self._runner = Runner(alias, unhandled == "skip", time_limit, transaction)
+        self._skips_unhandled = unhandled == "skip"
+        self._time_limit = time_limit
 
     def describe(self) -> str:
         return counted(len([*registry]), "local handler")
 
     def handle(self, message: Message, using: str) -> Outcome:
-        return self._runner.handle(message, using)
+        """Call the handler of a message, or split the message if its type has several; return the outcome."""
+        found, name = _find(message)
+        if found is None:
+            if name is None and (several := registry.for_type(message.type)):
+                split(message, several, publisher=self.alias, using=using)
+                return ACCEPTED
+            return ACCEPTED if self._skips_unhandled else _no_handler(message, name)
+        restored = restore(message)
+        outcome = self._call(found, restored, using)
+        if outcome is ACCEPTED and self.in_transaction and found.finisher is not None:
+            found.finisher(restored, using)
+        return outcome
 
     def own_retry(self, message: Message) -> RetryEntry | None:
-        return self._runner.own_retry(message)
+        """Return the retry policy of the handler of a message, if it has one."""
+        found, _ = _find(message)
+        return None if found is None else found.retry_for(restore(message))
 
     def record_success(self, message: Message, using: str) -> None:
-        self._runner.record_success(message, using)
+        """Call the finisher of the handler that has handled a message, if there is one."""
+        found, _ = _find(message)
+        if found is not None and found.finisher is not None:
+            found.finisher(restore(message), using)
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
-        return self._runner.handle_failed(message, outcome, using)
+        """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
+        found, _ = _find(message)
+        # A handler that was not run has refused nothing, and will be run after a deployment.
+        if found is None or found.fallback_function is None or outcome.kind == NOT_RUN:
+            return outcome
+        error = outcome.cause or RuntimeError(outcome.error)
+        restored = restore(message)._replace(attempts=message.attempts + 1)
+        try:
+            self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
+        except BaseException as second:
+            if is_interrupt(second):
+                raise
+            _log(found, message, second, "The fallback of handler")
+            both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
+            return rejected(both, error_class=outcome.kind, cause=second)
+        return ACCEPTED
 
     def record_failure(self, message: Message, outcome: Outcome, *, final: bool, using: str) -> None:
-        self._runner.record_failure(message, outcome, final=final, using=using)
+        """Call the recorder of the handler in which an attempt was not accepted, if there is one."""
+        found, _ = _find(message)
+        if found is not None and found.recorder is not None:
+            restored = restore(message)
+            found.recorder(decode_message(restored), restored, outcome, final, using)
+
+    def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
+        try:
+            returned = self._run(found, found.function, (decode_message(message), message), using)
+        except NotRun as error:
+            # Another attempt would return the same.
+            return rejected(
+                f"the handler {found.name} {error}. Write it as a function that does its work when it is called; then "
+                "restart the relay and requeue the message",
+                error_class=NOT_RUN,
+            )
+        except BaseException as error:
+            # After a conflict with another transaction, the relay calls it again.
+            if not is_interrupt(error) and not get_store(connections[using]).is_conflict(error):
+                _log(found, message, error, "Handler")
+            raise
+        if not isinstance(returned, Outcome):
+            return ACCEPTED
+        if returned.verdict in (Verdict.UNANSWERED, Verdict.BLOCKED):
+            raise TypeError(
+                f"the handler {found.name} returned an outcome {returned.verdict.value!r}; return retry_later(), "
+                "set_aside() or rejected()"
+            )
+        return returned
+
+    def _run(self, found: AnyHandler, function: Callable[..., Any], arguments: tuple[Any, ...], using: str) -> Any:
+        seconds = found.time_limit or self._time_limit
+        # What the function sets in its context, such as the active language, ends with it.
+        context = contextvars.copy_context()
+        context.run(_database.set, using)
+        call = partial(context.run, function, *arguments)
+        if seconds is None:
+            return context.run(finish, call())
+        began = time.monotonic()
+        with _limited_statements(using, seconds):
+            # The call of a coroutine function takes no time.
+            returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
+            return context.run(finish, returned, seconds, time.monotonic() - began)
+
+
+def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
+    """Return the handler of a message, and the name that a handler's own message has for it."""
+    name = find_name(message)
+    if name is None:
+        return registry.find_only(message.type), None
+    found = registry.find(name)
+    # The same name may belong to the handler of another type by now.
+    return found if found is not None and message.type in found.types else None, name
+
+
+@contextmanager
+def _limited_statements(using: str, seconds: float) -> Iterator[None]:
+    """Let the database cancel statements that take longer than the time limit."""
+    connection = connections[using]
+    store = get_store(connection)
+    store.limit_statements(seconds)
+    try:
+        yield
+    except BaseException:
+        # In a transaction that was aborted, the rollback removes the limit.
+        with suppress(Error):
+            store.limit_statements(None)
+        raise
+    store.limit_statements(None)
+
+
+def _no_handler(message: Message, name: str | None) -> Outcome:
+    if name is not None:
+        return rejected(
+            f"there is no handler named {name!r} any more. Restore it, or name its successor "
+            f"@handler({message.type!r}, name={name!r}); then restart the relay and requeue the message",
+            error_class=NO_HANDLER,
+        )
+    return rejected(
+        f"there is no handler of the type {message.type!r}. Register one with @handler({message.type!r}) in the "
+        "handlers.py of an installed app, restart the relay and requeue the message",
+        error_class=NO_HANDLER,
+    )
+
+
+def _log(found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
+    logger.warning("%s %s failed for message %d: %s", what, found.name, message.id, describe(error), exc_info=error)
 
 
 def _check_seconds(name: str, seconds: object) -> None:

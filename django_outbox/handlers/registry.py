@@ -19,6 +19,9 @@ R = TypeVar("R")
 MAX_NAME_LENGTH = 150
 """Maximum bytes of a handler's name in UTF-8: it is part of the key of a message of several handlers."""
 
+MAX_TIME_LIMIT = 86_400
+"""Maximum time limit in seconds."""
+
 
 class Handler(Generic[P, R]):
     """A registered function. It can be called like the function itself, for example in a test.
@@ -28,15 +31,14 @@ class Handler(Generic[P, R]):
         types: the types of the messages that it handles.
         name: identifies it in messages of types that have several handlers.
         time_limit: maximum number of seconds of a call; None for the publisher's.
-        retry: the retry policy, as `read_entry` has read it; None for the publisher's.
+        retry: the retry policy; None for the publisher's.
 
     Attributes:
-        fallback_function: called when a message fails; None if there is none.
-        recorder: called after an attempt that was not accepted, with the event or payload, the message, the outcome,
-            whether the message fails, and the database alias, in the transaction that writes the message's new state;
-            None if there is none.
-        finisher: called with the message and the database alias after an attempt that was accepted, in the transaction
-            that writes the message's new state; None if there is none.
+        fallback_function: called when a message fails.
+        recorder: called after an attempt that was not accepted, in the transaction that writes the message's new state,
+            with the event or payload, the message, the outcome, whether the message fails, and the database alias.
+        finisher: called after an attempt that was accepted, in the transaction that writes the message's new state,
+            with the message and the database alias.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Registry:
         return iter([*self._by_name.values()])
 
     def add(self, new: AnyHandler) -> None:
-        """Register a handler. If another one has its name, that one stays, and a system check reports it.
+        """Register a handler. If another one has its name, the first one stays, and a system check reports the second.
 
         A definition that is executed again, in a function that is called twice or a module that is loaded again,
         replaces its earlier handler.
@@ -104,15 +106,13 @@ class Registry:
             self.duplicates.append(new)
             return
         self._by_name[new.name] = new
-        if known is not None:
-            for type in new.types:
-                self._by_type[type] = [new if each is known else each for each in self._by_type[type]]
-            return
         for type in new.types:
-            self._by_type.setdefault(type, []).append(new)
+            if known is None:
+                self._by_type.setdefault(type, []).append(new)
+            else:
+                self._by_type[type] = [new if each is known else each for each in self._by_type[type]]
 
     def find(self, name: str) -> AnyHandler | None:
-        """Return the handler with this name."""
         return self._by_name.get(name)
 
     def for_type(self, type: str) -> list[AnyHandler]:
@@ -159,7 +159,7 @@ registry = Registry()
 
 
 def _origin(checked: AnyHandler) -> tuple[object, ...]:
-    """Return what identifies the definition of a handler's function."""
+    """Return the identity of the definition of a handler's function."""
     function = inspect.unwrap(checked.function)
     code = getattr(function, "__code__", None)
     names = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
@@ -213,10 +213,6 @@ def handler(
         return made
 
     return register
-
-
-MAX_TIME_LIMIT = 86_400
-"""Maximum time limit in seconds."""
 
 
 def _check_time_limit(seconds: object) -> None:

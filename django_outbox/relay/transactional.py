@@ -13,7 +13,7 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.error_text import describe, is_interrupt
 from django_outbox.exceptions import TransactionTimeout
-from django_outbox.handlers.finishing import NotRun, finish
+from django_outbox.handlers.calls import NotRun, finish
 from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,

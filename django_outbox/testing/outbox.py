@@ -13,9 +13,9 @@ from django.db.models import Max
 from django_outbox.brokers import memory
 from django_outbox.db.transactions import in_async_code
 from django_outbox.error_text import one_line, shorten
-from django_outbox.handlers.children import HEADER
-from django_outbox.handlers.decoding import decode
+from django_outbox.events.decoding import decode_message
 from django_outbox.handlers.registry import type_of
+from django_outbox.handlers.splitting import HEADER
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, drain_outbox
@@ -50,7 +50,7 @@ class Outbox:
     @property
     def events(self) -> list[Any]:
         """What a handler gets of each message: the event, or the payload if its type is not that of an event."""
-        return [decode(_as_claimed(message)) for message in self.messages]
+        return [decode_message(_as_claimed(message)) for message in self.messages]
 
     @property
     def published(self) -> list[Message]:
@@ -220,7 +220,7 @@ def _details(message: OutboxMessage) -> str:
 
 def _has_fields(message: OutboxMessage, fields: Mapping[str, Any]) -> bool:
     """Return whether the payload, or the event, has these values."""
-    event = decode(_as_claimed(message))
+    event = decode_message(_as_claimed(message))
     for name, value in fields.items():
         if isinstance(message.payload, dict) and name in message.payload and message.payload[name] == _stored(value):
             continue

@@ -10,29 +10,29 @@ from django.db import connections
 from django.tasks import TaskResultStatus, task_backends
 from django.utils import timezone
 
-from django_outbox.contrib.django_tasks.attempts import announce, begin, call, fail, make_record, succeed, update
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import read_retry
+from django_outbox.contrib.django_tasks.records import announce, begin, call, fail, make_record, succeed, update
 from django_outbox.deployment import name_process
 from django_outbox.error_text import describe
 from django_outbox.exceptions import InvalidMessage
+from django_outbox.handlers.publisher import current_database
 from django_outbox.handlers.registry import Handler, registry
-from django_outbox.handlers.running import current_database
 from django_outbox.messages import DJANGO_TASK, Message, Outcome, rejected
 from django_outbox.retry import RetryEntry
 
 NAME = "django_outbox.django_tasks"
 
 _local = threading.local()
-"""The task that this thread has begun last, and when, because what an attempt writes to the database may be rolled
-back; and the record of the task that has returned last."""
+"""The last task that this thread has begun, and when, because a rollback undoes what an attempt writes to the database;
+and the record of the last task that has returned."""
 
 
 class _TaskHandler(Handler[[Any, Message], Outcome | None]):
     """Handles the messages of all tasks, each by the retry policy of its task."""
 
     def retry_for(self, message: Message) -> RetryEntry | None:
-        # The message of a task of another project, or of a backend that is gone.
+        # A task of another project, or of a backend that no longer exists, has no policy.
         with suppress(Exception):
             backend = task_backends[json.loads(message.payload)["backend"]]
             patterns = read_retry(backend.options.get("retry", {}))
@@ -53,9 +53,6 @@ def run_task(payload: Any, message: Message) -> Outcome | None:
     """Run a task, and keep its result for `record_success`.
 
     Outside of a transaction, the status `RUNNING` is stored first.
-
-    Raises:
-        BaseException: whatever the task raises.
     """
     using = current_database()
     record = _read_record(payload, message, using)
@@ -82,7 +79,7 @@ def record_success(message: Message, using: str) -> None:
 
 
 def record_failure(payload: Any, message: Message, outcome: Outcome, final: bool, using: str) -> None:
-    """Store the error of an attempt, after everything that the attempt wrote was rolled back."""
+    """Store the error of an attempt, after the attempt was rolled back."""
     record = _read_record(payload, message, using)
     if record.status != TaskResultStatus.RUNNING:
         message_id, begun_at = getattr(_local, "begun", (None, None))

@@ -1,10 +1,13 @@
-"""A time limit for a call in the current thread."""
+"""Call a function in this thread: within a time limit, and until what it returns has run."""
 
 import asyncio
 import ctypes
+import inspect
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from asgiref.sync import async_to_sync
 
 from django_outbox.exceptions import HandlerTimeout
 
@@ -17,27 +20,57 @@ MAX_INTERRUPTIONS = 3
 INTERRUPTION_INTERVAL = 1.0
 """Seconds between two interruptions."""
 
-
 LOCK_PATIENCE = 1.0
 """Seconds to wait for a lock that an interruption may have left locked."""
 
 
+class NotRun(TypeError):
+    """A call returned a generator, so none of its code has run."""
+
+
+def finish(returned: Any, seconds: float | None = None, passed: float = 0.0) -> Any:
+    """Return the result of a call, and await it first if it is awaitable.
+
+    asgiref awaits in another thread, and runs what is called there with `sync_to_async`, such as Django's ORM, in this
+    one: on the same connection, and so in the same transaction.
+
+    Args:
+        returned: the value that the call has returned.
+        seconds: the time limit of the call; None for no limit.
+        passed: seconds of the time limit that have passed.
+
+    Raises:
+        NotRun: the value is a generator.
+        HandlerTimeout: the time was over.
+    """
+    if inspect.isawaitable(returned):
+        waiting = _wait(returned)
+        returned = async_to_sync(_run)(waiting if seconds is None else wait_within(seconds, waiting, passed))
+    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        raise NotRun("returned a generator, which nothing runs")
+    return returned
+
+
+async def _run(waiting: Awaitable[Any]) -> Any:
+    return await waiting
+
+
+async def _wait(returned: Any) -> Any:
+    # A coroutine may return another one, because an `await` is missing in it.
+    while inspect.isawaitable(returned):
+        returned = await returned
+    return returned
+
+
 class _Interrupted(BaseException):
-    """Raised in the thread of a call whose time is over; `except Exception` does not catch it."""
+    """Raised in the thread of a call that takes too long; `except Exception` does not catch it."""
 
 
 def call_within(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function; after a number of seconds, raise HandlerTimeout where it is.
+    """Call a function; after a number of seconds, raise HandlerTimeout in it.
 
     Python raises it between two instructions of the interpreter. A call into the operating system or a C library that
     blocks, such as `time.sleep` or the wait for an answer from a socket, must return first.
-
-    Args:
-        seconds: the time limit.
-        function: the function, without arguments.
-
-    Raises:
-        HandlerTimeout: the time was over.
     """
     watch = _Watch(seconds + GRACE)
     try:
@@ -53,11 +86,7 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 async def wait_within(seconds: float, coroutine: Coroutine[Any, Any, Any], passed: float = 0.0) -> Any:
-    """Await a coroutine; cancel it after a number of seconds, part of which has passed already.
-
-    Raises:
-        HandlerTimeout: the time was over.
-    """
+    """Await a coroutine; cancel it and raise HandlerTimeout after a number of seconds, some of them already passed."""
     try:
         return await asyncio.wait_for(_shielded_timeout(coroutine), seconds - passed)
     except asyncio.TimeoutError:
@@ -101,7 +130,7 @@ class _Watch:
         threading.Thread(target=self._watch, name="outbox-time-limit", daemon=True).start()
 
     def stop(self) -> None:
-        """Interrupt nothing from now on; an interruption that was sent, but has not arrived, is withdrawn."""
+        """Interrupt nothing from now on, and withdraw an interruption that has not arrived."""
         held = self._firing.acquire(timeout=LOCK_PATIENCE)
         if not self._stopped:
             self._stopped = True

@@ -14,7 +14,7 @@ from django_outbox.models import OutboxMessage
 from django_outbox.stores import get_store
 
 HEADER = "outbox-handler"
-"""The header of a handler's own message: the name of the handler, and those fields of the original that differ."""
+"""The header of a handler's own message: the name of the handler, and the fields of the original that differ."""
 
 FIELDS = ("name", "message_id", "key", "topic")
 
@@ -32,7 +32,7 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
 
 
 def find_name(message: Message) -> str | None:
-    """Return the name of the handler that a message is for; None if it was not split."""
+    """Return the name of the handler that a message is for; None if the message was not split."""
     origin = _read_header(message)
     return None if origin is None else origin["name"]
 
@@ -69,7 +69,7 @@ def _key(name: str, key: str) -> str:
 
 
 def _id_for(name: str, message_id: str) -> uuid.UUID:
-    """Return the ID of a handler's own message. It is the same each time, so that it cannot be inserted twice."""
+    """Return the ID of a handler's own message: always the same, so that it cannot be inserted twice."""
     return uuid.uuid5(uuid.UUID(message_id), name)
 
 
