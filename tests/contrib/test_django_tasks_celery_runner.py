@@ -26,7 +26,7 @@ from django.tasks import TaskResultStatus, task_backends
 from django.tasks.checks import check_tasks
 from django.tasks.exceptions import InvalidTask
 
-from django_outbox.contrib.django_tasks import attempts
+from django_outbox.contrib.django_tasks import records
 from django_outbox.contrib.django_tasks import tasks as runner
 from django_outbox.contrib.django_tasks.models import TaskRecord
 
@@ -212,13 +212,13 @@ def test_a_result_that_cannot_be_written_gives_the_task_back_to_the_broker(
     def fail(record: TaskRecord, using: str) -> None:
         if record.finished_at:
             raise OperationalError("the server is away")
-        attempts.update(record, using)
+        records.update(record, using)
 
     monkeypatch.setattr(runner, "update", fail)
     assert run(app, using).state == "REJECTED"
     result.refresh()
     assert result.status == TaskResultStatus.RUNNING
-    monkeypatch.setattr(runner, "update", attempts.update)
+    monkeypatch.setattr(runner, "update", records.update)
     run(app, using)
     result.refresh()
     assert (result.status, result.attempts) == (TaskResultStatus.SUCCESSFUL, 2)

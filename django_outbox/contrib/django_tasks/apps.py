@@ -21,7 +21,7 @@ class DjangoTasksConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_outbox.contrib.django_tasks.retention import purge_results  # noqa: PLC0415 - needs the models
+        from django_outbox.contrib.django_tasks.records import purge_results  # noqa: PLC0415 - needs the models
         from django_outbox.retention.purge import also_purge  # noqa: PLC0415 - needs the models
 
         for backend in _find_backends():

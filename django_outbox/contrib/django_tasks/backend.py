@@ -13,8 +13,15 @@ from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued
 from django.utils.json import normalize_json
 
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, Problem, find_problems
-from django_outbox.contrib.django_tasks.publishers import runs_in_celery, runs_in_handlers
+from django_outbox.contrib.django_tasks.options import (
+    AnyResult,
+    AnyTask,
+    BackendOptions,
+    Problem,
+    find_problems,
+    runs_in_celery,
+    runs_in_handlers,
+)
 from django_outbox.exceptions import InvalidMessage
 
 
@@ -50,11 +57,7 @@ class OutboxBackend(BaseTaskBackend):
         )
 
     def validate_task(self, task: AnyTask) -> None:
-        """Refuse a task that this backend cannot run.
-
-        Raises:
-            InvalidTask: the backend cannot run it.
-        """
+        """Raise InvalidTask for a task that this backend cannot run."""
         super().validate_task(task)
         _check_queue(task, None)
         if task.priority != DEFAULT_TASK_PRIORITY and apps.models_ready:
@@ -110,9 +113,9 @@ class OutboxBackend(BaseTaskBackend):
         return result
 
     def register_runners(self) -> None:
-        """Register the handler, or the Celery task, that runs the tasks. Again is harmless.
+        """Register the handler, or the Celery task, that runs the tasks. The models must be loaded.
 
-        The models must be loaded. The configuration may change later, as in a test.
+        Each `enqueue` calls it again, because the configuration may change, as in a test.
         """
         aliases = self.outbox.publishers
         if any(runs_in_handlers(alias) for alias in aliases):
@@ -126,15 +129,11 @@ class OutboxBackend(BaseTaskBackend):
         return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in self._find_problems()]
 
     def _find_problems(self) -> list[Problem]:
-        return [*find_problems(self.alias, self.options, self.queues)]
+        return [*find_problems(self.outbox, self.queues)]
 
 
 def _check_queue(task: AnyTask, options: BackendOptions | None) -> None:
-    """Check that the name of a task's queue can be stored in every database, or in the one of a backend.
-
-    Raises:
-        InvalidTask: it cannot.
-    """
+    """Raise InvalidTask unless the name of a task's queue can be stored in every database, or in a backend's one."""
     if not apps.models_ready:
         return
     from django_outbox.contrib.django_tasks.records import choose_database  # noqa: PLC0415 - needs the models

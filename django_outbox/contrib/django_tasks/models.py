@@ -13,9 +13,9 @@ MAX_PATH_LENGTH = 255
 
 
 class TaskRecord(models.Model):
-    """What `get_result` returns, in the database of the task's message.
+    """The result of a task, in the database of the task's message.
 
-    A task that a relay runs in a transaction keeps its old record until that is committed; otherwise RUNNING is stored
+    If a relay runs the task in a transaction, the old record is seen until the commit; otherwise RUNNING is stored
     first.
     """
 

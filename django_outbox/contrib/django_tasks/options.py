@@ -1,7 +1,11 @@
-"""The `OPTIONS` of the backend, and mistakes in them."""
+"""The `OPTIONS` of the backend, the publishers that they name, and mistakes in them.
+
+It is imported wherever a task is defined, so it imports no models.
+"""
 
 import datetime
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
@@ -10,11 +14,11 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.tasks import task_backends
 from django.tasks.base import DEFAULT_TASK_PRIORITY, TASK_MAX_PRIORITY, Task, TaskResult
+from django.utils.module_loading import import_string
 
 from django_outbox.conf import get_settings
 from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_patterns
-from django_outbox.contrib.django_tasks.publishers import import_publisher, runs_in_celery, runs_in_handlers
 from django_outbox.retry import RetryEntry
 
 # At runtime, Django's classes take no type arguments.
@@ -33,12 +37,7 @@ ENTRY = '"handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"}'
 
 
 class BackendOptions(NamedTuple):
-    """The options of an `OutboxBackend`.
-
-    Args:
-        alias: the backend's alias in `TASKS`.
-        values: its `OPTIONS`.
-    """
+    """The alias of an `OutboxBackend` in `TASKS`, and its `OPTIONS`."""
 
     alias: str
     values: Mapping[str, Any]
@@ -61,11 +60,11 @@ class BackendOptions(NamedTuple):
         for name in ("queues", "priorities"):
             aliases = self.values.get(name, {})
             found += aliases.values() if isinstance(aliases, dict) else ()
-        # The checks report those that are not strings.
+        # The checks report aliases that are not strings.
         return [alias for alias in found if isinstance(alias, str)]
 
     def choose_publisher(self, queue_name: str, priority: int = DEFAULT_TASK_PRIORITY) -> str:
-        """Return the alias of the publisher that runs the tasks of a queue that have a priority."""
+        """Return the alias of the publisher that runs the tasks of a queue with a priority."""
         if alias := self.values.get("queues", {}).get(queue_name):
             return str(alias)
         bands = self.values.get("priorities", {})
@@ -88,35 +87,58 @@ def all_options() -> Iterator[BackendOptions]:
             yield found
 
 
-class Problem(NamedTuple):
-    """A mistake.
+def import_publisher(alias: str) -> object:
+    """Return the class of a publisher; None if there is none, which the checks of OUTBOX report.
 
-    Args:
-        check_id: the ID of the system check that reports it.
-        message: the mistake.
-        hint: the remedy.
+    The models must be loaded.
     """
+    with suppress(ImproperlyConfigured, ImportError, KeyError):
+        found: object = import_string(get_settings().publishers[alias].backend)
+        return found
+    return None
+
+
+def runs_in_handlers(alias: str) -> bool:
+    """Return whether a publisher is a `HandlersPublisher`. The models must be loaded."""
+    from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
+
+    backend = import_publisher(alias)
+    return isinstance(backend, type) and issubclass(backend, HandlersPublisher)
+
+
+def runs_in_celery(alias: str) -> bool:
+    """Return whether a publisher is a `CeleryPublisher`. The models must be loaded."""
+    backend = import_publisher(alias)
+    if not isinstance(backend, type) or runs_in_handlers(alias):
+        return False
+    try:
+        from django_outbox.brokers.celery import CeleryPublisher  # noqa: PLC0415 - needs Celery
+    except ImportError:
+        return False
+    return issubclass(backend, CeleryPublisher)
+
+
+class Problem(NamedTuple):
+    """A mistake, with the ID of the system check that reports it, and the remedy."""
 
     check_id: str
     message: str
     hint: str
 
 
-def find_problems(alias: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[Problem]:
+def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[Problem]:
     """Yield the mistakes in the configuration of a backend; no query is made.
 
-    Args:
-        alias: the backend's alias in `TASKS`.
-        options: its `OPTIONS`.
-        queues: its `QUEUES`; empty if it takes tasks of any queue.
+    `queues` are its `QUEUES`; empty if it takes tasks of any queue.
     """
+    where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed(APP):
         yield Problem(
             "django_outbox.E060",
-            f"TASKS[{alias!r}] uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
+            f"{where} uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
             f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
         )
-    yield from _find_wrong_options(f"TASKS[{alias!r}]['OPTIONS']", options, queues)
+    yield from _find_wrong_options(f"{where}['OPTIONS']", backend.values, queues)
 
 
 def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[Problem]:
@@ -156,12 +178,7 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
 
 
 def read_retry(value: object) -> dict[str, RetryEntry]:
-    """Read the option `retry`: retry policies by patterns of the import paths of tasks.
-
-    Raises:
-        ValueError: it is not a dict.
-        Mistakes: all mistakes within the dict.
-    """
+    """Read the option `retry`: retry policies by patterns of the import paths of tasks."""
     return read_patterns(value, 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}')
 
 

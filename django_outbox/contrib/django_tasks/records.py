@@ -1,17 +1,41 @@
-"""Read the results of tasks."""
+"""The stored results of tasks: read them, store what an attempt has done, and purge old ones."""
 
+import datetime
+import traceback
 import uuid
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-from django.db import router
-from django.tasks.base import Task, TaskError, TaskResult, TaskResultStatus
+from django.db import connections, router, transaction
+from django.db.models import Exists, OuterRef, QuerySet
+from django.dispatch import Signal
+from django.tasks import task_backends
+from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
+from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
-from django_outbox.contrib.django_tasks.publishers import runs_in_celery
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, all_options, runs_in_celery
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.enqueueing.json_checks import check_json
+from django_outbox.error_text import stand_in
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.retention.purge import MAX_AGE, PURGE_BATCH_SIZE
+from django_outbox.stores import Store, get_store
+
+MAX_ERRORS = 20
+"""Maximum number of errors in a result: the newest ones."""
+
+MAX_TRACEBACK_LENGTH = 10_000
+"""Maximum number of characters of a stored traceback: its end."""
+
+CHANGING = ("status", "started_at", "last_attempted_at", "finished_at", "return_value", "errors", "worker_ids")
+"""The fields that an attempt writes."""
+
+_MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publisher=OuterRef("publisher"))
 
 
 def choose_database(options: BackendOptions) -> str:
@@ -31,7 +55,7 @@ def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | 
 
 
 def _follow_message(record: TaskRecord, using: str) -> None:
-    """Take over what an operator did to the message: cancel, requeue or discard it."""
+    """Let the record follow a message that an operator has cancelled, requeued or discarded."""
     in_celery = runs_in_celery(record.publisher)
     if in_celery and record.status != TaskResultStatus.READY:
         # A worker has received it, maybe before the relay has written so.
@@ -53,13 +77,13 @@ def _follow_message(record: TaskRecord, using: str) -> None:
 
 
 def _is_leased(record: TaskRecord, message: OutboxMessage) -> bool:
-    """Return whether a relay runs the task: it moves the time of the message ahead."""
+    """Return whether a relay runs the task: the relay has moved the time of the message ahead."""
     at = message.available_at
     return record.status == TaskResultStatus.RUNNING and at is not None and at > timezone.now()
 
 
 def make_payload(record: TaskRecord) -> dict[str, Any]:
-    """Return what a worker needs to run a task."""
+    """Return the payload from which a worker runs a task."""
     return {
         "task": record.path,
         "backend": record.backend,
@@ -70,12 +94,7 @@ def make_payload(record: TaskRecord) -> dict[str, Any]:
 
 
 def find_task(record: TaskRecord) -> AnyTask:
-    """Return the task of a record.
-
-    Raises:
-        ImportError: there is no such function, or it is not a task.
-        InvalidTask: the backend does not take it any more.
-    """
+    """Return the task of a record; an ImportError or InvalidTask if it no longer exists."""
     task = import_string(record.path)
     if not isinstance(task, Task):
         raise ImportError(f"{record.path} is not a task any more. Decorate it with @task.")
@@ -102,3 +121,135 @@ def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:
     )
     object.__setattr__(result, "_return_value", record.return_value)
     return result
+
+
+def make_record(payload: Any, message_id: str, enqueued_at: datetime.datetime) -> TaskRecord:
+    """Return a record, which is never stored, for a task with a record that was purged."""
+    return TaskRecord(
+        message_id=uuid.UUID(message_id),
+        path=payload["task"],
+        backend=payload["backend"],
+        queue_name=payload["queue_name"],
+        args=payload["args"],
+        kwargs=payload["kwargs"],
+        enqueued_at=enqueued_at,
+    )
+
+
+def begin(record: TaskRecord, now: datetime.datetime, worker_id: str) -> None:
+    """Note in a record that a worker has begun the task."""
+    record.status = TaskResultStatus.RUNNING
+    record.started_at = record.started_at or now
+    record.last_attempted_at = now
+    record.finished_at = None
+    record.worker_ids = [*record.worker_ids, worker_id]
+
+
+def call(record: TaskRecord) -> Any:
+    """Run the task of a record that has begun, and return its return value."""
+    result = make_result(record, find_task(record))
+    _send(task_started, result)
+    context = [TaskContext(task_result=result)] if result.task.takes_context else []
+    return result.task.call(*context, *result.args, **result.kwargs)
+
+
+def succeed(record: TaskRecord, returned: Any, using: str) -> None:
+    """Note in a record that the task has returned.
+
+    Raises:
+        TypeError: the return value is not JSON.
+        ValueError: the return value is bytes that are not UTF-8.
+        InvalidMessage: the database would not return it unchanged.
+    """
+    value = normalize_json(returned)
+    check_json("return_value", value, get_store(connections[using]))
+    record.return_value = value
+    record.status = TaskResultStatus.SUCCESSFUL
+    record.finished_at = timezone.now()
+
+
+def fail(record: TaskRecord, error: BaseException, final: bool, using: str) -> None:
+    """Note in a record that an attempt failed, for good if `final`."""
+    record.errors = [*record.errors, describe_error(error, get_store(connections[using]))][-MAX_ERRORS:]
+    record.status = TaskResultStatus.FAILED if final else TaskResultStatus.READY
+    record.finished_at = timezone.now() if final else None
+
+
+def update(record: TaskRecord, using: str) -> None:
+    """Store the changes of an attempt, if the record is stored."""
+    changes = {name: getattr(record, name) for name in CHANGING}
+    TaskRecord.objects.using(using).filter(message_id=record.message_id).update(**changes)
+
+
+def announce(record: TaskRecord, error: BaseException | None, using: str) -> None:
+    """Send `task_finished` after the commit; if there is an error, within an `except` block, so that Django logs it."""
+    try:
+        result = make_result(record, find_task(record))
+    except Exception:
+        # The attempt failed because there is no such task, and the signal needs one.
+        return
+
+    def send() -> None:
+        try:
+            if error is not None:
+                raise error
+        except BaseException:
+            _send(task_finished, result)
+        else:
+            _send(task_finished, result)
+
+    transaction.on_commit(send, using=using)
+
+
+def _send(signal: Signal, result: AnyResult) -> None:
+    signal.send_robust(sender=type(task_backends[result.backend]), task_result=result)
+
+
+def describe_error(error: BaseException, store: Store) -> dict[str, str]:
+    """Return the fields of Django's `TaskError`, in characters that the database can store.
+
+    Texts of exceptions are on one line and quote no rows of the database, as everywhere in the outbox.
+    """
+    kind = type(error)
+    shown = stand_in(error).with_traceback(_skip_relay(error.__traceback__))
+    text = "".join(traceback.format_exception(shown))
+    return {
+        "exception_class_path": store.storable(f"{kind.__module__}.{kind.__qualname__}"),
+        "traceback": store.storable(text[-MAX_TRACEBACK_LENGTH:]),
+    }
+
+
+def _skip_relay(found: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first frame that is not in the outbox."""
+    first = found
+    while first is not None and str(first.tb_frame.f_globals.get("__name__")).startswith("django_outbox."):
+        first = first.tb_next
+    return first or found
+
+
+def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
+    """Delete results that are older than their backend's `result_retention`; return their number.
+
+    Age is the time since the task finished, or since it was enqueued if it will never finish because its message was
+    discarded or deleted.
+    """
+    total = 0
+    for options in all_options():
+        if options.result_retention is not None and choose_database(options) == using:
+            limit = DatabaseNow() - min(options.result_retention, MAX_AGE)
+            records = TaskRecord.objects.using(using).filter(backend=options.alias)
+            total += _delete(records.filter(finished_at__lt=limit), is_stopping)
+            unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
+            total += _delete(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
+    return total
+
+
+def _delete(old: "QuerySet[TaskRecord]", is_stopping: Callable[[], bool]) -> int:
+    total = 0
+    while not is_stopping():
+        # MySQL has no LIMIT in a subquery of DELETE.
+        ids = [*old.order_by("finished_at", "enqueued_at").values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
+        total += old.filter(pk__in=ids).delete()[0]
+        if len(ids) < PURGE_BATCH_SIZE:
+            break
+    return total

@@ -6,8 +6,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
-from django_outbox.contrib.django_tasks.publishers import runs_in_celery
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, runs_in_celery
 from django_outbox.contrib.django_tasks.records import choose_database, make_payload, make_result
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue
@@ -15,15 +14,7 @@ from django_outbox.messages import DJANGO_TASK
 
 
 def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
-    """Insert a message and a record, both or none.
-
-    Raises:
-        InvalidMessage: a value is invalid. Nothing was written, and the transaction can continue.
-        ImproperlyConfigured: the Celery app of the publisher cannot be imported.
-        celery.exceptions.QueueNotFound: the Celery app does not know the queue, and may not create it.
-        TransactionRequired: a transaction is open, but only on another database.
-        SynchronousOnlyOperation: it was called in async code.
-    """
+    """Insert a message and a record, both or none. Raises the errors of `OutboxBackend.enqueue`."""
     using = choose_database(options)
     record = TaskRecord(
         path=task.module_path,
@@ -60,14 +51,10 @@ def _store_alone(record: TaskRecord, using: str, *, again: bool) -> None:
 
 def _store(record: TaskRecord, using: str) -> None:
     if runs_in_celery(record.publisher):
-        from django_outbox.contrib.django_tasks.celery_calls import store_call  # noqa: PLC0415 - needs Celery
+        from django_outbox.contrib.django_tasks.tasks import store_call  # noqa: PLC0415 - needs Celery
 
         store_call(record, using)
-    else:
-        _store_message(record, using)
-
-
-def _store_message(record: TaskRecord, using: str) -> None:
+        return
     message = enqueue(
         DJANGO_TASK,
         make_payload(record),
