@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!django_outbox\.).*"),
     (
         "py:class",
-        r"django_outbox\.(stores|backoff|relay\.limits|service|enqueueing\.events|events\.decorators)\..*",
+        r"django_outbox\.(stores|backoff|relay\.limits|service|enqueueing\.events|events\.registry)\..*",
     ),
     # Type variables.
     ("py:class", r"django_outbox\.(handlers\.registry|enqueueing\.asynchronous)\.[PR]"),
