@@ -61,7 +61,8 @@ class Delivery:
         self._publisher = publisher
         self._source = source
         self._state = state
-        self._conflicts = Conflicts(state.turns[publisher.alias])
+        transactional = isinstance(publisher, TransactionalPublisher)
+        self._conflicts = Conflicts(state.turns[publisher.alias]) if transactional else None
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
