@@ -5,12 +5,12 @@ from django.db import router
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.retention.archive.manifest import DISCARDED
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
+from django_outbox.retention.archive.storage import DISCARDED
 from django_outbox.stores.removal import FAILED, Page, Removal
 
 MAX_ATTEMPTS = 5
-"""Number of attempts to archive messages that other sessions change meanwhile, on a database without row locks."""
+"""Number of attempts to archive messages that other sessions change, on a database without row locks."""
 
 
 def discard(messages: OutboxMessageQuerySet, *, by: str = "") -> int:

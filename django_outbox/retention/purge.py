@@ -6,18 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from django.db import connections, router
 
 from django_outbox.conf import get_settings
+from django_outbox.conf.archive import ArchiveConfig
 from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.retention.archive.manifest import PURGED
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
+from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
 from django_outbox.stores.cursor import Position
 from django_outbox.stores.removal import PROCESSED, Page, Removal
@@ -68,17 +68,19 @@ def purge(
     Raises:
         ArchiveUnavailable: messages could not be archived. They are still in the table.
     """
+    alias = using or router.db_for_write(OutboxMessage)
     deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    age = get_settings().retention if older_than is None else older_than
     total, _ = _purge(
-        using,
-        older_than=older_than,
-        max_seconds=max_seconds,
+        alias,
+        age,
+        deadline=deadline,
         is_stopping=is_stopping,
+        position=position or Position(),
         batch_size=batch_size,
-        position=position,
         on_progress=on_progress,
     )
-    _purge_others(using or router.db_for_write(OutboxMessage), lambda: is_stopping() or time.monotonic() > deadline)
+    _purge_others(alias, lambda: is_stopping() or time.monotonic() > deadline)
     return total
 
 
@@ -88,8 +90,8 @@ _others: list[Callable[[str, Callable[[], bool]], object]] = []
 def also_purge(function: Callable[[str, Callable[[], bool]], object]) -> None:
     """Register a function that each purge calls, with the database alias and a function to call between batches.
 
-    It deletes what another app keeps, by its own retention period. If the second function returns True, no further
-    batch begins. A function that is registered already is not registered again.
+    It deletes old records of another app. If the second function returns True, no further batch begins. A function is
+    registered only once.
     """
     if function not in _others:
         _others.append(function)
@@ -101,29 +103,28 @@ def _purge_others(using: str, is_stopping: Callable[[], bool]) -> None:
 
 
 def _purge(
-    using: str | None,
+    using: str,
+    age: datetime.timedelta | None,
     *,
-    max_seconds: float | None,
+    deadline: float,
     is_stopping: Callable[[], bool],
-    position: Position | None,
-    older_than: datetime.timedelta | None = None,
+    position: Position,
     batch_size: int = PURGE_BATCH_SIZE,
     on_progress: Callable[[int], object] = lambda total: None,
 ) -> tuple[int, bool]:
-    """Purge as `purge` does, and return the number of deleted messages and whether none is left."""
-    age = get_settings().retention if older_than is None else older_than
+    """Purge messages, and return the number of deleted messages and whether none is left."""
     if age is None:
         return 0, True
-    alias = using or router.db_for_write(OutboxMessage)
-    remove_batch = _archive_batch if get_settings().archive else partial(_delete_batch, batch_size=batch_size)
-    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    archive = get_settings().archive
     seconds = min(age, MAX_AGE).total_seconds()
-    position = position or Position()
     total = 0
     # Only the first batch may be a sweep.
     after = position.start()
-    while not is_stopping() and (deadline is None or time.monotonic() < deadline):
-        batch = remove_batch(alias, seconds, after, is_stopping=is_stopping)
+    while not is_stopping() and time.monotonic() < deadline:
+        if archive:
+            batch = _archive_batch(using, archive, seconds, after, is_stopping)
+        else:
+            batch = _delete_batch(using, batch_size, seconds, after)
         position.advance(batch.deleted, batch.at)
         total += batch.deleted
         on_progress(total)
@@ -133,22 +134,19 @@ def _purge(
     return total, False
 
 
-def _delete_batch(
-    using: str, seconds: float, after: Any, *, batch_size: int, is_stopping: Callable[[], bool]
-) -> Removed:
+def _delete_batch(using: str, batch_size: int, seconds: float, after: Any) -> Removed:
     batch = get_store(connections[using]).purge(seconds, batch_size, after)
     return Removed(batch.deleted, batch.at, batch.deleted < batch_size)
 
 
-def _archive_batch(using: str, seconds: float, after: Any, *, is_stopping: Callable[[], bool]) -> Removed:
-    config = get_settings().archive
-    assert config is not None
-
+def _archive_batch(
+    using: str, archive: ArchiveConfig, seconds: float, after: Any, is_stopping: Callable[[], bool]
+) -> Removed:
     def listing(removal: Removal, limit: int, after: Any) -> Page:
         return removal.list_old(seconds, limit, after)
 
     try:
-        return remove(using, config, listing, state=PROCESSED, reason=PURGED, after=after, is_stopping=is_stopping)
+        return remove(using, archive, listing, state=PROCESSED, reason=PURGED, after=after, is_stopping=is_stopping)
     except Interfered:
         # Another purge is at work on a database without row locks. It deletes the rest.
         return Removed(0, after, at_end=True)
@@ -162,7 +160,7 @@ def purging(
     Args:
         using: the database alias.
         interval: seconds between two purges, and maximum duration of one.
-        patience: seconds to wait at the end of the block for a purge that has not ended.
+        patience: maximum seconds to wait at the end of the block for a purge that has not ended.
         is_stopping: if it returns True, no further batch begins.
     """
 
@@ -182,15 +180,18 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
                 with own_connection(using):
                     _purge_others(using, is_stopping)
             except Exception as error:
-                logger.warning("Purging of what other apps keep failed and will be retried: %s", describe(error))
+                logger.warning("Purging other apps' records failed and will be retried: %s", describe(error))
         archive = get_settings().archive
         if archive is not None and began < next_archive:
             # Few large files are better than one each minute.
             continue
         try:
             with own_connection(using):
-                _, complete = _purge(using, max_seconds=interval, is_stopping=is_stopping, position=position)
-            # One that was ended by its time continues at the next interval.
+                deadline = time.monotonic() + interval
+                _, complete = _purge(
+                    using, get_settings().retention, deadline=deadline, is_stopping=is_stopping, position=position
+                )
+            # A purge that the deadline has ended continues at the next interval.
             if archive is not None and complete:
                 next_archive = began + archive.interval
         except ArchiveUnavailable as error:

@@ -20,8 +20,7 @@ from django_outbox import OutboxMessage
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.retention import discard
 from django_outbox.retention.archive import removing
-from django_outbox.retention.archive.manifest import ranges
-from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.retention.archive.storage import ArchiveStorage, ranges
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.archives import (

@@ -15,8 +15,7 @@ from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.retention import discard
 from django_outbox.retention.archive.lines import InvalidLine, decode, encode
-from django_outbox.retention.archive.restoring import Restored, restore
-from django_outbox.retention.archive.selection import Filters, Selection
+from django_outbox.retention.archive.restoring import Filters, Restored, Selection, restore
 from django_outbox.retention.purge import purge
 from django_outbox.stores.removal import NAMES
 from tests.conftest import ALIASES

@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage
-from django_outbox.retention.archive.selection import Filters, Selection
+from django_outbox.retention.archive.restoring import Filters, Selection
 from django_outbox.retention.archive.storage import ArchiveStorage, Found
 from tests.support.messages import ago, write
 

@@ -18,17 +18,17 @@ from django_outbox.management.arguments import moment, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.failed import add_kind_filters
 from django_outbox.models import Status
-from django_outbox.retention.archive.manifest import REASONS
 from django_outbox.retention.archive.restoring import (
+    Filters,
     Restored,
+    Selection,
     batches,
     count_present,
     describe_result,
     restore,
     to_json,
 )
-from django_outbox.retention.archive.selection import Filters, Selection
-from django_outbox.retention.archive.storage import ArchiveStorage
+from django_outbox.retention.archive.storage import REASONS, ArchiveStorage
 from django_outbox.wording import counted
 
 READ = "read"

@@ -14,7 +14,7 @@ from django_outbox.stores.rows import read_text, read_time, read_uuid
 from django_outbox.stores.types import Row
 
 _BEGIN = {name: f',"{name}":' for name in JSON}
-"""What precedes the value of each JSON column. They are at the end of the line, in this order."""
+"""The text before the value of each JSON column. The JSON columns are at the end of the line, in this order."""
 
 _EXACT = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 """Finds the end of a value, and converts no number."""
@@ -30,7 +30,7 @@ class InvalidLine(ValueError):
 class ArchivedMessage:
     """A message in an archive. The last four columns are JSON text, exactly as the database returned them.
 
-    `unreadable` has the bytes, in Base64, of the columns that could not be read, by name. These are blank.
+    Columns that could not be read are blank; `unreadable` has their bytes in Base64, by name.
     """
 
     id: int
@@ -66,7 +66,7 @@ def encode(row: Row) -> bytes:
 
 
 def _encode_partly(row: Row) -> bytes:
-    """Encode a row with a column that cannot be read. SQLite's columns may hold anything."""
+    """Encode a row with a column that cannot be read, because SQLite's columns may hold anything."""
     columns: list[str] = []
     unreadable: dict[str, str] = {}
     for name, (begin, write), value in zip(NAMES, _COLUMNS, row, strict=True):
@@ -171,7 +171,7 @@ def decode(line: bytes) -> ArchivedMessage:
 
 
 def reason_not_restorable(message: ArchivedMessage) -> str:
-    """Return why a message cannot be written to the table again; blank if it can."""
+    """Return the reason that a message cannot be written to the table again; blank if it can."""
     if message.unreadable:
         return f"{', '.join(sorted(message.unreadable))} could not be read when it was archived"
     try:

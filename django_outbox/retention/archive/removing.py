@@ -1,10 +1,10 @@
 """Archive messages and then delete them, one file in one transaction."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
@@ -12,8 +12,7 @@ from django_outbox.conf import get_settings
 from django_outbox.conf.archive import ArchiveConfig
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.retention.archive.manifest import Manifest
-from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Spool
+from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Manifest, Spool
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
 from django_outbox.threads import Threads, own_connection
@@ -30,16 +29,9 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 class Removed(NamedTuple):
-    """Messages that were archived and deleted: their number, and the place after them. `at_end` if none follows."""
+    """The number of messages that were archived and deleted, and the place after them; `at_end` if none follows."""
 
     deleted: int
-    at: Any
-    at_end: bool
-
-
-class Filled(NamedTuple):
-    """How far a spool was filled: the place after its last row. `at_end` if no row follows."""
-
     at: Any
     at_end: bool
 
@@ -48,11 +40,8 @@ class Interfered(Exception):
     """Another session deleted or requeued some of the messages while they were being archived."""
 
 
-class Listing(Protocol):
-    """Lists, and locks if the database can, the messages to remove."""
-
-    def __call__(self, removal: Removal, limit: int, after: Any) -> Page:
-        """Return at most `limit` messages after a place."""
+Listing: TypeAlias = Callable[[Removal, int, Any], Page]
+"""Returns, and locks if the database can, at most a number of messages after a place."""
 
 
 def remove(
@@ -72,11 +61,11 @@ def remove(
         using: the database alias.
         config: the storage, and the limits of a file.
         listing: returns the messages.
-        state: the column that is set in these messages; one in which it is not is left alone.
-        reason: why they are removed, for the manifest.
-        by: who removes them, for the manifest.
+        state: the column that must be set in a message; messages in which it is not are left alone.
+        reason: the reason in the manifest.
+        by: the person or program that removes the messages, for the manifest.
         after: the place to begin after; None to begin at the start.
-        is_stopping: if it returns True, the file is given up and nothing is deleted.
+        is_stopping: if it returns True, the file is abandoned and nothing is deleted.
 
     Raises:
         ArchiveUnavailable: the storage failed. Nothing was deleted.
@@ -85,11 +74,9 @@ def remove(
     removal = make_removal(get_store(connections[using]))
     storage = ArchiveStorage(config.storage, using)
     with removal.transaction(get_settings().claim_timeout), Spool() as spool:
-        filled = Filled(after, at_end=False)
-        for step in _fill(spool, removal, config, listing, after):
-            filled = step
-            if is_stopping():
-                return Removed(0, after, at_end=True)
+        filled = _fill(spool, removal, config, listing, after=after, is_stopping=is_stopping)
+        if filled is None:
+            return Removed(0, after, at_end=True)
         if not spool.ids:
             return Removed(0, *filled)
         name, manifest = _store(storage, spool, removal, reason=reason, by=by)
@@ -108,10 +95,18 @@ def remove(
     return Removed(deleted, *filled)
 
 
-def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listing, after: Any) -> Iterator[Filled]:
+def _fill(
+    spool: Spool,
+    removal: Removal,
+    config: ArchiveConfig,
+    listing: Listing,
+    *,
+    after: Any,
+    is_stopping: Callable[[], bool],
+) -> tuple[Any, bool] | None:
     """Write rows to the spool until it is full or no row follows.
 
-    It yields after each part.
+    Return the place after the last row, and whether no row follows; None if it was stopped.
     """
     at_end = False
     while not at_end and len(spool.ids) < config.max_rows:
@@ -120,20 +115,21 @@ def _fill(spool: Spool, removal: Removal, config: ArchiveConfig, listing: Listin
             room = config.max_bytes - spool.length
             if spool.ids and rows[0].size > room:
                 # The rows left are locked until the commit, and come into the next file.
-                return
+                return after, False
             part = _first_within(rows, min(READ_BYTES, room))
             spool.add(removal.read([row.id for row in part]))
             rows = rows[len(part) :]
             after = part[-1].at
-            yield Filled(after, at_end=False)
+            if is_stopping():
+                return None
         after = place
-        yield Filled(after, at_end)
+    return after, at_end
 
 
 def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: str, by: str) -> tuple[str, Manifest]:
-    """Store a file in another thread, and keep the transaction alive meanwhile.
+    """Store a file in another thread, while this one keeps the transaction alive.
 
-    The database ends the transaction of a process that hangs. A storage may well take longer than that.
+    The database ends idle transactions, and a storage may take longer than that limit.
     """
     stored: list[tuple[str, Manifest]] = []
 

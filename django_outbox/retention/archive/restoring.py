@@ -1,8 +1,13 @@
-"""Write archived messages to the table again, as failed or as pending ones."""
+"""Choose messages of the archive, and write them to the table again, as failed or as pending ones."""
 
+import datetime
 import json
-from collections.abc import Iterable, Sequence
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from django.db import IntegrityError, models, transaction
@@ -12,7 +17,8 @@ from django.utils import timezone
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.retention.archive.lines import ArchivedMessage, reason_not_restorable
+from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode, reason_not_restorable
+from django_outbox.retention.archive.storage import ArchiveStorage, Damaged, Found
 from django_outbox.stores.removal import JSON
 from django_outbox.wording import counted
 
@@ -23,8 +29,116 @@ RESTORED = "restored from the archive"
 """The error of a failed message that had none, because it was processed before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Limits the choice of messages. In patterns, `*` stands for any characters, and case matters."""
+
+    archived_after: datetime.datetime | None = None
+    archived_before: datetime.datetime | None = None
+    archives: tuple[str, ...] = ()
+    reason: str = ""
+    publisher: str | None = None
+    types: tuple[str, ...] = ()
+    error_classes: tuple[str, ...] = ()
+    key: str | None = None
+    message_ids: tuple[str, ...] = ()
+
+    def take(self, message: ArchivedMessage) -> bool:
+        """Return whether a message is chosen."""
+        return (
+            self.publisher in (None, message.publisher)
+            and self.key in (None, message.key)
+            and (not self.types or _matches(message.type, self.types))
+            and (not self.error_classes or _matches(message.error_class, self.error_classes))
+            and (not self.message_ids or str(message.message_id) in self.message_ids)
+        )
+
+    def find(self, storage: ArchiveStorage) -> Iterator[Found]:
+        """Yield the archives that may hold such messages, the oldest first."""
+        for found in storage.find(self.archived_after, self.archived_before):
+            named = not self.archives or any(found.name.endswith(name) for name in self.archives)
+            if named and (not self.reason or found.manifest is None or found.manifest.reason == self.reason):
+                yield found
+
+
+def _matches(text: str, patterns: tuple[str, ...]) -> bool:
+    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) for pattern in patterns)
+
+
+@dataclass
+class Selection:
+    """The chosen messages of the archives, each once, in the order in which they were archived.
+
+    Attributes:
+        messages: number of messages that were chosen in the last reading.
+        doubles: number of further copies of them, which were left out.
+        invalid: number of lines that are not messages.
+        damaged: names of archives with a file that does not have the checksum of its manifest.
+    """
+
+    storage: ArchiveStorage
+    filters: Filters
+    messages: int = 0
+    doubles: int = 0
+    invalid: int = 0
+    damaged: set[str] = field(default_factory=set)
+
+    def read(self, *, skip_damaged: bool = False) -> Iterator[ArchivedMessage]:
+        """Yield the messages. Memory is bounded, whatever their number.
+
+        Args:
+            skip_damaged: leave out the archives that an earlier reading found to be damaged.
+        """
+        self.messages = self.doubles = self.invalid = 0
+        with _Seen() as seen:
+            for found in self.filters.find(self.storage):
+                if found.manifest is None or (skip_damaged and found.name in self.damaged):
+                    continue
+                try:
+                    for line in self.storage.read_lines(found.manifest):
+                        message = self._decode(line, found)
+                        if message is None or not self.filters.take(message):
+                            continue
+                        if seen.add(message):
+                            self.messages += 1
+                            yield message
+                        else:
+                            self.doubles += 1
+                except Damaged:
+                    self.damaged.add(found.name)
+
+    def _decode(self, line: bytes, found: Found) -> ArchivedMessage | None:
+        try:
+            return decode(line)
+        except InvalidLine as error:
+            self.invalid += 1
+            logger.warning("A line of the archive %s was left out: %s", found.name, error)
+            return None
+
+
+class _Seen:
+    """The `message_id` and publisher of each message that was read, in a temporary file that SQLite deletes."""
+
+    def __enter__(self) -> "_Seen":
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.execute("PRAGMA journal_mode = OFF")
+        self._database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._database.execute("BEGIN")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._database.close()
+
+    def add(self, message: ArchivedMessage) -> bool:
+        """Note a message, and return whether it is new."""
+        identity = message.message_id.bytes + message.publisher.encode()
+        return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", [identity]).rowcount == 1
+
+
 class JSONText(models.Expression):
-    """JSON that is written as it is, without a detour by Python's numbers."""
+    """JSON text that is written as it is: Python would change its numbers."""
 
     def __init__(self, text: str) -> None:
         super().__init__(output_field=models.TextField())
@@ -55,15 +169,11 @@ def count_present(messages: Sequence[ArchivedMessage], *, using: str) -> int:
 
 
 def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) -> Restored:
-    """Write messages to the table, with their `message_id`, in one transaction. Those that are there stay as they are.
+    """Write messages to the table, with their `message_id`, in one transaction. Messages in the table stay as they are.
 
     A message gets its former id, so that it takes its place in the order of its key. In a database that has not yet
-    come to that id, it gets a new one.
-
-    Args:
-        messages: the messages.
-        status: `FAILED` keeps attempts and error; `PENDING` makes a message due at once, with a fresh set of attempts.
-        using: the database alias.
+    reached that id, it gets a new one. `FAILED` keeps attempts and error; `PENDING` makes a message due at once, with a
+    fresh set of attempts.
     """
     good = []
     for message in messages:
@@ -75,7 +185,7 @@ def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) 
     try:
         written = _write(good, status, using)
     except IntegrityError:
-        # Another session wrote one of them at the same time; now it is seen.
+        # Another session wrote one of them at the same time. This time, it is found.
         written = _write(good, status, using)
     return Restored(written, len(good) - written, refused)
 
@@ -86,19 +196,17 @@ def _write(messages: Sequence[ArchivedMessage], status: Status, using: str) -> i
         missing = [message for message in messages if (message.message_id, message.publisher) not in present]
         if missing:
             next_id = _next_id(using)
-            taken = set(_table(using).filter(pk__in=[message.id for message in missing]).values_list("pk", flat=True))
+            table = OutboxMessage.objects.using(using)
+            taken = set(table.filter(pk__in=[message.id for message in missing]).values_list("pk", flat=True))
             rows = [_row(message, status, message.id < next_id and message.id not in taken) for message in missing]
-            _table(using).bulk_create(rows)
+            table.bulk_create(rows)
     return len(missing)
 
 
 def _present(messages: Sequence[ArchivedMessage], using: str) -> set[tuple[Any, str]]:
     ids = [message.message_id for message in messages]
-    return set(_table(using).filter(message_id__in=ids).values_list("message_id", "publisher"))
-
-
-def _table(using: str) -> "models.QuerySet[OutboxMessage]":
-    return OutboxMessage.objects.using(using)
+    found = OutboxMessage.objects.using(using).filter(message_id__in=ids)
+    return set(found.values_list("message_id", "publisher"))
 
 
 def _next_id(using: str) -> int:

@@ -1,17 +1,19 @@
-"""The files of an archive in one of Django's `STORAGES`: their names, how they are written, verified and found."""
+"""The files of an archive in one of Django's `STORAGES`: write, verify, find and read them."""
 
 import datetime
 import hashlib
+import json
 import os
 import re
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
@@ -21,13 +23,18 @@ from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.retention.archive.lines import encode
-from django_outbox.retention.archive.manifest import InvalidManifest, Manifest, ranges, read_manifest
 from django_outbox.stores.types import Row
+
+VERSION = 1
+"""Version of the format. A reader refuses a newer one."""
+
+PURGED, DISCARDED = "purged", "discarded"
+REASONS = (PURGED, DISCARDED)
 
 FILE, MANIFEST, COMMITTED = ".jsonl.gz", ".manifest.json", ".committed.json"
 
 MAX_FOLDERS = 5
-"""Folders that a new file may have created: those of the database, year, month and day, and that of the storage."""
+"""Folders that a new file may have created: for the database, year, month and day, and the folder of the storage."""
 
 REMEDY = (
     "Check the storage (space, permissions, network, credentials). The messages stay in the table, and are archived "
@@ -42,6 +49,69 @@ GZIP = 16 + zlib.MAX_WBITS
 
 BLOCK = 1024 * 1024
 """Bytes that are read at a time."""
+
+
+class InvalidManifest(ValueError):
+    """A manifest cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Describes one file.
+
+    Attributes:
+        file: the name of the file in the storage.
+        database: the alias of the database that the messages were in.
+        reason: `purged` or `discarded`.
+        by: the person or program that discarded the messages; blank if unknown.
+        archived_at: time at which the file was written, by the clock of the writer.
+        count: number of messages.
+        ids: ranges of the messages' ids: `((1, 500), (502, 502))`.
+        size: size of the file in bytes.
+        sha256: checksum of the file.
+    """
+
+    file: str
+    database: str
+    reason: str
+    by: str
+    archived_at: datetime.datetime
+    count: int
+    ids: Sequence[tuple[int, int]]
+    size: int
+    sha256: str
+
+    def to_json(self) -> bytes:
+        """Return the manifest as the text of its file."""
+        values = {"version": VERSION, **asdict(self), "archived_at": self.archived_at.isoformat()}
+        return (json.dumps(values, ensure_ascii=False) + "\n").encode()
+
+
+def read_manifest(text: bytes) -> Manifest:
+    """Read the text of a manifest; an InvalidManifest if it is incomplete, or of a newer version."""
+    try:
+        values: dict[str, Any] = json.loads(text)
+        version = values.pop("version")
+        if version != VERSION:
+            raise InvalidManifest(f"its version is {version}; this release reads {VERSION}")
+        values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
+        values["ids"] = tuple((first, last) for first, last in values["ids"])
+        return Manifest(**values)
+    except InvalidManifest:
+        raise
+    except Exception as error:
+        raise InvalidManifest(f"it is not a manifest ({type(error).__name__})") from None
+
+
+def ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ids as ranges of consecutive ones, in ascending order."""
+    found: list[tuple[int, int]] = []
+    for id in sorted(ids):
+        if found and id == found[-1][1] + 1:
+            found[-1] = (found[-1][0], id)
+        else:
+            found.append((id, id))
+    return found
 
 
 class Spool:
@@ -119,12 +189,7 @@ class Damaged(Exception):
 
 
 class ArchiveStorage:
-    """The archive of one database.
-
-    Args:
-        alias: a key of `STORAGES`.
-        database: the alias of the database.
-    """
+    """The archive of one database, in the storage with an alias in `STORAGES`."""
 
     def __init__(self, alias: str, database: str) -> None:
         self._alias = alias
@@ -138,7 +203,7 @@ class ArchiveStorage:
         """Write a file and its manifest, read both back, and return the name of the archive, and the manifest.
 
         Raises:
-            ArchiveUnavailable: the storage failed. What was written so far is removed if that is possible.
+            ArchiveUnavailable: the storage failed. The files written so far are removed if that is possible.
         """
         now = datetime.datetime.now(datetime.timezone.utc)
         name = f"{self._database}/{now:%Y/%m/%d}/{uuid7()}"
@@ -169,7 +234,7 @@ class ArchiveStorage:
         return name, manifest
 
     def save(self, name: str, content: "File[bytes]") -> str:
-        """Write a file, wait until it is on the disk if it is a local one, and return the name that it got."""
+        """Write a file, wait until it is on the disk if it is a local one, and return its name in the storage."""
         saved = self._storage.save(name, content)
         # Django's storages raise it for files without a path: a remote storage has stored them when `save` returns.
         with suppress(NotImplementedError):
@@ -177,17 +242,13 @@ class ArchiveStorage:
         return saved
 
     def verify(self, file: str, size: int, sha256: str) -> None:
-        """Read a file back.
-
-        Raises:
-            OSError: it is not what was written.
-        """
+        """Read a file back, and raise OSError if it differs from what was written."""
         with self._storage.open(file) as stored:
             if measure(iter(lambda: stored.read(BLOCK), b"")) != (size, sha256):
                 raise OSError(f"{file} is not what was written to it")
 
     def mark_committed(self, name: str) -> None:
-        """Write the marker that the messages of an archive are deleted. A failure is logged, and nothing else."""
+        """Write the marker that the messages of an archive are deleted. A failure is only logged."""
         try:
             now = datetime.datetime.now(datetime.timezone.utc).isoformat()
             self.save(f"{name}{COMMITTED}", ContentFile(f'{{"committed_at": "{now}"}}\n'.encode()))
@@ -200,15 +261,11 @@ class ArchiveStorage:
             )
 
     def forget(self, name: str, manifest: Manifest) -> None:
-        """Remove an archive whose messages were not deleted."""
+        """Remove an archive, because its messages were not deleted."""
         self._remove([f"{name}{MANIFEST}", manifest.file])
 
     def find(self, after: datetime.datetime | None = None, before: datetime.datetime | None = None) -> Iterator[Found]:
-        """Yield the archives that were written in a period, the oldest first.
-
-        Raises:
-            ArchiveUnavailable: the storage failed.
-        """
+        """Yield the archives that were written in a period, the oldest first."""
         for folder in self._days(after, before):
             with self._reporting(f"Reading the archives in {folder}"):
                 files = set(self._storage.listdir(folder)[1])
@@ -223,10 +280,9 @@ class ArchiveStorage:
                     yield Found(f"{folder}/{name}", manifest, f"{name}{COMMITTED}" in files)
 
     def read_lines(self, manifest: Manifest) -> Iterator[bytes]:
-        """Yield the lines of a file, without ever holding more of it than some lines.
+        """Yield the lines of a file, without ever holding more than some lines.
 
         Raises:
-            ArchiveUnavailable: the storage failed.
             Damaged: the file does not have the checksum of the manifest. It is raised at the end.
         """
         with self._reporting(f"Reading the archive {manifest.file}"), self._storage.open(manifest.file) as stored:
