@@ -33,7 +33,7 @@ BENCHMARKS = {name: import_module(f"tests.benchmarks.{name}") for name in NAMES}
 def main(arguments: list[str]) -> int:
     """Run one benchmark, print its report, and return the exit code."""
     options = make_parser().parse_args(arguments)
-    # The relay's log would be measured too, and break the progress line.
+    # The relay's log would be measured too, and stand between the results.
     logging.getLogger("django_outbox").setLevel(logging.ERROR)
     # SIGTERM cleans up as Ctrl-C does.
     signal.signal(signal.SIGTERM, _end)

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 import django
 from django.db import connection
 
+from django_outbox.wording import duration
 from tests.benchmarks.measuring import Run
 
 CaseT = TypeVar("CaseT", bound=Hashable)
@@ -57,17 +59,19 @@ class Report:
 
 
 def measure_all(sequence: Sequence[CaseT], measure: Callable[[CaseT], ResultT]) -> dict[CaseT, list[ResultT]]:
-    """Measure cases in this order, and return the results of each.
+    """Measure cases in this order, show each result as soon as it is there, and return the results of each.
 
     Pass rounds (`cases * repeats`), so that anything that disturbs the machine affects all cases alike.
     """
     results: dict[CaseT, list[ResultT]] = defaultdict(list)
-    try:
-        for number, case in enumerate(sequence):
-            _show(f"  measuring {number + 1}/{len(sequence)}")
-            results[case].append(measure(case))
-    finally:
-        _show("")
+    began, total = time.monotonic(), len(sequence)
+    for number, case in enumerate(sequence, 1):
+        result = measure(case)
+        results[case].append(result)
+        found = f": {result.rate:,.0f} msg/s" if isinstance(result, Run) else ""
+        left = duration((time.monotonic() - began) / number * (total - number))
+        sys.stderr.write(f"{number}/{total}  {case}{found}" + (f"  (about {left} left)\n" if number < total else "\n"))
+        sys.stderr.flush()
     return results
 
 
@@ -114,12 +118,6 @@ def read_machine() -> dict[str, Any]:
     connection.ensure_connection()
     found[connection.display_name] = ".".join(map(str, connection.get_database_version()))
     return found
-
-
-def _show(line: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[2K{line}")
-        sys.stderr.flush()
 
 
 def _cell(value: Any) -> str:
