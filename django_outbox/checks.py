@@ -25,7 +25,6 @@ from django_outbox.brokers.registry import build_publisher
 from django_outbox.conf import OutboxSettings, SettingsProblem, parse
 from django_outbox.conf.routes import find_unreachable
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
-from django_outbox.error_text import one_line
 from django_outbox.events.checks import find_mistakes as find_event_mistakes
 from django_outbox.handlers.checks import find_mistakes as find_handler_mistakes
 from django_outbox.handlers.checks import find_unreachable as find_unreachable_handlers
@@ -33,7 +32,7 @@ from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, find_store
-from django_outbox.wording import counted
+from django_outbox.text import counted, one_line
 
 TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""

@@ -4,7 +4,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from django_outbox.error_text import is_interrupt, one_line, stand_in
+from django_outbox.text import is_interrupt, one_line, stand_in
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]

@@ -11,12 +11,9 @@ from django_outbox.db.functions import DatabaseNow, IsExactly
 from django_outbox.db.transactions import in_transaction
 from django_outbox.exceptions import TransactionForbidden
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Pause
-from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
+from django_outbox.models.message import BATCH_SIZE, WITH_KEY, WITHOUT_KEY
 
 __all__ = ["Resumed", "pause", "resume"]
-
-RESUME_BATCH_SIZE = 1000
-"""Number of rows that one UPDATE changes: few enough to hold its locks for milliseconds only."""
 
 PAUSE_ATTEMPTS = 10
 """Attempts to write a pause while other operators resume it."""
@@ -82,7 +79,7 @@ def resume(
     type: str = "",
     *,
     using: str | None = None,
-    batch_size: int = RESUME_BATCH_SIZE,
+    batch_size: int = BATCH_SIZE,
     max_seconds: float | None = None,
     on_batch: Callable[[int], object] = lambda released: None,
 ) -> Resumed:

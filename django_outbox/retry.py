@@ -1,15 +1,16 @@
-"""When to retry a message, and when to give up: pure functions of the attempt, the outcome and the policy."""
+"""Growing waits, and when to retry a message or give up: pure functions of the attempt, the outcome and the policy."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
-from django_outbox.backoff import Backoff, Kind
-from django_outbox.error_text import is_interrupt, one_line
 from django_outbox.messages import Message, Outcome
+from django_outbox.text import is_interrupt, one_line
 
 __all__ = ["RetryFunction", "RetryPolicy"]
+
+Kind: TypeAlias = Literal["fixed", "linear", "exponential"]
 
 RetryFunction: TypeAlias = Callable[[int, Outcome, Message], float | None]
 """A custom policy. It gets the number of the attempt that failed (from 1), the outcome and the message, and returns the
@@ -23,6 +24,48 @@ LONGEST_DELAY = 365 * 86_400.0
 
 LONGEST_RETRY_AFTER = 86_400.0
 """Maximum number of seconds that a broker may ask for by `Outcome.retry_after`: a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The waits after 1, 2, 3... failures in a row. It never gives up.
+
+    Args:
+        delay: seconds to wait after the first failure, above 0.
+        factor: how many times longer each further wait is than the one before, at least 1; for "exponential" only.
+        max_delay: longest wait in seconds, before jitter: clients that have reached the ceiling must not return
+            together either.
+        jitter: maximum share of the wait that is added at random, 0 to 1, so that clients that failed together do not
+            return together.
+        kind: how the wait grows: "fixed" (not at all), "linear" (by `delay` each time) or "exponential" (by `factor`
+            each time).
+    """
+
+    delay: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 600.0
+    jitter: float = 0.1
+    kind: Kind = "exponential"
+
+    def after(self, failures: int, *, rand: Callable[[], float] = random.random) -> float:
+        """Return the seconds to wait, never more than `max_delay * (1 + jitter)`.
+
+        Args:
+            failures: number of failures in a row, at least 1.
+            rand: a source of numbers from 0 to 1, for the jitter.
+        """
+        try:
+            seconds = min(_GROWTH[self.kind](self, failures), self.max_delay)
+        except OverflowError:
+            seconds = self.max_delay
+        return seconds * (1 + self.jitter * rand())
+
+
+_GROWTH: dict[Kind, Callable[[Backoff, int], float]] = {
+    "fixed": lambda backoff, failures: backoff.delay,
+    "linear": lambda backoff, failures: backoff.delay * float(failures),
+    "exponential": lambda backoff, failures: backoff.delay * float(backoff.factor) ** (failures - 1),
+}
 
 
 @dataclass(frozen=True, slots=True)

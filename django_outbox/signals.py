@@ -10,9 +10,9 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.logs import logger
 from django_outbox.messages import Message
+from django_outbox.text import describe, is_interrupt
 
 __all__ = ["Failure", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
 

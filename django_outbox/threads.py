@@ -1,15 +1,23 @@
-"""Threads that cannot keep the process from exiting, and their database connections."""
+"""Threads that cannot keep the process from exiting, their database connections, and a fresh start after a fork."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, InterfaceError, connections
 
+T = TypeVar("T")
+
 INTERRUPT_DELAY = 0.2
 """Seconds until a waiting thread notices Ctrl-C on a platform that does not interrupt the wait."""
+
+_functions: WeakKeyDictionary[Any, Callable[[Any], object]] = WeakKeyDictionary()
+"""Objects that start over in a forked process, because their threads, locks and connections belong to the parent."""
 
 
 class Threads:
@@ -92,3 +100,23 @@ def own_connection(using: str) -> Iterator[None]:
     finally:
         with suppress(DatabaseError, InterfaceError):
             connections.close_all()
+
+
+def after_fork(subject: T, start_over: Callable[[T], object]) -> None:
+    """Call a function with an object in each process forked from this one, for as long as the object exists.
+
+    Args:
+        subject: the object.
+        start_over: makes it forget what belongs to the parent, without ending it: a function, not the object's own
+            method, which would keep the object alive.
+    """
+    _functions[subject] = start_over
+
+
+def _start_over() -> None:
+    for subject, start_over in [*_functions.items()]:
+        start_over(subject)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over)

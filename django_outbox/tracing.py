@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.rates import Allowance
+from django_outbox.text import describe, is_interrupt
 
 if TYPE_CHECKING:
     # A tracing library may be set up before models can be imported.

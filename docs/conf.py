@@ -45,8 +45,9 @@ nitpick_ignore_regex = [
     ("py:.*", r"(?!django_outbox\.).*"),
     (
         "py:class",
-        r"django_outbox\.(stores|backoff|relay\.limits|service|enqueueing\.events|events\.registry)\..*",
+        r"django_outbox\.(stores|relay\.limits|service|enqueueing\.events|events\.registry)\..*",
     ),
+    ("py:class", r"django_outbox\.retry\.(Backoff|Kind)"),
     # Type variables.
     ("py:class", r"django_outbox\.(handlers\.registry|enqueueing\.asynchronous)\.[PR]"),
 ]

@@ -13,8 +13,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_outbox.admin.ages import with_age, with_time
-from django_outbox.error_text import shorten
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.text import shorten
 
 MAX_JSON_LENGTH = 100_000
 """Maximum characters of a payload on the page of a message."""

@@ -29,12 +29,13 @@ from django_outbox.admin.overview_groups import (
     survey,
 )
 from django_outbox.conf import get_settings
-from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview, Status
+from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
-from django_outbox.pausing import RESUME_BATCH_SIZE, pause, resume
+from django_outbox.pausing import pause, resume
+from django_outbox.text import describe
 
 if TYPE_CHECKING:
     BaseAdmin = admin.ModelAdmin[Overview]
@@ -59,7 +60,7 @@ class OverviewAdmin(BaseAdmin):
 
     refresh_seconds = 5
     """Seconds between two refreshes of the page."""
-    resume_batch_size = RESUME_BATCH_SIZE
+    resume_batch_size = BATCH_SIZE
     """Maximum number of held messages that one UPDATE makes due."""
     step_seconds = 1.0
     """Seconds after which an operation shows its progress."""

@@ -27,9 +27,8 @@ from django_outbox.admin.operations import (
     with_reason,
     without_leased,
 )
-from django_outbox.bulk import batches
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Status
-from django_outbox.models.message import WITHOUT_KEY
+from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.queues import list_retrying
 from django_outbox.stores import get_store

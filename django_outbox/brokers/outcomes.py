@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 from django_outbox.brokers.publisher import BatchRefused, Publisher
-from django_outbox.error_text import describe, is_interrupt, one_line
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
+from django_outbox.text import describe, is_interrupt, one_line
 
 NO_REASON = "the publisher gave no reason"
 

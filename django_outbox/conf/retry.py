@@ -9,7 +9,6 @@ from typing import Any, cast, get_args
 
 from django.utils.module_loading import import_string
 
-from django_outbox.backoff import Kind
 from django_outbox.conf.readers import (
     Mistake,
     Mistakes,
@@ -20,7 +19,7 @@ from django_outbox.conf.readers import (
     seconds,
     whole_number,
 )
-from django_outbox.retry import DEFAULT_POLICY, RetryEntry, RetryFunction, RetryPolicy
+from django_outbox.retry import DEFAULT_POLICY, Kind, RetryEntry, RetryFunction, RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)

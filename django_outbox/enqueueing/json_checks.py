@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 
-from django_outbox.error_text import shorten
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.stores.base import Store
+from django_outbox.text import shorten
 
 MAX_INTEGER_DIGITS = 308
 """Maximum digits of an integer in JSON, on every database: a longer one exceeds the range of a double."""

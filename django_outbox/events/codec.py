@@ -14,7 +14,6 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from typing_extensions import is_typeddict
 
 from django_outbox.enqueueing.events import ATTRIBUTE
-from django_outbox.error_text import describe, one_line
 from django_outbox.events.mistakes import (
     find_change,
     find_converted_bool,
@@ -23,6 +22,7 @@ from django_outbox.events.mistakes import (
     find_unserializable,
 )
 from django_outbox.exceptions import InvalidEvent
+from django_outbox.text import describe, one_line
 
 MAX_MISTAKES = 5
 """Maximum number of mistakes that an error lists."""

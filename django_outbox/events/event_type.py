@@ -11,8 +11,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
 from django_outbox.enqueueing.events import Encoded
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
+from django_outbox.text import describe, is_interrupt
 
 if TYPE_CHECKING:
     # It imports pydantic.

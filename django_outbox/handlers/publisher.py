@@ -12,7 +12,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.events.decoding import decode_message
 from django_outbox.handlers.calls import NotRun, call_within, finish
 from django_outbox.handlers.registry import AnyHandler, registry
@@ -21,7 +20,7 @@ from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
-from django_outbox.wording import counted
+from django_outbox.text import counted, describe, is_interrupt
 
 __all__ = ["HandlersPublisher"]
 

@@ -17,11 +17,11 @@ from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.enqueueing.writing import new_row
-from django_outbox.error_text import describe, one_line
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
 from django_outbox.stores import NewRow, Store
+from django_outbox.text import describe, one_line
 
 INVALID_TYPE = "inbox.invalid"
 """The type of a failed message that stands for one that could not be stored as it came, and its error class."""

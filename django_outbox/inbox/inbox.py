@@ -10,7 +10,6 @@ from django.db import connections, router
 
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
-from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.reading import Reader
@@ -25,6 +24,7 @@ from django_outbox.service.announcements import Life, announcing
 from django_outbox.service.heartbeats import reporting
 from django_outbox.service.outages import Outage
 from django_outbox.service.restarting import restart_on_crash
+from django_outbox.text import describe
 from django_outbox.threads import Threads, in_background, own_connection
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.backlog import Backlog
 from django_outbox.inbox.state import InboxState, name_consumer
 from django_outbox.inbox.storing import Stored, Storing
 from django_outbox.logs import logger
 from django_outbox.stores.schema import require_schema
+from django_outbox.text import describe
 
 
 class Reader:

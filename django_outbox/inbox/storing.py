@@ -10,14 +10,13 @@ from django_outbox.brokers.consumer import Consumer, Incoming
 from django_outbox.enqueueing.enqueue import chunked
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.writing import insert_new
-from django_outbox.error_text import describe, one_line
 from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, get_store
-from django_outbox.wording import counted
+from django_outbox.text import counted, describe, one_line
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""

@@ -13,13 +13,13 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import F, Q
 from django.utils.timezone import localtime
 
-from django_outbox.bulk import batches
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
 from django_outbox.management.arguments import moment, whole_number
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.wording import counted
+from django_outbox.models.message import batches
+from django_outbox.text import counted
 
 FILTERS = ("publisher", "type", "error_class", "failed_after", "failed_before", "key")
 

@@ -19,8 +19,8 @@ from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
+from django_outbox.text import counted, duration
 from django_outbox.threads import own_connection
-from django_outbox.wording import counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,9 +12,9 @@ from django_outbox.deployment import (
     find_unapplied_migrations,
     find_unknown_publishers,
 )
-from django_outbox.error_text import describe
 from django_outbox.stores import find_store
 from django_outbox.stores.schema import missing_schema
+from django_outbox.text import describe
 from django_outbox.threads import Threads
 
 

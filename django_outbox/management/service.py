@@ -14,7 +14,7 @@ from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"

@@ -1,6 +1,7 @@
 """`OutboxMessage`, the outbox table: one row per message."""
 
 import datetime
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -11,8 +12,8 @@ from django.utils.translation import gettext_lazy as _
 from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField, uuid7
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
-from django_outbox.error_text import shorten
 from django_outbox.messages import MAX_ERROR_LENGTH
+from django_outbox.text import shorten
 
 __all__ = ["OutboxMessage", "OutboxMessageQuerySet", "Status"]
 
@@ -32,6 +33,9 @@ WITH_KEY = Q(blocks_key__in=[True])
 WITHOUT_KEY = Q(blocks_key__in=[False])
 """Conditions of pending messages with and without a key. Every database finds them in the index by due time, and SQLite
 only as they are spelled here."""
+
+BATCH_SIZE = 1000
+"""Number of rows that one statement reads or changes: few enough to hold locks for milliseconds only."""
 
 CANCELLED = "outbox.cancelled"
 """The error class of messages that an operator has cancelled."""
@@ -322,3 +326,13 @@ _TIME_OF = {
     Status.PROCESSED: "processed_at",
     Status.FAILED: "failed_at",
 }
+
+
+def batches(ids: Iterable[int]) -> Iterator[list[int]]:
+    """Yield ids in lists of `BATCH_SIZE`, in their order.
+
+    Messages of a key are in that order, and the first ones may be delivered before the last ones are changed.
+    """
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), BATCH_SIZE):
+        yield ordered[start : start + BATCH_SIZE]

@@ -10,7 +10,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
-from django_outbox.wording import duration
+from django_outbox.text import duration
 
 __all__ = [
     "MAX_AGE",

@@ -18,7 +18,7 @@ from django_outbox.relay.tally import Tally
 from django_outbox.relay.waves import publish_in_waves
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from django_outbox.backoff import Backoff
+from django_outbox.retry import Backoff
 
 MAX_CONFLICTS = 5
 """Number of conflicts in a row after which a message that conflicts again uses up an attempt."""

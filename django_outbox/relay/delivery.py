@@ -7,7 +7,6 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
-from django_outbox.error_text import describe
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.conflicts import Conflicts, Turns
@@ -17,6 +16,7 @@ from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores.schema import require_schema
+from django_outbox.text import describe
 
 
 class Attempt(NamedTuple):

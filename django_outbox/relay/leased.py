@@ -11,7 +11,6 @@ from django.db import Error, InterfaceError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Decided
@@ -24,6 +23,7 @@ from django_outbox.relay.transactional import (
     refresh_other_connections,
 )
 from django_outbox.stores import Claim, Lease, Settlement
+from django_outbox.text import describe, is_interrupt
 from django_outbox.threads import own_connection
 
 MAX_PASSED_OVER = 10

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from django_outbox.backoff import Backoff
+from django_outbox.retry import Backoff
 from django_outbox.service.state import ServiceLimits
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
-from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.models import Pause
+from django_outbox.text import describe
 
 
 class PauseReason(NamedTuple):

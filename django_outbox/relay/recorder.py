@@ -10,8 +10,8 @@ from django_outbox.messages import Message, Outcome, Verdict
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import Failure, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement
+from django_outbox.text import counted, some_ids
 from django_outbox.tracing import PublishedBatch, trace_published
-from django_outbox.wording import counted, some_ids
 
 
 class Recorder:

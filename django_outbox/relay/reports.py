@@ -19,8 +19,8 @@ from django_outbox.service import announcements, heartbeats
 from django_outbox.service.announcements import Life
 from django_outbox.service.heartbeats import Reporter
 from django_outbox.stores.clock import read_clock
+from django_outbox.text import counted
 from django_outbox.threads import own_connection
-from django_outbox.wording import counted
 
 KEEP_COUNTS = datetime.timedelta(hours=25)
 """Age up to which the counts of a minute are kept: a day is shown, in periods of up to an hour."""

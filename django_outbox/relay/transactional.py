@@ -11,7 +11,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.error_text import describe, is_interrupt
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.calls import NotRun, finish
 from django_outbox.logs import logger
@@ -31,6 +30,7 @@ from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
 from django_outbox.relay.tally import Tally
 from django_outbox.stores import Claim, Settlement, Store, get_store
+from django_outbox.text import describe, is_interrupt
 
 FIRST_DELAY = 1.0
 """Seconds until a message is tried again after a lost transaction that was not counted."""

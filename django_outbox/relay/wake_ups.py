@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from django.db import connections
 
 from django_outbox.conf import get_settings
-from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.stores import get_store
+from django_outbox.text import describe
 from django_outbox.threads import own_connection
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
+from django_outbox.text import duration
 from django_outbox.threads import in_background
-from django_outbox.wording import duration
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,6 @@ from django.db import connections, router
 
 from django_outbox.conf import get_settings
 from django_outbox.conf.archive import ArchiveConfig
-from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
@@ -21,6 +20,7 @@ from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
 from django_outbox.stores.cursor import Position
 from django_outbox.stores.removal import PROCESSED, Page, Removal
+from django_outbox.text import describe
 from django_outbox.threads import in_background, own_connection
 
 __all__ = ["purge"]

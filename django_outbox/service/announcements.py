@@ -17,8 +17,8 @@ from django.db import connections
 from django_outbox.deployment import describe_database, find_version
 from django_outbox.logs import logger
 from django_outbox.service.state import ServiceState
+from django_outbox.text import duration
 from django_outbox.threads import Threads, in_background
-from django_outbox.wording import duration
 
 PATIENCE = 0.5
 """Seconds to wait for a log that hangs, and at the end for a query of the thread."""

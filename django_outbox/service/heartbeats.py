@@ -15,11 +15,11 @@ from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.deployment import find_version, name_process
-from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.models import Heartbeat
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
+from django_outbox.text import describe
 from django_outbox.threads import Threads, in_background, own_connection
 
 KEEP_REPORTS = datetime.timedelta(days=1)

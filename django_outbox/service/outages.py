@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from django_outbox.logs import logger
-from django_outbox.wording import duration
+from django_outbox.text import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_outbox.backoff import Backoff
-from django_outbox.error_text import describe
 from django_outbox.exceptions import OutboxError
 from django_outbox.logs import logger
+from django_outbox.retry import Backoff
 from django_outbox.service.state import ServiceState
+from django_outbox.text import describe
 
 
 def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from django_outbox.backoff import Backoff
+from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
 
 

@@ -12,7 +12,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
@@ -23,6 +22,7 @@ from django_outbox.stores.locks import lease_number
 from django_outbox.stores.rows import error_rows, read_messages
 from django_outbox.stores.timeline import Piece
 from django_outbox.stores.types import Claim, Held, NewRow, Purged, Settlement
+from django_outbox.text import describe
 
 CHANGED = "another program changed or deleted them in the meantime"
 """Why claimed messages cannot be settled although they are still this claim's."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
-from django_outbox.error_text import describe, shorten
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
 from django_outbox.stores.types import SIZE, Failed, Retried, Row
+from django_outbox.text import describe, shorten
 
 MAX_REASON_LENGTH = 300
 """Maximum number of characters of the reason why one column cannot be read."""

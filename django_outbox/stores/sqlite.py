@@ -21,7 +21,7 @@ from django_outbox.stores.locks import FIRST_PARTITION, lock_number
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
 from django_outbox.stores.timeline import Fresh
 from django_outbox.stores.types import SIZE, Claim, Held, NewRow, Purged, Row, Settlement
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
 LATER = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"

@@ -12,8 +12,8 @@ from kombu.compression import decompress
 
 from django_outbox.brokers.celery.apps import find_app
 from django_outbox.brokers.celery.envelope import NotATask, TaskMessage, unpack
-from django_outbox.error_text import shorten
 from django_outbox.messages import Message
+from django_outbox.text import shorten
 
 MAX_RETRIES = 100
 """Number of retries after which a task is taken for one that would be retried forever."""

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
 from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
 from django_outbox.testing.publishers import find_celery_app
+from django_outbox.text import counted, describe
 from django_outbox.tracing import PublishedBatch, add_tracer, remove_tracer
-from django_outbox.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from django.db.models import Max
 
 from django_outbox.brokers import memory
 from django_outbox.db.transactions import in_async_code
-from django_outbox.error_text import one_line, shorten
 from django_outbox.events.decoding import decode_message
 from django_outbox.handlers.registry import type_of
 from django_outbox.handlers.splitting import HEADER
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, drain_outbox
+from django_outbox.text import one_line, shorten
 
 MAX_LISTED = 20
 """Maximum number of messages that an assertion lists."""

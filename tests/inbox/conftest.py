@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_outbox.backoff import Backoff
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.state import Limits
 from django_outbox.models import OutboxMessage
+from django_outbox.retry import Backoff
 from django_outbox.threads import Threads
 from tests.inbox.sources.base import Source
 from tests.inbox.sources.rabbitmq import RabbitMQSource

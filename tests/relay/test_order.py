@@ -11,11 +11,11 @@ import pytest
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.backoff import Backoff
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay import Relay
 from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.tally import Tally
+from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed
 from django_outbox.threads import Threads

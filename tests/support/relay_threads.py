@@ -7,9 +7,9 @@ from typing import Any
 
 from django.db import connections
 
-from django_outbox.backoff import Backoff
 from django_outbox.relay import Relay
 from django_outbox.relay.limits import Limits
+from django_outbox.retry import Backoff
 
 _WAIT = Backoff(delay=0.01, max_delay=0.05)
 

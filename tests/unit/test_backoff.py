@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_outbox.backoff import Backoff, Kind
+from django_outbox.retry import Backoff, Kind
 
 failure_counts = st.integers(1, 10**9)
 shares = st.floats(0, 1)

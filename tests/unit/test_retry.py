@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.backoff import Kind
 from django_outbox.messages import Message, Outcome, retry_later
 from django_outbox.retry import (
     DEFAULT_POLICY,
     LONGEST_DELAY,
     LONGEST_RETRY_AFTER,
+    Kind,
     RetryPolicy,
     cause_chain,
     retry_delay,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from botocore import exceptions
 
-from django_outbox.error_text import one_line
+from django_outbox.text import one_line
 
 
 class Kind(enum.Enum):

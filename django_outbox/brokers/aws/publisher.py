@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from botocore.exceptions import ClientError
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.aws.call import AWSCall, Request
 from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, AWSClient, ClientOptions, call_within, send_all
 from django_outbox.brokers.aws.encoding import EntryEncoder
@@ -19,6 +18,7 @@ from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 T = TypeVar("T")
 

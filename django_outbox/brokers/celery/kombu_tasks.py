@@ -9,11 +9,11 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.celery.apps import connect, describe_broker, is_redis
 from django_outbox.brokers.celery.envelope import TaskMessage
-from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Outcome, retry_later, unanswered
+from django_outbox.text import describe
+from django_outbox.threads import after_fork
 
 CHUNK_SIZE = 500
 """Maximum number of messages that one pipeline sends to Redis."""

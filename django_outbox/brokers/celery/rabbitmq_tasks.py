@@ -13,15 +13,15 @@ from kombu import Connection
 from pika import BasicProperties
 from pika.spec import Basic
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.celery.apps import amqp_urls, connect, read_ssl
 from django_outbox.brokers.celery.envelope import TaskMessage
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_headers, short_string
-from django_outbox.error_text import describe
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict, rejected
+from django_outbox.text import describe
+from django_outbox.threads import after_fork
 
 UNROUTABLE = "rabbitmq.unroutable"
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.call import HTTPCall
 from django_outbox.brokers.http.connections import HTTPOptions, Job, Results, ServerConnections
@@ -18,6 +17,7 @@ from django_outbox.brokers.options import read_ssl, require_flag, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 MAX_CONCURRENCY = 200
 

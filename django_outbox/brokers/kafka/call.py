@@ -13,8 +13,8 @@ from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.producers import PooledProducer, ProducerPool
 from django_outbox.brokers.kafka.records import Record
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.error_text import describe
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
+from django_outbox.text import describe
 
 T = TypeVar("T")
 

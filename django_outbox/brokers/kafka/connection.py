@@ -8,7 +8,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from django_outbox.brokers.kafka.errors import explain
 from django_outbox.brokers.kafka.options import servers, without_secrets
-from django_outbox.error_text import one_line
+from django_outbox.text import one_line
 
 REQUEST_TIME = 0.5
 """Seconds of one request, between which the connection's errors are read."""

@@ -10,8 +10,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.error_text import one_line
 from django_outbox.logs import logger
+from django_outbox.text import one_line
 
 EXAMPLE = '{"bootstrap.servers": "kafka-1:9092,kafka-2:9092"}'
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.options import read_config, servers
@@ -13,6 +12,7 @@ from django_outbox.brokers.kafka.records import make_encoder
 from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 
 class KafkaPublisher(Publisher):

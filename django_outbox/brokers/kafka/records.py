@@ -27,8 +27,8 @@ from django_outbox.brokers.text_headers import (
     read_time,
     text_headers,
 )
-from django_outbox.error_text import describe
 from django_outbox.messages import Message
+from django_outbox.text import describe
 
 PREFIX = "ce_"
 """Prefix of the headers that carry the attributes of a CloudEvent, by its binding for Kafka:

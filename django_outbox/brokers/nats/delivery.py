@@ -10,7 +10,7 @@ from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.nats.encoding import MESSAGE_ID_HEADER, encode_hpub, encode_pub
 from django_outbox.brokers.nats.options import NANOSECONDS
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, read_time
-from django_outbox.error_text import describe
+from django_outbox.text import describe
 
 ACK = b"+ACK"
 TERM = b"+TERM"

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
@@ -15,6 +14,7 @@ from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnect
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 EXAMPLE = Message(1, "", "order.created", "orders", "key", b"{}", {}, datetime.datetime.now(datetime.timezone.utc), 0)
 """A message with which the option `subject` must be a valid subject."""

@@ -19,8 +19,8 @@ from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import ConnectionOptions, QueueOptions
 from django_outbox.brokers.rabbitmq.window import Window
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
-from django_outbox.error_text import one_line
 from django_outbox.logs import logger
+from django_outbox.text import one_line
 
 CHANNEL_INTERVAL = 0.01
 """Seconds between two checks that a channel is closed."""

@@ -9,7 +9,7 @@ from typing import Any
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.rabbitmq.wire import Delivered
-from django_outbox.error_text import describe
+from django_outbox.text import describe
 
 CORRELATION_ID = "correlation_id"
 

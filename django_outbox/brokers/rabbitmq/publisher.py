@@ -7,7 +7,6 @@ from functools import partial
 from typing import ClassVar
 from urllib.parse import quote
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE, validate_format
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.rabbitmq.batch import Batch
@@ -18,6 +17,7 @@ from django_outbox.brokers.rabbitmq.options import read_options, validate_messag
 from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 
 class RabbitMQPublisher(Publisher):

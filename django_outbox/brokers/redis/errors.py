@@ -10,8 +10,8 @@ import ssl
 
 import redis
 
-from django_outbox.error_text import describe, one_line
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
+from django_outbox.text import describe, one_line
 
 
 class Lost(Exception):

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import redis
 
-from django_outbox.after_fork import after_fork
 from django_outbox.brokers.options import Template, require_number, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import Guarantees, RedisCall
@@ -16,6 +15,7 @@ from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, read_options
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.messages import Message, Outcome
+from django_outbox.threads import after_fork
 
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000

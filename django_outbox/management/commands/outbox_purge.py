@@ -11,7 +11,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.retention.purge import MAX_AGE, purge
-from django_outbox.wording import counted, duration
+from django_outbox.text import counted, duration
 
 
 class Command(OutboxCommand):

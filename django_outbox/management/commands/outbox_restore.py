@@ -29,7 +29,7 @@ from django_outbox.retention.archive.restoring import (
     to_json,
 )
 from django_outbox.retention.archive.storage import REASONS, ArchiveStorage
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 READ = "read"
 STATUSES = {"failed": Status.FAILED, "pending": Status.PENDING}

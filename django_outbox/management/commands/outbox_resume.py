@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.pausing import add_pause_arguments, describe
 from django_outbox.pausing import resume
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 
 class Command(OutboxCommand):

@@ -15,8 +15,8 @@ from django_outbox.logs import logger
 from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Manifest, Spool
 from django_outbox.stores import get_store
 from django_outbox.stores.removal import Listed, Page, Removal, make_removal
+from django_outbox.text import counted, duration
 from django_outbox.threads import Threads, own_connection
-from django_outbox.wording import counted, duration
 
 PAGE_SIZE = 1000
 """Number of rows that one statement lists or deletes."""

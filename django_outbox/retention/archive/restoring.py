@@ -20,7 +20,7 @@ from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode, reason_not_restorable
 from django_outbox.retention.archive.storage import ArchiveStorage, Damaged, Found
 from django_outbox.stores.removal import JSON
-from django_outbox.wording import counted
+from django_outbox.text import counted
 
 BATCH_SIZE = 500
 """Number of messages that one transaction writes."""

@@ -19,11 +19,11 @@ from django.core.files.base import ContentFile, File
 from django.core.files.storage import Storage, storages
 
 from django_outbox.db.fields import uuid7
-from django_outbox.error_text import describe
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.retention.archive.lines import encode
 from django_outbox.stores.types import Row
+from django_outbox.text import describe
 
 VERSION = 1
 """Version of the format. A reader refuses a newer one."""

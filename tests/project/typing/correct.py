@@ -24,7 +24,6 @@ from django_outbox import (
     enqueue,
     enqueue_many,
 )
-from django_outbox.backoff import Kind
 from django_outbox.beat import beat_schedule
 from django_outbox.brokers import BatchRefused, Publisher
 from django_outbox.brokers.celery import CeleryPublisher
@@ -39,7 +38,7 @@ from django_outbox.models import OutboxMessageQuerySet, Status
 from django_outbox.relay import Relay, Tally
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
-from django_outbox.retry import RetryFunction, RetryPolicy
+from django_outbox.retry import Kind, RetryFunction, RetryPolicy
 from django_outbox.signals import Failure, breaker_changed, messages_failed, messages_recovered, phase_finished
 from django_outbox.testing import Drained, Outbox, isolated_events, isolated_handlers
 
