@@ -85,7 +85,7 @@ def test_a_group_is_created_where_the_option_says(source, make_inbox, create, ex
 
 
 def test_a_user_with_the_documented_permissions_can_read_and_reject(source, make_inbox):
-    (line,) = re.findall(r"^ACL SETUSER billing .*", Path("docs/how-to/inbox.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^ACL SETUSER billing .*", Path("docs/how-to/redis.md").read_text(), re.MULTILINE)
     user = f"billing-{uuid.uuid4().hex}"
     dead = source.options["dead_letters"]
     rights = line.replace("billing", user, 1).replace("~order.created", f"~{source.name}")
