@@ -11,13 +11,12 @@ from django.db import connections, router
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.known_types import is_known_type
 from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.registry import make_consumers
 from django_outbox.inbox.reports import InboxReporter
 from django_outbox.inbox.retention import purge
 from django_outbox.inbox.state import LIMITS, InboxState, Limits, Tally
-from django_outbox.inbox.storing import TypeFilter
+from django_outbox.inbox.storing import TypeFilter, is_known_type
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Life, announcing

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from django_outbox.inbox.known_types import is_known_type
-from django_outbox.inbox.storing import Stored, TypeFilter
+from django_outbox.inbox.storing import Stored, TypeFilter, is_known_type
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outage, Outages
 from django_outbox.service.state import ServiceLimits, ServiceState

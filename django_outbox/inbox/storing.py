@@ -5,11 +5,15 @@ from dataclasses import dataclass, field
 
 from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import Model
+from django.utils.module_loading import import_string
 
 from django_outbox.brokers.consumer import Consumer, Incoming
+from django_outbox.conf import get_settings
 from django_outbox.enqueueing.enqueue import chunked
 from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.writing import insert_new
+from django_outbox.handlers.publisher import HandlersPublisher
+from django_outbox.handlers.registry import registry
 from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage
@@ -20,6 +24,7 @@ from django_outbox.text import counted, describe, one_line
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""
+
 
 TypeFilter = Callable[[str, str], bool]
 """Takes a publisher's alias and a type, and returns whether the publisher knows the type."""
@@ -195,6 +200,12 @@ class Storing:
             new = self._insert([refused], store, [len(incoming.body)])
         result.messages += new
         result.known += 1 - new
+
+
+def is_known_type(publisher_alias: str, type: str) -> bool:
+    """Return whether a publisher can do something with messages of this type. Brokers accept every type."""
+    backend = import_string(get_settings().publishers[publisher_alias].backend)
+    return not issubclass(backend, HandlersPublisher) or bool(registry.for_type(type))
 
 
 def remembered_as(consumer_alias: str) -> str:

@@ -13,7 +13,7 @@ from django.test import override_settings
 
 from django_outbox.brokers.rabbitmq import window
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.proof import check_inbox
+from django_outbox.inbox.management.commands.run_inbox import check_inbox
 from django_outbox.inbox.storing import Storing
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running

@@ -1,17 +1,23 @@
-"""`manage.py run_inbox`: arguments and signals of the operating system, nothing else."""
+"""`manage.py run_inbox`: arguments, the live line, and the check of a deployment."""
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, InterfaceError, connections
 
+from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.proof import check_inbox
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import LIMITS, Tally
 from django_outbox.management.live import LiveFigures, Rate, live_line
+from django_outbox.management.proof import CheckResult, check_deployment
 from django_outbox.management.service import ServiceCommand, frozen, print_line
+from django_outbox.stores.schema import missing_schema
 
 
 class InboxFigures:
@@ -101,3 +107,23 @@ class Command(ServiceCommand):
             inbox.read_once()
         else:
             inbox.run()
+
+
+def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResult]:
+    """Check everything that an inbox needs. Each consumer connects, and receives nothing."""
+    yield from check_deployment(using, [])
+    with suppress(DatabaseError, InterfaceError):
+        # If the database is unavailable, there is a result for it already.
+        if missing := missing_schema(connections[using], [HandledMessage]):
+            problem = f'the database lacks {missing}. Run "manage.py migrate --database={using}".'
+            yield CheckResult("migrations of the inbox", problem)
+    for consumer in consumers:
+        subject = f"consumer {consumer.alias!r} ({consumer.source})"
+        try:
+            consumer.open()
+        except Unavailable as error:
+            yield CheckResult(subject, str(error))
+        else:
+            yield CheckResult(subject)
+        finally:
+            consumer.close()
