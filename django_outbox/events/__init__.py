@@ -1,14 +1,16 @@
-"""Typed events: classes whose instances `enqueue` takes, and that handlers get back.
+"""Typed events: `enqueue` takes instances of classes, and handlers get them back.
 
-from django_outbox.events import event
+    from django_outbox.events import event
 
-@event("order.created", version=1, key="order-{id}")
-@dataclass(frozen=True)
-class OrderCreated:
-    id: int
-    total: Decimal
+    @event("order.created", version=1, key="order-{id}")
+    @dataclass(frozen=True)
+    class OrderCreated:
+        id: int
+        total: Decimal
 
-enqueue(OrderCreated(id=order.id, total=order.total))
+    enqueue(OrderCreated(id=order.id, total=order.total))
+
+Events are discovered in the module `events` of each installed app.
 """
 
 from importlib import import_module
@@ -33,7 +35,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    # Some of them need models, which cannot be imported while apps are loaded. Others may be needed then.
+    # Some of them need models, which cannot be imported while apps are loaded; others may be needed at that time.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -11,11 +11,7 @@ from django_outbox.exceptions import InvalidEvent
 
 
 def find_mistakes(publishers: Collection[str]) -> Iterator[CheckMessage]:
-    """Yield the mistakes of all registered events.
-
-    Args:
-        publishers: the aliases of the configured publishers.
-    """
+    """Yield the mistakes of all registered events. `publishers` are the aliases of the configured publishers."""
     for first, second in registry.conflicts:
         yield Error(
             f"Two classes are registered for the event {first.type}: {first.path} and {second.path}.",

@@ -52,11 +52,7 @@ class Codec:
         self.field_names = self._find_field_names()
 
     def dump(self, event: Any) -> dict[str, Any]:
-        """Return an instance as a dict of JSON values.
-
-        Raises:
-            InvalidEvent: a field has a value of another type, or one that could not be decoded.
-        """
+        """Return an instance as a dict of JSON values; refuse values that could not be decoded as they are."""
         adapter = self._adapter
         if self._is_named_tuple:
             event = self._twin(*event)
@@ -100,9 +96,8 @@ class Codec:
     def _dump_values(self, event: Any, *, every_field: bool = False) -> Any:
         """Return an instance as a dict of Python values.
 
-        Args:
-            event: the instance.
-            every_field: include fields that a subclass of an annotation adds, and ignore serializers of fields.
+        With `every_field`, it has the fields that a subclass of an annotation adds, and serializers of fields are
+        ignored.
         """
         return self._adapter.dump_python(event, by_alias=True, warnings=False, serialize_as_any=every_field)
 
@@ -111,11 +106,7 @@ class Codec:
         return vars(cls).get("__pydantic_generic_metadata__", {}).get("origin") is self._cls
 
     def load(self, text: bytes | str) -> Any:
-        """Return the instance that a JSON text describes.
-
-        Raises:
-            InvalidEvent: it does not match the class.
-        """
+        """Return the instance that a JSON text describes; an InvalidEvent if the text does not match the class."""
         adapter = self._adapter
         try:
             found = adapter.validate_json(text)
@@ -131,7 +122,7 @@ class Codec:
         """Return the JSON Schema (draft 2020-12) of the encoded instances.
 
         Args:
-            ref_template: where a reference leads to; `{model}` is the name in the schema's `$defs`.
+            ref_template: the target of a reference; `{model}` is the name in the schema's `$defs`.
             by_alias: whether fields have their aliases, as they are written.
 
         Raises:
@@ -145,11 +136,7 @@ class Codec:
             raise InvalidEvent(self._describe_annotation(error)) from error
 
     def find_lost_fields(self) -> Iterator[tuple[str, str]]:
-        """Yield the fields that never arrive as they are sent, and the reason.
-
-        Raises:
-            InvalidEvent: a field has a type that JSON cannot represent.
-        """
+        """Yield the fields that never arrive as they are sent, and the reason."""
         schema = self.schema("#/$defs/{model}", by_alias=False)
         fields = schema.get("$defs", {}).get(schema.get("$ref", "").removeprefix("#/$defs/"), schema)
         for name in self.field_names:
@@ -298,5 +285,5 @@ def _without_values(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    # What follows is about pydantic's own API. `describe` writes line breaks as `\n`.
+    # The other lines are about pydantic's own API. `describe` writes line breaks as `\n`.
     return describe(error).partition("\\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""`collect_events`: a unit of work whose events are enqueued at its end."""
+"""`collect_events`: a unit of work that enqueues its events at its end."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ class EventCollector:
     """The events of a unit of work, in the order in which they were recorded.
 
     Attributes:
-        events: what was recorded so far.
+        events: the events that were recorded so far.
     """
 
     def __init__(self) -> None:
@@ -73,16 +73,9 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
 
 
 def enqueue_events(events: Sequence[Event], using: str, message_ids: Sequence[uuid.UUID] = ()) -> None:
-    """Enqueue events in the current transaction.
+    """Enqueue at least one event in the current transaction. Messages get new IDs by default.
 
-    Args:
-        events: at least one.
-        using: the database alias.
-        message_ids: the IDs of the messages; new ones by default.
-
-    Raises:
-        InvalidEvent: an event does not match its class.
-        InvalidMessage: an event cannot be stored. The field begins with the name of its class.
+    The field of an InvalidMessage begins with the name of the event's class.
     """
     messages = [as_message(event) for event in events]
     for message, message_id in zip(messages, message_ids, strict=False):

@@ -12,24 +12,19 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The version of JSON Schema that pydantic writes."""
 
 METADATA = "x-event"
-"""The key of a schema or message with what is known of the event besides its fields."""
+"""The key of a schema or message for the event's type, version, destination and key."""
 
 
 def make_json_schema(event_type: EventType) -> dict[str, Any]:
     """Return the JSON Schema of the payload of one event.
 
-    Raises:
-        InvalidEvent: a field has a type that JSON cannot represent.
+    As in the other functions, an InvalidEvent is raised if a field has a type that JSON cannot represent.
     """
     return {"$schema": DIALECT, **_schema(event_type, "#"), METADATA: _metadata(event_type)}
 
 
 def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
-    """Return one document with the JSON Schema of each event, by type, in its `$defs`.
-
-    Raises:
-        InvalidEvent: as for `make_json_schema`.
-    """
+    """Return one document with the JSON Schema of each event, by type, in its `$defs`."""
     schemas = {
         each.type: {**_schema(each, f"#/$defs/{_pointer(each.type)}"), METADATA: _metadata(each)}
         for each in event_types
@@ -40,13 +35,7 @@ def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
 def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str) -> dict[str, Any]:
     """Return an AsyncAPI 3.0 document of the events that this project sends.
 
-    Args:
-        event_types: the events.
-        title: the name of the application.
-        version: the version of the document, which the project chooses.
-
-    Raises:
-        InvalidEvent: as for `make_json_schema`.
+    `title` is the name of the application, and `version` the version of the document, which the project chooses.
     """
     names = _Names()
     channels: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What is known of one type of events: its class, its version, and how its instances become messages and come back."""
+"""A type of events: its class and version, and the conversion of its instances to messages and back."""
 
 import enum
 import json
@@ -26,7 +26,7 @@ Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class EventType:
-    """A type of events, and the class of its instances. The arguments are those of `event`."""
+    """A type of events, and the class of its instances. Takes the arguments of `event`."""
 
     def __init__(
         self, type: str, cls: type, codec: "Codec", *, version: int, key: str, topic: str, publisher: str | None
@@ -49,11 +49,7 @@ class EventType:
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def encode(self, event: Any) -> Encoded:
-        """Return an instance as the fields of a message.
-
-        Raises:
-            InvalidEvent: it does not match the class, or a field of the key is empty.
-        """
+        """Return an instance as the fields of a message."""
         if type(event) is not self.cls:
             if self.codec.is_parametrized(type(event)):
                 raise InvalidEvent(
@@ -74,15 +70,9 @@ class EventType:
         )
 
     def decode(self, payload: Any, version: int) -> Any:
-        """Return the instance that a payload describes.
+        """Return the instance that a payload describes, upgraded if its version is an older one.
 
-        Args:
-            payload: JSON text as bytes, or a value that was decoded from JSON.
-            version: the version of the payload. One of an older version is upgraded.
-
-        Raises:
-            InvalidEvent: the payload does not match the class, or an upgrade failed.
-            UnknownEvent: the version is newer than the class, or there is no upgrade from it.
+        The payload is JSON text as bytes, or a value that was decoded from JSON.
         """
         if version != self.version:
             payload = self._upgrade(self._parse(payload) if isinstance(payload, bytes) else payload, version)
@@ -94,11 +84,7 @@ class EventType:
         return self.cls(found) if self.codec.is_typed_dict else found
 
     def upgrade(self, from_version: int) -> Callable[[Upgrade], Upgrade]:
-        """Return a decorator for the function that upgrades payloads of a version to the next one.
-
-        Raises:
-            ImproperlyConfigured: the version is not older than the class, or has an upgrade already.
-        """
+        """Return a decorator for the function that upgrades payloads of a version to the next one."""
         if not is_version(from_version) or from_version >= self.version:
             raise ImproperlyConfigured(
                 f"{self.path}: from_version is {from_version!r}, but the event has version {self.version}. "
@@ -125,11 +111,7 @@ class EventType:
 
     @cached_property
     def key_fields(self) -> list[str]:
-        """The names in the template of the key.
-
-        Raises:
-            ValueError: the template is invalid.
-        """
+        """The names in the template of the key; a ValueError if the template is invalid."""
         names = []
         for _, name, format, conversion in Formatter().parse(self.key):
             if name is not None:

@@ -1,18 +1,14 @@
 """Mistakes in an event that pydantic does not find, or does not locate."""
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.utils.functional import Promise
 
 
 def find_surrogate(encoded: Any) -> str:
-    """Return the path of the first text with a lone surrogate, and the problem; blank if there is none.
-
-    Args:
-        encoded: the event as JSON or Python values.
-    """
+    """Return the path of the first text with a lone surrogate, and the problem; blank if there is none."""
     for path, value in _walk(encoded):
         try:
             value.encode()
@@ -24,12 +20,7 @@ def find_surrogate(encoded: Any) -> str:
 
 
 def find_unserializable(values: Any, is_serializable: Callable[[object], bool]) -> str:
-    """Return the path of the first value that cannot be written as JSON, and the problem; blank if there is none.
-
-    Args:
-        values: the event as Python values.
-        is_serializable: returns whether pydantic can write a value.
-    """
+    """Return the path of the first value that cannot be written as JSON, and the problem; blank if there is none."""
     for path, value in _walk(values):
         if is_serializable(value):
             continue
@@ -44,10 +35,7 @@ def find_unserializable(values: Any, is_serializable: Callable[[object], bool]) 
 def find_change(sent: Any, received: Any, path: str = "") -> str:
     """Return the path of the first value that would not arrive as it was sent, and the problem; blank if there is none.
 
-    Args:
-        sent: the event as Python values.
-        received: the encoded event as Python values again.
-        path: the path of both.
+    `sent` is the event as Python values, and `received` the encoded event as Python values again.
     """
     if sent == received or not _has_equality(sent):
         return ""
@@ -56,19 +44,15 @@ def find_change(sent: Any, received: Any, path: str = "") -> str:
         return ""
     if _is_same_instant(sent, received):
         return ""
-    children: Iterable[tuple[Any, Any, Any]] = ()
-    if isinstance(sent, dict) and isinstance(received, dict) and sent.keys() == received.keys():
-        children = ((name, value, received[name]) for name, value in sent.items())
-    elif isinstance(sent, _SEQUENCES) and type(sent) is type(received) and len(sent) == len(received):
-        children = ((index, *pair) for index, pair in enumerate(zip(sent, received, strict=True)))
+    if isinstance(sent, dict) and isinstance(received, dict):
+        is_alike = sent.keys() == received.keys()
     else:
-        before, after = type(sent).__qualname__, type(received).__qualname__
-        kind = f"as {after}, not {before}" if before != after else "changed"
-        return f"{path or 'the payload'}: would arrive {kind}. Give the field a type that keeps the value"
-    for name, first, second in children:
-        if problem := find_change(first, second, _below(path, name)):
-            return problem
-    return ""
+        is_alike = isinstance(sent, _SEQUENCES) and type(sent) is type(received) and len(sent) == len(received)
+    if is_alike:
+        return _find_below(find_change, sent, received, path)
+    before, after = type(sent).__qualname__, type(received).__qualname__
+    kind = f"as {after}, not {before}" if before != after else "changed"
+    return f"{path or 'the payload'}: would arrive {kind}. Give the field a type that keeps the value"
 
 
 def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
@@ -76,17 +60,19 @@ def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
 
     It is blank if there is none. Takes the arguments of `find_change`, with all fields of each object.
     """
-    children: Iterable[tuple[Any, Any, Any]] = ()
     if isinstance(sent, dict) and isinstance(received, dict):
         if lost := [str(name) for name in sent if name not in received]:
             return f"{path or 'the payload'}: has {lost[0]!r}, which the class of its annotation lacks"
-        children = ((name, value, received[name]) for name, value in sent.items())
-    elif isinstance(sent, _SEQUENCES) and isinstance(received, _SEQUENCES):
-        children = ((index, *pair) for index, pair in enumerate(zip(sent, received, strict=False)))
-    for name, first, second in children:
-        if problem := find_lost_field(first, second, _below(path, name)):
-            return problem
-    return ""
+    elif not (isinstance(sent, _SEQUENCES) and isinstance(received, _SEQUENCES)):
+        return ""
+    return _find_below(find_lost_field, sent, received, path)
+
+
+def _find_below(find: Callable[[Any, Any, str], str], sent: Any, received: Any, path: str) -> str:
+    """Return the first problem that `find` finds in the values of two dicts or sequences."""
+    names = sent.keys() if isinstance(sent, dict) else range(min(len(sent), len(received)))
+    problems = (find(sent[name], received[name], _below(path, name)) for name in names)
+    return next(filter(None, problems), "")
 
 
 def _is_same_instant(sent: object, received: object) -> bool:
@@ -108,13 +94,8 @@ def find_converted_bool(values: Any, encoded: Any, read_back: Callable[[], Any])
     """Return the path of the first boolean that was encoded as a number, and the problem; blank if there is none.
 
     In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`, and pydantic encodes it as 1
-    or 0.
-
-    Args:
-        values: the event as Python values.
-        encoded: the event as JSON values.
-        read_back: returns the encoded event as Python values again. It is called only if there may be a mistake,
-            because a class may encode its booleans as numbers.
+    or 0. `read_back` returns the encoded event as Python values again; it is called only if there may be a mistake,
+    because a class may encode its booleans as numbers.
     """
     if not _has_converted(values, encoded):
         return ""
@@ -140,10 +121,10 @@ _SEQUENCES = (list, tuple)
 
 
 def _pairs(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path of each value that is not a container, and both values. The order of keys is that of the class."""
+    """Yield the path of each value that is not a container, and both values. The class determines the order of keys."""
     if isinstance(first, dict) and isinstance(second, dict):
         for value, (name, other) in zip(first.values(), second.items(), strict=False):
-            yield from _pairs(value, other, f"{path}.{name}" if path else str(name))
+            yield from _pairs(value, other, _below(path, name))
     elif isinstance(first, _SEQUENCES) and isinstance(second, _SEQUENCES):
         for index, (value, other) in enumerate(zip(first, second, strict=False)):
             yield from _pairs(value, other, f"{path}.{index}")
@@ -155,7 +136,7 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path of each value that is not a container, and the value; for a key, the path of its value."""
     if isinstance(value, dict):
         for name, each in value.items():
-            below = f"{path}.{name}" if path else str(name)
+            below = _below(path, name)
             yield ascii(below), name
             yield from _walk(each, below)
     elif isinstance(value, _SEQUENCES):

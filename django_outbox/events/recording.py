@@ -1,9 +1,10 @@
-"""`RecordsEvents`: a model whose instances record events, which are enqueued when the instance is saved or deleted."""
+"""`RecordsEvents`: instances of a model record events, which are enqueued when the instance is saved or deleted."""
 
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.db import connections, models, router, transaction
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordsEvents"]
 
+NOTHING: Mapping[uuid.UUID, Event] = MappingProxyType({})
+
 
 class _Entry(NamedTuple):
     """A recorded event, or a function that returns it; and the ID that its message has in each attempt."""
@@ -29,18 +32,11 @@ class _Entry(NamedTuple):
     message_id: uuid.UUID
 
 
-class Resolved(NamedTuple):
-    """A recorded event that can be enqueued."""
-
-    entry: _Entry
-    event: Event
-
-
 class Recorded:
     """The events of one instance, in the order in which they were recorded, or functions that return them.
 
-    An event that was enqueued is kept until its transaction is committed. If the transaction, or the savepoint, is
-    rolled back instead, the event is pending again.
+    An enqueued event is kept until its transaction is committed. If the transaction, or the savepoint, is rolled back
+    instead, the event is pending again.
 
     When it is garbage-collected with events, and nothing has tried to save them, it warns.
 
@@ -48,7 +44,7 @@ class Recorded:
         owner: the import path of the model.
 
     Attributes:
-        enqueued: what was enqueued, until it is committed.
+        enqueued: the enqueued events, until they are committed.
     """
 
     def __init__(self, owner: str) -> None:
@@ -58,11 +54,7 @@ class Recorded:
         self._was_tried = False
 
     def add(self, content: object) -> None:
-        """Add an event, or a function that gets the instance and returns one.
-
-        Raises:
-            InvalidMessage: it is neither.
-        """
+        """Add an event, or a function that gets the instance and returns one."""
         if hasattr(content, ATTRIBUTE) and isinstance(content, type):
             raise InvalidMessage("event", f"must be an event, not its class. Record {_kind(content)}(...) instead.")
         if not (hasattr(type(content), ATTRIBUTE) or callable(content)):
@@ -74,7 +66,7 @@ class Recorded:
         """Return whether there are pending events, now that the instance is being saved or deleted."""
         self._was_tried = True
         waiting = set()
-        # A rollback undoes what was enqueued last. So if one waits, all earlier ones on its connection do.
+        # A rollback undoes the last events. So if one waits for the commit, all earlier ones on its connection do.
         for each in reversed([*self.enqueued]):
             if each.connection in waiting:
                 continue
@@ -85,38 +77,15 @@ class Recorded:
                 self._pending[:0] = each.entries
         return bool(self._pending)
 
-    def resolve(self, instance: object, known: Sequence[Resolved] = ()) -> list[Resolved]:
-        """Return the pending events; functions are called with the instance.
+    def resolve(self, instance: object, known: Mapping[uuid.UUID, Event] = NOTHING) -> dict[uuid.UUID, Event]:
+        """Return the pending events by the IDs of their messages; call functions, unless their events are known."""
+        return {id: known[id] if id in known else _resolve(content, instance) for content, id in self._pending}
 
-        Args:
-            instance: the instance.
-            known: events that were resolved before.
-
-        Raises:
-            InvalidMessage: a function returned something else.
-        """
-        found = {each.entry.message_id: each for each in known}
-        return [
-            found.get(entry.message_id) or Resolved(entry, _resolve(entry.content, instance)) for entry in self._pending
-        ]
-
-    def enqueue(self, instance: object, using: str, known: Sequence[Resolved] = ()) -> None:
-        """Enqueue all pending events. An error marks the transaction, or the savepoint, for rollback.
-
-        Args:
-            instance: the instance, for functions.
-            using: the database alias.
-            known: events that were resolved before.
-
-        Raises:
-            InvalidEvent: an event does not match its class.
-            InvalidMessage: an event cannot be stored, or a function returned something else.
-        """
+    def enqueue(self, instance: object, using: str, known: Mapping[uuid.UUID, Event] = NOTHING) -> None:
+        """Enqueue all pending events. An error marks the transaction, or the savepoint, for rollback."""
         with transaction.atomic(using=using, savepoint=False):
-            resolved = self.resolve(instance, known)
-            enqueue_events(
-                [each.event for each in resolved], using, message_ids=[each.entry.message_id for each in resolved]
-            )
+            events = self.resolve(instance, known)
+            enqueue_events([*events.values()], using, message_ids=[*events])
             enqueued = _Enqueued(self, self._pending, connections[using])
             transaction.on_commit(enqueued, using=using)
         self.enqueued.append(enqueued)
@@ -135,7 +104,7 @@ class Recorded:
 
 
 class _Enqueued:
-    """Events with messages in a transaction that is not committed yet, as far as is known."""
+    """Events with messages in a transaction that is not known to be committed."""
 
     def __init__(self, recorded: Recorded, entries: list[_Entry], connection: BaseDatabaseWrapper) -> None:
         self.entries = entries
@@ -154,14 +123,10 @@ class _Enqueued:
 
 
 def _resolve(content: Any, instance: object) -> Event:
-    return content if hasattr(type(content), ATTRIBUTE) else _call(content, instance)
-
-
-def _call(function: Callable[[Any], Event], instance: object) -> Event:
-    event = function(instance)
+    event: Event = content if hasattr(type(content), ATTRIBUTE) else content(instance)
     if not hasattr(type(event), ATTRIBUTE):
         raise InvalidMessage(
-            "event", f"the recorded function {_kind(function)} must return an event, not {type(event).__qualname__}."
+            "event", f"the recorded function {_kind(content)} must return an event, not {type(event).__qualname__}."
         )
     return event
 
@@ -175,12 +140,12 @@ class _Abstract:
 
 
 class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
-    """A base class of models whose methods record events.
+    """A base class of models that record events.
 
-    `save()` and `delete()` enqueue what was recorded, in the same transaction and in the same database as the instance.
-    They open a transaction if none is open, or a savepoint if there are events: an event that is refused undoes the
-    change alone. Nothing is enqueued by `bulk_create`, by the `update` and `delete` of a
-    queryset, or by a cascade, because they call neither method.
+    `save()` and `delete()` enqueue the recorded events, in the same transaction and database as the instance. They open
+    a transaction if none is open, or a savepoint if there are events: an event that is refused undoes the change alone.
+    Nothing is enqueued by `bulk_create`, by the `update` and `delete` of a queryset, or by a cascade, because they call
+    neither method.
     """
 
     # Not a nested class: type checkers would compare the `Meta` of each model with it.
@@ -189,7 +154,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
     _recorded: Recorded | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy or a pickle, which does not have the events: this instance announces them."""
+        """Return the state of a copy or a pickle without the events, because this instance enqueues them."""
         state: dict[str, Any] = super().__getstate__()
         state.pop("_recorded", None)
         return state
@@ -208,7 +173,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         using = using or router.db_for_write(type(self), instance=self)
         with self._block(using):
             recorded = self._find_recorded()
-            resolved = recorded.resolve(self) if recorded else []
+            resolved = recorded.resolve(self) if recorded else NOTHING
             deleted = super().delete(using=using, keep_parents=keep_parents)
             if recorded := self._find_recorded():
                 recorded.enqueue(self, using, resolved)
@@ -234,7 +199,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
     def _block(self, using: str) -> AbstractContextManager[None]:
         """Return a transaction, or a savepoint if one is open: a refused event undoes the change, and nothing else.
 
-        Without events, an instance in a transaction is saved as any other.
+        Without events, an instance in a transaction is saved like any other.
         """
         if self._find_recorded() or not connections[using].in_atomic_block:
             return transaction.atomic(using=using)

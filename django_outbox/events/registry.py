@@ -43,7 +43,7 @@ class Registry:
             self._types[event_type.type] = event_type
 
     def find(self, type: str) -> EventType | None:
-        """Return what is registered for a type, or None."""
+        """Return the event that is registered for a type, or None."""
         return self._types.get(type)
 
     @contextmanager
@@ -69,11 +69,7 @@ registry = Registry()
 
 
 def event_type_of(cls: type) -> EventType:
-    """Return the type of a class of events.
-
-    Raises:
-        TypeError: it is not decorated with `event`.
-    """
+    """Return the type of a class of events; a TypeError if it is not decorated with `event`."""
     found = vars(cls).get(ATTRIBUTE)
     if not isinstance(found, EventType):
         raise TypeError(f"{cls.__qualname__} is not an event. Decorate it with @event.")
@@ -160,6 +156,6 @@ def _is_own(method: object) -> bool:
 
 
 def _as_dict_subclass(cls: Any) -> Any:
-    """Return a class whose instances differ from other dicts; those of a TypedDict cannot."""
+    """Return a class of dicts, because an instance of a TypedDict cannot be distinguished from other dicts."""
     namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__, (dict,), namespace)

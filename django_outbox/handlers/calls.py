@@ -4,7 +4,8 @@ import asyncio
 import ctypes
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import async_to_sync
@@ -44,15 +45,21 @@ def finish(returned: Any, seconds: float | None = None, passed: float = 0.0) -> 
         HandlerTimeout: the time was over.
     """
     if inspect.isawaitable(returned):
-        waiting = _wait(returned)
-        returned = async_to_sync(_run)(waiting if seconds is None else wait_within(seconds, waiting, passed))
+        returned = async_to_sync(_wait_within)(seconds, returned, passed)
     if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         raise NotRun("returned a generator, which nothing runs")
     return returned
 
 
-async def _run(waiting: Awaitable[Any]) -> Any:
-    return await waiting
+async def _wait_within(seconds: float | None, returned: Awaitable[Any], passed: float) -> Any:
+    began = time.monotonic() - passed
+    try:
+        return await asyncio.wait_for(_wait(returned), None if seconds is None else seconds - passed)
+    except asyncio.TimeoutError:
+        if seconds is None or time.monotonic() - began < seconds:
+            # The handler itself has raised it.
+            raise
+        raise _too_slow(seconds) from None
 
 
 async def _wait(returned: Any) -> Any:
@@ -83,27 +90,6 @@ def call_within(seconds: float, function: Callable[[], Any]) -> Any:
         # It may have arrived in `stop`.
         watch.stop()
         raise _too_slow(seconds) from None
-
-
-async def wait_within(seconds: float, coroutine: Coroutine[Any, Any, Any], passed: float = 0.0) -> Any:
-    """Await a coroutine; cancel it and raise HandlerTimeout after a number of seconds, some of them already passed."""
-    try:
-        return await asyncio.wait_for(_shielded_timeout(coroutine), seconds - passed)
-    except asyncio.TimeoutError:
-        raise _too_slow(seconds) from None
-    except _OwnTimeout as error:
-        raise error.args[0] from None
-
-
-class _OwnTimeout(Exception):
-    """Carries a TimeoutError that the handler itself raised."""
-
-
-async def _shielded_timeout(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        return await coroutine
-    except asyncio.TimeoutError as error:
-        raise _OwnTimeout(error) from None
 
 
 def _too_slow(seconds: float) -> HandlerTimeout:

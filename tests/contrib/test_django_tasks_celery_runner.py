@@ -58,7 +58,8 @@ def tasks(app: Celery, using: str) -> Iterator[Any]:
     """The module of tasks, which are stored for Celery; those of the queue `local` for handlers."""
     options = {"publisher": "celery", "database": using, "queues": {"local": "handlers"}}
     backend = {"BACKEND": BACKEND, "QUEUES": ["default", "mail", "local"], "OPTIONS": options}
-    with override_settings(OUTBOX={"PUBLISHERS": {**PUBLISHERS, "handlers": HANDLERS}}, TASKS={"default": backend}):
+    publishers = {**PUBLISHERS, "handlers": HANDLERS}
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}, TASKS={"default": backend}), registry.scratch():
         from tests.support import django_tasks  # noqa: PLC0415 - needs Django 6.0
 
         django_tasks.calls.clear()
