@@ -29,12 +29,7 @@ class StoringProducer(StoredCall):
     _is_stored = False
 
     def publish(self, body: Any, **options: Any) -> None:
-        """Store the message of the call; Celery calls this like the method of kombu's producer.
-
-        Raises:
-            InvalidMessage: it cannot be stored.
-            kombu.exceptions.EncodeError: the arguments cannot be serialized.
-        """
+        """Store the message of the call; Celery calls this like the method of kombu's producer."""
         from django_outbox.celery.storing import store  # noqa: PLC0415 - needs the models
 
         # A second message is an event (`task_send_sent_event`), but nothing has been sent yet.
@@ -56,9 +51,6 @@ def prepare(
 
     `source` is the task or the app, which names the publisher and the database. `task_id` and `using` are None unless
     the caller has chosen them.
-
-    Raises:
-        InvalidMessage: the caller has passed a connection.
     """
     options = dict(options)
     if options.pop("connection", None) is not None:

@@ -1,4 +1,4 @@
-"""Mistakes in the settings of Celery apps whose tasks use the outbox."""
+"""Mistakes in the settings of Celery apps with tasks that use the outbox."""
 
 from collections.abc import Iterator
 
@@ -17,13 +17,7 @@ EXAMPLE = '{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS"
 
 
 def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
-    """Yield the problems of the current Celery app and of the apps that publishers name.
-
-    E030 and E031 are errors; W030 and W031 are warnings.
-
-    Args:
-        settings: the valid settings of the outbox.
-    """
+    """Yield the problems of the current Celery app and of the apps that publishers name."""
     apps = _find_apps(settings)
     users: dict[str, list[str]] = {}
     for app in apps:
@@ -89,7 +83,7 @@ def _find_late_import(app: Celery, settings: OutboxSettings) -> tuple[str, str]:
 
 
 def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:
-    """Yield what uses the outbox, and the alias of its publisher."""
+    """Yield the users of the outbox, and the alias of the publisher of each."""
     if isinstance(app, OutboxCelery):
         yield f"The Celery app {app.main!r}", app.outbox_publisher
     if issubclass(app.Task, OutboxTask):

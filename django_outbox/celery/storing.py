@@ -51,14 +51,8 @@ def store(
 ) -> None:
     """Write a task message in the current transaction, or in its own if none is open.
 
-    Celery and kombu give the arguments to their producer; `expiration` is the number of seconds for which the broker
+    Celery and kombu give these arguments to their producer; `expiration` is the number of seconds for which the broker
     keeps the message.
-
-    Raises:
-        InvalidMessage: it cannot be stored.
-        TransactionRequired: a transaction is open, but only on another database.
-        SynchronousOnlyOperation: it was called in async code.
-        kombu.exceptions.EncodeError: the arguments cannot be serialized.
     """
     encoded: str | bytes
     content_type, content_encoding, encoded = dumps(body, serializer=serializer)
@@ -115,10 +109,8 @@ def expire_calls(task_ids: Collection[str], databases: Collection[str | None], t
     """Make the pending calls with these IDs expired and due, in the current transaction or in one for each database.
 
     A worker that receives an expired call records that it was revoked, and does not run it. A call that a relay is
-    sending is left alone. `then` is called after the commit on the first database; at once if no transaction is open.
-
-    Raises:
-        DatabaseError: a database is unavailable; if no transaction is open, `then` was called all the same.
+    sending is left alone. `then` is called after the commit on the first database; at once if no transaction is open,
+    even if a database is unavailable.
     """
     aliases = [*dict.fromkeys(using or router.db_for_write(OutboxMessage) for using in databases)]
     message_ids = [message_id_of(task_id) for task_id in task_ids]
@@ -165,9 +157,9 @@ def _wait_for_database(using: str) -> None:
 def _find_message_id(call: StoredCall, headers: Mapping[str, Any], using: str, *, is_alone: bool) -> uuid.UUID | None:
     """Return the message ID for a call, or None if the call is in the outbox already, which is logged.
 
-    A task that replaces itself gives its ID to the last step of the replacement, which the worker of the step before it
-    sends. The row of the task has the task ID, so the message ID of that step is derived from its parent, too. A step
-    that is sent again, because a worker has died, has the same parent.
+    A task that replaces itself gives its ID to the last step of the replacement, which is sent by the worker of the
+    previous step. The row of the task has the task ID, so the message ID of the last step is also derived from its
+    parent. A step that is sent again, because a worker has died, has the same parent.
     """
     task_id = call.task_id
     message_id = message_id_of(task_id.text)
@@ -214,11 +206,7 @@ def _printable(text: Any) -> Any:
 
 
 def _names(app: Celery, entities: Sequence[Any]) -> list[str]:
-    """Return the names of queues, which the publisher looks up in the app.
-
-    Raises:
-        InvalidMessage: the app does not know a queue.
-    """
+    """Return the names of queues, which the publisher looks up in the app; refuse a queue that the app lacks."""
     names = [entity.name for entity in entities if isinstance(entity, Queue)]
     for name in names:
         if name not in app.amqp.queues:

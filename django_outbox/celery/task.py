@@ -16,7 +16,7 @@ else:
 
 
 class OutboxTask(AnyTask):
-    """A Celery task whose calls are stored in the outbox, in the current transaction, and sent by a relay.
+    """A Celery task: its calls are stored in the outbox, in the current transaction, and sent by a relay.
 
     Use it for all tasks of an app, with `Celery("shop", task_cls=OutboxTask)`, or for single ones, with
     `@shared_task(base=OutboxTask)`. `delay()`, `apply_async()` and the canvas (`chain`, `group`, `chord`) keep their
@@ -47,8 +47,8 @@ class OutboxTask(AnyTask):
     ) -> AnyResult:
         """Store a call of the task, and return its result.
 
-        The options are those of Celery. `producer` is ignored, because canvas passes one. `retry` and `retry_policy`
-        are ignored, because the relay has its own retry policy. With `countdown` or `eta`, the outbox keeps the message
+        It takes Celery's options. `producer` is ignored, because canvas passes one. `retry` and `retry_policy` are
+        ignored, because the relay has its own retry policy. With `countdown` or `eta`, the outbox keeps the message
         until that time. With `task_always_eager`, the task is called at once, as by Celery itself.
 
         Args:

@@ -1,6 +1,8 @@
 """Sentry: a failed message is an issue, and messages carry the trace in which they were enqueued.
 
-sentry_sdk.init(dsn="...", integrations=[OutboxIntegration()])
+    sentry_sdk.init(dsn="...", integrations=[OutboxIntegration()])
+
+It needs the extra `sentry`.
 """
 
 import datetime
@@ -30,7 +32,7 @@ TRACE_HEADER = "sentry-trace"
 BAGGAGE_HEADER = "baggage"
 
 FAILED_LINE = "Publisher %r: %s failed ("
-"""The beginning of the relay's log line about failed messages, of which Sentry would make an issue, too."""
+"""The beginning of the relay's log line about failed messages, which Sentry would report as another issue."""
 
 
 class OutboxIntegration(Integration):
@@ -83,7 +85,7 @@ def report_failures(*, using: str, publisher: str, failures: Sequence[Failure], 
 
 
 def drop_failed_line(event: "Event", hint: "Hint") -> "Event | None":
-    """Drop the event that Sentry makes of the relay's log line about failed messages, because there is a better one."""
+    """Drop Sentry's event for the relay's log line about failed messages, because there is a better one."""
     integration = _find_integration()
     if integration is None or not integration.failures or event.get("logger") != "django_outbox":
         return event
@@ -107,7 +109,7 @@ class SentryTracer:
         return self._publishing(new, many)
 
     def published(self, batch: PublishedBatch) -> None:
-        """Send transactions, as many as the integration permits; those of failures come first."""
+        """Send transactions for failures first, then for other messages, as many as the integration permits."""
         integration = _find_integration()
         if integration is None or not _sends_transactions(sentry_sdk.get_client().options):
             return

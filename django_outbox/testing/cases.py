@@ -1,4 +1,4 @@
-"""A mixin for test cases, and what undoes the registrations of a test."""
+"""A mixin for test cases, and blocks that undo the registrations of a test."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -16,7 +16,7 @@ from django_outbox.messages import Message
 from django_outbox.text import shorten
 
 MAX_RETRIES = 100
-"""Number of retries after which a task is taken for one that would be retried forever."""
+"""Maximum number of retries: a task that asks for more would be retried forever."""
 
 
 class Call(NamedTuple):
@@ -57,10 +57,7 @@ def run(call: Call, app_path: str | None) -> Exception | None:
     """Run a task as a worker does, without a result backend; return the exception that it has raised, if any.
 
     Retries follow at once, up to `MAX_RETRIES`. The next task of a chain, and callbacks, are stored in the outbox.
-
-    Args:
-        call: the call.
-        app_path: the path of the Celery app; None for Celery's current app.
+    `app_path` is the path of the Celery app; None for Celery's current app.
     """
     app: Celery = current_app if app_path is None else find_app(app_path)
     name = call.message.type

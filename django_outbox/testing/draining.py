@@ -1,4 +1,4 @@
-"""Deliver in a test, and report what failed with the exception that a handler raised."""
+"""Deliver in a test, and report failures with the exception that a handler raised."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class Drained:
 
     Args:
         processed: the messages that were accepted, in their order.
-        failures: those that were not, with the result of their last attempt.
+        failures: the other messages, with the result of their last attempt.
     """
 
     processed: tuple[Message, ...]
@@ -48,18 +48,7 @@ class Drained:
 
 
 def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_tasks: bool) -> Drained:
-    """Deliver what is due.
-
-    Args:
-        using: the database alias.
-        raise_failures: raise an error if a message was not accepted.
-        max_seconds: begin no further batch after this time.
-        run_tasks: run the Celery tasks that were published, and deliver what they enqueue.
-
-    Raises:
-        AssertionError: a message was not accepted; its cause is the exception of the handler.
-        RelayUnavailable: a publisher or the database was unavailable.
-    """
+    """Deliver the messages that are due, as `Outbox.drain` does."""
     ends_at = time.monotonic() + max_seconds
     with _recorded() as recorder:
         while True:

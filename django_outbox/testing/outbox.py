@@ -1,4 +1,4 @@
-"""What a test has enqueued and published."""
+"""The messages that a test has enqueued and published."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ class Outbox:
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.
-        after: leave out messages up to this id; by default those that are in the table now.
+        after: leave out messages up to this id; by default the messages that are in the table now.
     """
 
     def __init__(self, using: str | None = None, *, after: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Outbox:
 
     @property
     def events(self) -> list[Any]:
-        """What a handler gets of each message: the event, or the payload if its type is not that of an event."""
+        """The first argument of a handler for each message: the event, or the payload if there is no such event."""
         return [decode_message(_as_claimed(message)) for message in self.messages]
 
     @property
@@ -68,7 +68,7 @@ class Outbox:
             fields: values of the payload or the event. Other fields may have any values.
 
         Raises:
-            AssertionError: there is no such message. The error lists those that were enqueued.
+            AssertionError: there is no such message. The error lists the enqueued messages.
             TypeError: `where` names something that a message does not have.
         """
         __tracebackhide__ = True
@@ -81,7 +81,7 @@ class Outbox:
     def assert_not_enqueued(
         self, type_or_event: str | type, /, *, where: Mapping[str, Any] | None = None, **fields: Any
     ) -> None:
-        """Assert that no such message was enqueued; the arguments are those of `assert_enqueued`.
+        """Assert that no such message was enqueued; takes the arguments of `assert_enqueued`.
 
         Raises:
             AssertionError: there is such a message.

@@ -17,7 +17,7 @@ MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
 
 @contextmanager
 def memory_publishers() -> Iterator[None]:
-    """Replace each publisher of `OUTBOX` by a `MemoryPublisher`, except those that work in the database: handlers.
+    """Replace each publisher of `OUTBOX` by a `MemoryPublisher`, except publishers that call handlers.
 
     `django_outbox.brokers.memory.published` is empty at the beginning.
     """

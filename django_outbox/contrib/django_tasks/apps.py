@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DjangoTasksConfig(AppConfig):
-    """Registers what runs tasks, and the purge of results. Starting the app queries no database."""
+    """Registers the runners of tasks, and the purge of results. Starting the app queries no database."""
 
     name = "django_outbox.contrib.django_tasks"
     label = "outbox_tasks"

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -73,7 +73,7 @@ def remove(
     """
     removal = make_removal(get_store(connections[using]))
     storage = ArchiveStorage(config.storage, using)
-    with removal.transaction(get_settings().claim_timeout), Spool() as spool:
+    with removal.transaction(get_settings().claim_timeout), closing(Spool()) as spool:
         filled = _fill(spool, removal, config, listing, after=after, is_stopping=is_stopping)
         if filled is None:
             return Removed(0, after, at_end=True)

@@ -5,9 +5,9 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from django.db import IntegrityError, models, transaction
@@ -90,7 +90,7 @@ class Selection:
             skip_damaged: leave out the archives that an earlier reading found to be damaged.
         """
         self.messages = self.doubles = self.invalid = 0
-        with _Seen() as seen:
+        with closing(_Seen()) as seen:
             for found in self.filters.find(self.storage):
                 if found.manifest is None or (skip_damaged and found.name in self.damaged):
                     continue
@@ -119,22 +119,19 @@ class Selection:
 class _Seen:
     """The `message_id` and publisher of each message that was read, in a temporary file that SQLite deletes."""
 
-    def __enter__(self) -> "_Seen":
+    def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
         self._database.execute("BEGIN")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._database.close()
 
     def add(self, message: ArchivedMessage) -> bool:
         """Note a message, and return whether it is new."""
         identity = message.message_id.bytes + message.publisher.encode()
         return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", [identity]).rowcount == 1
+
+    def close(self) -> None:
+        self._database.close()
 
 
 class JSONText(models.Expression):

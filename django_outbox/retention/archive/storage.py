@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from django.core.files.base import ContentFile, File
@@ -128,12 +127,7 @@ class Spool:
         self._file = tempfile.TemporaryFile(prefix="outbox-archive-")  # noqa: SIM115 - closed at the end
         self._compressor = zlib.compressobj(LEVEL, wbits=GZIP)
 
-    def __enter__(self) -> "Spool":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def add(self, rows: Iterable[Row]) -> None:
