@@ -16,16 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.inbox.deduplication import once, once_many
-    from django_outbox.inbox.retention import purge
+    from django_outbox.inbox.deduplication import once, once_many, purge
 
 __all__ = ["once", "once_many", "purge"]
-
-_MODULE_OF = {"once": "deduplication", "once_many": "deduplication", "purge": "retention"}
 
 
 def __getattr__(name: str) -> Any:
     # Django imports this package before models can be imported, so the names are imported when they are first used.
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(f"{__name__}.deduplication"), name)

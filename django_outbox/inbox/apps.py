@@ -13,4 +13,4 @@ class OutboxInboxConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        from django_outbox.inbox import checks  # noqa: F401, PLC0415 - the import registers the checks
+        from django_outbox.inbox import consumers  # noqa: F401, PLC0415 - the import registers the checks

@@ -89,7 +89,7 @@ def encode(value: Any) -> str:
     return json.dumps(value, cls=DjangoJSONEncoder)
 
 
-class Refused(ValueError):
+class Unstorable(ValueError):
     """A message cannot be stored; the text is the reason, without any of its content."""
 
 
@@ -117,12 +117,12 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
     """Return the fields of a message, which the database can store.
 
     Raises:
-        Refused: that is not possible.
+        Unstorable: that is not possible.
     """
     if incoming.problem:
-        raise Refused(incoming.problem)
+        raise Unstorable(incoming.problem)
     if incoming.type == DJANGO_TASK:
-        raise Refused(f"its type {DJANGO_TASK!r} is reserved for the tasks of this project.")
+        raise Unstorable(f"its type {DJANGO_TASK!r} is reserved for the tasks of this project.")
     text, payload = _read_payload(incoming)
     content = Content(
         message_id=id_of_incoming(incoming, consumer),
@@ -139,18 +139,18 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
     try:
         content.check(store)
     except InvalidMessage as error:
-        raise Refused(one_line(error)) from error
+        raise Unstorable(one_line(error)) from error
     except Exception as error:
         # No content of a message may stop the consumer.
-        raise Refused(describe(error)) from error
+        raise Unstorable(describe(error)) from error
     return content
 
 
-def describe_refused(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
+def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
     """Return the fields of a failed message, whose payload describes a message that was refused.
 
     Raises:
-        Refused: it is too large, too.
+        Unstorable: it is too large, too.
     """
     try:
         body = incoming.body.decode()
@@ -178,7 +178,7 @@ def describe_refused(incoming: Incoming, reason: str, consumer: Consumer, store:
     try:
         content.check(store)
     except Exception as error:
-        raise Refused(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
+        raise Unstorable(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
     return content
 
 
@@ -205,22 +205,22 @@ def _plain(value: Any) -> Any:
 def _read_payload(incoming: Incoming) -> tuple[str, Any]:
     """Return the body as text, and what it is as JSON."""
     if incoming.encoding.lower() not in PLAIN_ENCODINGS:
-        raise Refused(f"its content encoding is {one_line(incoming.encoding, 50)}; the body must be JSON in UTF-8.")
+        raise Unstorable(f"its content encoding is {one_line(incoming.encoding, 50)}; the body must be JSON in UTF-8.")
     limit = get_settings().max_payload_bytes
     if len(incoming.body) > limit:
-        raise Refused(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
+        raise Unstorable(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
     try:
         text = incoming.body.decode(json.detect_encoding(incoming.body), "surrogatepass")
         return text, json.loads(text)
     except json.JSONDecodeError as error:
-        raise Refused(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
+        raise Unstorable(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
     except UnicodeDecodeError:
-        raise Refused("its body is not JSON: it is not encoded in UTF-8.") from None
+        raise Unstorable("its body is not JSON: it is not encoded in UTF-8.") from None
     except RecursionError:
-        raise Refused("its body is JSON that is nested too deeply.") from None
+        raise Unstorable("its body is JSON that is nested too deeply.") from None
     except ValueError as error:
         # Python reads no integer of more than 4,300 digits.
-        raise Refused(f"its body is not readable as JSON: {one_line(error, 200)}") from None
+        raise Unstorable(f"its body is not readable as JSON: {one_line(error, 200)}") from None
 
 
 def _text(value: object) -> str:

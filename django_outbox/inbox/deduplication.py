@@ -1,14 +1,18 @@
-"""`once` and `once_many`: find out, in the caller's transaction, which messages a consumer has not handled yet."""
+"""Records of handled messages: `once` and `once_many` write them in the caller's transaction, `purge` deletes them."""
 
+import datetime
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db import connections, router
+from django.db import connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
 from django_outbox.brokers.ids import id_of
+from django_outbox.conf import get_settings
+from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
@@ -18,6 +22,12 @@ MAX_ID_LENGTH = 255
 
 CHUNK_SIZE = 1000
 """Maximum number of IDs that are written with one INSERT."""
+
+PURGE_SIZE = 1000
+"""Number of rows that one statement deletes: few enough to hold its locks for milliseconds only."""
+
+MAX_AGE = datetime.timedelta(days=365 * 100)
+"""Longer ages are shortened to this one: databases cannot count back without limit."""
 
 MessageID = uuid.UUID | str
 
@@ -60,6 +70,46 @@ def once_many(message_ids: Iterable[MessageID], consumer: str, *, using: str | N
         InvalidMessage: an ID or the name of the consumer is invalid. Nothing was written.
     """
     return _record([*message_ids], consumer, using, "once_many")
+
+
+def purge(
+    *,
+    using: str | None = None,
+    older_than: datetime.timedelta | None = None,
+    max_seconds: float | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """Delete records of `once` that are older than the retention period, in batches with a transaction each.
+
+    A message whose record is gone counts as new if it comes again.
+
+    Args:
+        using: the database alias; by default the one that the router chooses for writing.
+        older_than: delete records of messages that were handled longer ago than this; `OUTBOX["INBOX_RETENTION"]` by
+            default. If that is None, nothing is deleted.
+        max_seconds: begin no further batch after this time; no limit by default.
+        is_stopping: called between two batches; if it returns True, the purge ends.
+
+    Returns:
+        The number of deleted records.
+    """
+    age = get_settings().inbox_retention if older_than is None else older_than
+    if age is None:
+        return 0
+    alias = using or router.db_for_write(HandledMessage)
+    records = HandledMessage.objects.using(alias)
+    old = records.filter(handled_at__lt=DatabaseNow() - min(age, MAX_AGE)).order_by("handled_at")
+    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    total = 0
+    while not is_stopping() and (deadline is None or time.monotonic() < deadline):
+        with transaction.atomic(using=alias):
+            # Another purge deletes the rows that it has locked.
+            ids = list(old.select_for_update(skip_locked=True).values_list("pk", flat=True)[:PURGE_SIZE])
+            deleted, _ = records.filter(pk__in=ids).delete()
+        total += deleted
+        if len(ids) < PURGE_SIZE:
+            break
+    return total
 
 
 def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:

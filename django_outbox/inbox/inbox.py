@@ -1,30 +1,35 @@
 """The inbox: consumers and threads. The loops are in the readers."""
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from django.db import connections, router
 
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.inbox.consumers import make_consumers
+from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.registry import make_consumers
-from django_outbox.inbox.reports import InboxReporter
-from django_outbox.inbox.retention import purge
-from django_outbox.inbox.state import LIMITS, InboxState, Limits, Tally
+from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, InboxTally
 from django_outbox.inbox.storing import TypeFilter, is_known_type
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Life, announcing
-from django_outbox.service.heartbeats import reporting
+from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.service.outages import Outage
 from django_outbox.service.restarting import restart_on_crash
 from django_outbox.text import describe
 from django_outbox.threads import Threads, in_background, own_connection
+
+PERIOD = 60.0
+"""Seconds that the counts in a report cover, or less if the inbox started later."""
 
 
 class Inbox:
@@ -50,7 +55,7 @@ class Inbox:
         consumers: Sequence[str] | None = None,
         max_messages: int | None = None,
         stop_timeout: float = 20.0,
-        limits: Limits = LIMITS,
+        limits: InboxLimits = LIMITS,
         is_known_type: TypeFilter = is_known_type,
     ) -> None:
         self.using = using or router.db_for_write(OutboxMessage)
@@ -60,7 +65,7 @@ class Inbox:
         self._state = InboxState(self.using, aliases, limits, max_messages=max_messages, is_known_type=is_known_type)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> InboxTally:
         """The counts of messages so far, by result."""
         return self._state.tally
 
@@ -79,7 +84,7 @@ class Inbox:
         """The aliases of the consumers that pause because of their publisher's backlog."""
         return self._state.paused
 
-    def run(self) -> Tally:
+    def run(self) -> InboxTally:
         """Read until `stop` is called or `max_messages` were received, and purge old records of `once` at intervals.
 
         Raises:
@@ -90,7 +95,7 @@ class Inbox:
         with announcing(self._life, self._state), self._reporting("run"), self._purging():
             return self._in_threads(self._keep_reading)
 
-    def drain(self) -> Tally:
+    def drain(self) -> InboxTally:
         """Read until the sources are empty.
 
         Raises:
@@ -102,7 +107,7 @@ class Inbox:
         with self._reporting("drain"):
             return self._in_threads(lambda consumer: Reader(consumer, self._state).drain())
 
-    def read_once(self) -> Tally:
+    def read_once(self) -> InboxTally:
         """Read one batch of each consumer.
 
         Raises:
@@ -132,7 +137,7 @@ class Inbox:
         state, subject = self._state, f"Consumer {consumer.alias!r}: its reader"
         restart_on_crash(lambda: Reader(consumer, state).read(), subject, state, state.limits.restart_wait)
 
-    def _in_threads(self, work: Callable[[Consumer], object]) -> Tally:
+    def _in_threads(self, work: Callable[[Consumer], object]) -> InboxTally:
         threads = Threads()
         try:
             for consumer in self.consumers:
@@ -164,3 +169,48 @@ class Inbox:
                     purge(using=self.using, max_seconds=interval, is_stopping=left.is_set)
             except Exception as error:
                 logger.warning("Purging old records of the inbox failed and will be retried: %s", describe(error))
+
+
+class InboxReporter(Reporter):
+    """Writes the reports of one inbox.
+
+    Args:
+        state: the counts and outages of the inbox.
+        consumers: what it reads.
+        mode: `run`, `drain` or `once`.
+    """
+
+    subject = "inbox"
+    work = "reading"
+    suffix = ":inbox"
+
+    def __init__(self, state: InboxState, consumers: Sequence[Consumer], mode: str) -> None:
+        super().__init__(state.using, mode, state.limits.report_pace)
+        self._state = state
+        self._consumers = consumers
+        self._before = deque([(time.monotonic(), self._read())])
+
+    def write(self, *, last: bool) -> None:
+        now, tallies = time.monotonic(), self._read()
+        self._before.append((now, tallies))
+        # The oldest one that is kept is at the beginning of the period, or before it.
+        while len(self._before) > 1 and self._before[1][0] <= now - PERIOD:
+            self._before.popleft()
+        earlier = self._before[0][1]
+        counts = {alias: tally - earlier[alias] for alias, tally in tallies.items()}
+        states = {each.alias: self._describe(each, counts[each.alias]) for each in self._consumers}
+        self.write_heartbeat({"workers": len(self._consumers), "publishers": {}, "consumers": states}, last=last)
+
+    def _read(self) -> dict[str, InboxTally]:
+        return {each.alias: self._state.tally_of(each.alias) for each in self._consumers}
+
+    def _describe(self, consumer: Consumer, counts: InboxTally) -> dict[str, Any]:
+        outage = self._state.outage_of(consumer.alias)
+        state = "unavailable" if outage else "paused" if consumer.alias in self._state.paused else "reading"
+        return {
+            "source": consumer.source,
+            "state": state,
+            "reason": outage.reason if outage else "",
+            "since": outage.since.timestamp() if outage else None,
+            **asdict(counts),
+        }

@@ -11,7 +11,7 @@ from django_outbox.service.state import ServiceLimits, ServiceState
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(ServiceLimits):
+class InboxLimits(ServiceLimits):
     """The waits in seconds and the limits of an inbox, beside those of `ServiceLimits`. Tests pass shorter ones.
 
     Args:
@@ -30,12 +30,12 @@ class Limits(ServiceLimits):
     healthy_time: float = 60.0
 
 
-LIMITS = Limits()
+LIMITS = InboxLimits()
 """The default limits of an inbox."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class InboxTally:
     """The counts of messages so far.
 
     Args:
@@ -54,8 +54,8 @@ class Tally:
     dropped: int = 0
     rejected: int = 0
 
-    def __sub__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+    def __sub__(self, other: "InboxTally") -> "InboxTally":
+        return InboxTally(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
 
     def __str__(self) -> str:
         return ", ".join(f"{getattr(self, name):,} {name}" for name in self.__dataclass_fields__)
@@ -76,13 +76,13 @@ class InboxState(ServiceState):
         open_batches: the number of batches that are being stored.
     """
 
-    limits: Limits
+    limits: InboxLimits
 
     def __init__(
         self,
         using: str,
         aliases: Iterable[str],
-        limits: Limits,
+        limits: InboxLimits,
         *,
         max_messages: int | None = None,
         is_known_type: TypeFilter = is_known_type,
@@ -93,16 +93,16 @@ class InboxState(ServiceState):
         self.outages = Outages()
         self.open_batches = 0
         self._max_messages = max_messages
-        self._tallies = {alias: Tally() for alias in aliases}
+        self._tallies = {alias: InboxTally() for alias in aliases}
         self._paused: set[str] = set()
         self._lock = threading.Lock()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> InboxTally:
         """The counts of all consumers together."""
         with self._lock:
             tallies = [*self._tallies.values()]
-        return Tally(*(sum(getattr(each, name) for each in tallies) for name in Tally.__dataclass_fields__))
+        return InboxTally(*(sum(getattr(each, name) for each in tallies) for name in InboxTally.__dataclass_fields__))
 
     @property
     def hindrance(self) -> str:
@@ -115,7 +115,7 @@ class InboxState(ServiceState):
         """The aliases of the consumers that pause because of their backlog."""
         return sorted(self._paused)
 
-    def tally_of(self, alias: str) -> Tally:
+    def tally_of(self, alias: str) -> InboxTally:
         """Return the counts of one consumer."""
         return self._tallies[alias]
 

@@ -14,7 +14,7 @@ from django_outbox.enqueueing.notify import notify_after_commit
 from django_outbox.enqueueing.writing import insert_new
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
-from django_outbox.inbox.conversion import Content, Refused, describe_refused, id_of_incoming, read_content
+from django_outbox.inbox.conversion import Content, Unstorable, describe_unstorable, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
@@ -106,15 +106,15 @@ class Storing:
             return None
         try:
             return read_content(incoming, consumer, store)
-        except Refused as error:
+        except Unstorable as error:
             return self._refuse(incoming, str(error), store, result)
 
     def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> Content | None:
         result.invalid += 1
         if self._consumer.invalid == "store":
             try:
-                message = describe_refused(incoming, reason, self._consumer, store)
-            except Refused as error:
+                message = describe_unstorable(incoming, reason, self._consumer, store)
+            except Unstorable as error:
                 reason = str(error)
             else:
                 logger.error(

@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.state import Limits
+from django_outbox.inbox.state import InboxLimits
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import Backoff
 from django_outbox.threads import Threads
@@ -18,7 +18,7 @@ from tests.inbox.sources.rabbitmq import RabbitMQSource
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 _WAIT = Backoff(delay=0.01, max_delay=0.05)
-QUICK = Limits(
+QUICK = InboxLimits(
     broker_wait=_WAIT,
     database_wait=_WAIT,
     restart_wait=_WAIT,

@@ -15,7 +15,7 @@ from django_outbox.brokers import Refused, Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
 from django_outbox.brokers.kafka.session import LEAVE_TIMEOUT
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.state import Tally
+from django_outbox.inbox.state import InboxTally
 from django_outbox.models import Status
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
@@ -241,7 +241,7 @@ def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_writte
     for read in (inbox.read_once, inbox.drain):
         with pytest.raises(RelayUnavailable, match="rejected messages cannot be written to the topic in dead_letters"):
             read()
-    assert inbox.tally == Tally()
+    assert inbox.tally == InboxTally()
     assert source.unsettled() == 1
 
 

@@ -16,7 +16,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.deployment import name_process
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
-from django_outbox.inbox.state import Limits
+from django_outbox.inbox.state import InboxLimits
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
 from django_outbox.monitoring.figures import ConsumerStatus
@@ -31,7 +31,7 @@ pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
 NAME = f"{name_process()}:inbox"
-OFTEN: Limits = replace(QUICK, report_pace=0.01, report_patience=20)
+OFTEN: InboxLimits = replace(QUICK, report_pace=0.01, report_patience=20)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.conf import get_settings
-from django_outbox.inbox.retention import purge
+from django_outbox.inbox.deduplication import purge
 from django_outbox.management.base import OutboxCommand
 from django_outbox.text import counted
 

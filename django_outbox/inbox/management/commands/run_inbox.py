@@ -13,7 +13,7 @@ from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.inbox.state import LIMITS, Tally
+from django_outbox.inbox.state import LIMITS, InboxTally
 from django_outbox.management.live import LiveFigures, Rate, live_line
 from django_outbox.management.proof import CheckResult, check_deployment
 from django_outbox.management.service import ServiceCommand, frozen, print_line
@@ -31,7 +31,7 @@ class InboxFigures:
         """Return the figures now."""
         tally = self._inbox.tally
         texts = [f"{self._rate.read(tally.received):,.0f} msg/s"]
-        texts += [f"{name} {getattr(tally, name):,}" for name in Tally.__dataclass_fields__]
+        texts += [f"{name} {getattr(tally, name):,}" for name in InboxTally.__dataclass_fields__]
         if paused := list(self._inbox.paused):
             texts.insert(0, f"paused by the backlog: {', '.join(paused)}")
         aliases = [consumer.alias for consumer in self._inbox.consumers]
