@@ -1,20 +1,32 @@
-"""Facts about a deployment: this process, its database and migrations, and the publishers that its messages need."""
+"""Facts about a deployment: this process, its database, tables and migrations, and the publishers of its messages."""
 
 import os
 import secrets
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from django.apps import apps
+from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
-from django.db.models import QuerySet
+from django.db.models import Min, Model, QuerySet
 
 from django_outbox.conf import get_settings
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
-from django_outbox.stores.publishers import publishers_in_use
+from django_outbox.exceptions import NotMigrated
+from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet
+
+MAX_HOST_LENGTH = 220
+"""Maximum characters of the host name in the name of a process."""
+
+REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock)
+"""The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
+
+MAX_PUBLISHERS = 100
+"""Maximum number of publishers that are looked for: each costs a short query."""
 
 
 def find_version() -> str:
@@ -23,10 +35,6 @@ def find_version() -> str:
         return metadata.version("django-transactional-outbox")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-MAX_HOST_LENGTH = 220
-"""Maximum characters of the host name in the name of a process."""
 
 
 def name_process() -> str:
@@ -55,6 +63,40 @@ def describe_database(connection: BaseDatabaseWrapper) -> str:
     return f"{connection.alias!r} ({' '.join(filter(None, [kind, shown]))}{address})"
 
 
+def require_schema(connection: BaseDatabaseWrapper, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> None:
+    """Raise NotMigrated if an error of the database comes from a table or a column of these models that is missing."""
+    missing = ""
+    with suppress(DatabaseError, InterfaceError):
+        if connection.connection is not None and connection.is_usable():
+            missing = missing_schema(connection, models)
+    if missing:
+        raise NotMigrated(
+            f'The database {connection.alias!r} lacks {missing}. Run "manage.py migrate --database={connection.alias}".'
+        ) from error
+
+
+def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
+    """Return the first table or column of these models that this database lacks; blank if there is none.
+
+    Raises:
+        DatabaseError: the database is unavailable.
+    """
+    with connection.cursor() as cursor:
+        tables = set(connection.introspection.table_names(cursor, include_views=True))
+        for model in models:
+            table = model._meta.db_table
+            if not router.allow_migrate_model(connection.alias, model):
+                continue
+            if table not in tables:
+                return f"the table {table!r}"
+            description = connection.introspection.get_table_description(cursor, table)
+            columns = {column.name for column in description}
+            for field in model._meta.concrete_fields:
+                if field.column not in columns:
+                    return f"the column {field.column!r} of the table {table!r}"
+    return ""
+
+
 def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
     """Return the outbox's migrations that were not applied to a database, such as `django_outbox.0001_initial`.
 
@@ -68,6 +110,23 @@ def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
     wanted = [node for node in executor.loader.graph.leaf_nodes() if node[0] in labels]
     plan = executor.migration_plan(wanted)
     return [f"{migration.app_label}.{migration.name}" for migration, _ in plan if migration.app_label in labels]
+
+
+def publishers_in_use(messages: OutboxMessageQuerySet) -> list[str]:
+    """Return the publishers of the pending messages, including those that were removed from the settings.
+
+    It jumps through the index from one publisher to the next, with one query each. If the index is not partial, it also
+    finds publishers with processed or failed messages only.
+    """
+    rows = messages.order_by()
+    if connections[messages.db].features.supports_partial_indexes:
+        rows = rows.pending()
+    found: list[str] = []
+    publisher = rows.aggregate(next=Min("publisher"))["next"]
+    while publisher is not None and len(found) < MAX_PUBLISHERS:
+        found.append(publisher)
+        publisher = rows.filter(publisher__gt=publisher).aggregate(next=Min("publisher"))["next"]
+    return found
 
 
 def find_unknown_publishers(using: str) -> list[str]:

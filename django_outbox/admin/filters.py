@@ -25,8 +25,8 @@ from django_outbox.admin.states import (
     state_of,
 )
 from django_outbox.conf import get_settings
+from django_outbox.deployment import publishers_in_use
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status
-from django_outbox.stores.publishers import publishers_in_use
 
 
 class Wanted(NamedTuple):

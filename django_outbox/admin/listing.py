@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from django_outbox.admin.search import of_partition
 from django_outbox.admin.states import ALL, TIME_OF
+from django_outbox.deployment import publishers_in_use
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
-from django_outbox.stores.publishers import publishers_in_use
 
 COUNT_LIMIT = 100_000
 """Maximum number of messages of a state that are counted."""

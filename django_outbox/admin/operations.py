@@ -22,8 +22,7 @@ from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview,
 from django_outbox.retention import discard
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.leases import find_leased
-from django_outbox.stores.locks import lease_number
+from django_outbox.stores.locks import find_leased, lease_number
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""

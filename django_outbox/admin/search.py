@@ -10,8 +10,8 @@ from django.db import connections
 from django_outbox.admin.states import LIMIT, ORDER
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
+from django_outbox.deployment import publishers_in_use
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessageQuerySet, Status
-from django_outbox.stores.publishers import publishers_in_use
 
 
 class Found(NamedTuple):

@@ -16,7 +16,7 @@ from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store
-from django_outbox.stores.types import NewRow
+from django_outbox.stores.rows import NewRow
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:

@@ -8,13 +8,13 @@ from django.db.models import Q
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.deployment import require_schema
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.state import InboxState, name_consumer
 from django_outbox.inbox.storing import Stored, Storing
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
-from django_outbox.stores.schema import require_schema
 from django_outbox.text import describe
 
 

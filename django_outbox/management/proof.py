@@ -11,9 +11,9 @@ from django_outbox.deployment import (
     describe_database,
     find_unapplied_migrations,
     find_unknown_publishers,
+    missing_schema,
 )
 from django_outbox.stores import find_store
-from django_outbox.stores.schema import missing_schema
 from django_outbox.text import describe
 from django_outbox.threads import Threads
 

@@ -12,6 +12,7 @@ from django.db import connections, router
 from django.db.models import Sum
 
 from django_outbox.conf import get_settings
+from django_outbox.deployment import publishers_in_use
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause
 from django_outbox.monitoring.figures import (
     CONSUMER_STATES,
@@ -29,7 +30,6 @@ from django_outbox.monitoring.figures import (
 from django_outbox.monitoring.queues import Failures, find_blocked_keys, read_failures, read_heads, read_queue
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.publishers import publishers_in_use
 
 __all__ = ["status"]
 

@@ -7,6 +7,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.deployment import require_schema
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.conflicts import Conflicts, Turns
@@ -15,7 +16,6 @@ from django_outbox.relay.sources import PollingSource, Source
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
-from django_outbox.stores.schema import require_schema
 from django_outbox.text import describe
 
 

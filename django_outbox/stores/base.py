@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
@@ -17,11 +19,9 @@ from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.heads import BatchReader, read_batch
-from django_outbox.stores.leases import Lease, take_lease
-from django_outbox.stores.locks import lease_number
-from django_outbox.stores.rows import error_rows, read_messages
+from django_outbox.stores.locks import Lease, lease_number, take_lease
+from django_outbox.stores.rows import Claim, Held, NewRow, Purged, Settlement, error_rows, read_messages
 from django_outbox.stores.timeline import Piece
-from django_outbox.stores.types import Claim, Held, NewRow, Purged, Settlement
 from django_outbox.text import describe
 
 CHANGED = "another program changed or deleted them in the meantime"
@@ -164,40 +164,33 @@ class Store(BatchReader):
         """
 
     @abc.abstractmethod
-    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> AbstractContextManager[Claim]:
+    def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[None]:
+        """Open the transaction of a claim."""
+
+    @contextmanager
+    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
         """Claim one message that was claimed before, as a transactional claim does.
 
         The claim is empty if the message has changed its state, or if another relay has claimed it or its key.
-
-        Args:
-            publisher: the alias of its publisher.
-            message: the message as it was claimed.
-            max_seconds: as in `claim`.
         """
+        with self.transaction(max_seconds, transactional=True):
+            yield Claim([*self.find_unchanged(publisher, message)])
 
     def lease(self, publisher: str, message: Message, *, seconds: float) -> Lease | None:
         """Take the lease of a message that the open transaction has claimed; it belongs to no relay after the commit.
 
-        Return None if another relay works on that message, or on another one of its key.
-
-        Args:
-            publisher: the alias of its publisher.
-            message: the message.
-            seconds: how long the lease lasts unless it is renewed.
+        It lasts that many seconds unless it is renewed. Return None if another relay works on that message, or on
+        another one of its key.
         """
         partition = partition_of(message.key) if message.key else 0
         number = lease_number(publisher, message.id, partition)
         return take_lease(self.connection.alias, number, message.id, seconds=seconds)
 
-    @abc.abstractmethod
-    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> AbstractContextManager[Claim]:
-        """Claim a message that this relay has leased, as a transactional claim does; empty if the lease was lost.
-
-        Args:
-            message: the message as it was claimed.
-            lease: its lease.
-            max_seconds: as in `claim`.
-        """
+    @contextmanager
+    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> Iterator[Claim]:
+        """Claim a message that this relay has leased, as a transactional claim does; empty if the lease was lost."""
+        with self.transaction(max_seconds, transactional=True):
+            yield Claim([message] if lease.lock() else [])
 
     def limit_statements(self, seconds: float | None) -> None:
         """Let the database cancel each statement of this transaction that takes longer; None removes the limit.
@@ -247,12 +240,9 @@ class Store(BatchReader):
 
     @abc.abstractmethod
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
-        """Write the new states of a claim's messages, with one statement for each state that occurs.
+        """Write the new states of an open claim's messages, with one statement for each state that occurs.
 
-        Args:
-            claim: the open claim.
-            settlement: the new states.
-            delete_processed: delete processed messages instead of keeping their rows.
+        Processed messages are deleted (`delete_processed`), or their rows are kept.
         """
 
     @contextmanager
@@ -275,12 +265,9 @@ class Store(BatchReader):
 
     @abc.abstractmethod
     def purge(self, older_than: float, limit: int, after: Any) -> Purged:
-        """Delete a batch of processed messages, the oldest first.
+        """Delete a batch of processed messages that are older than that many seconds, the oldest first.
 
-        Args:
-            older_than: minimum age of the messages in seconds.
-            limit: maximum number of messages.
-            after: `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
+        `after` is `Purged.at` of an earlier batch, to leave out everything up to its end; None to begin at the start.
         """
 
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
@@ -299,14 +286,11 @@ class Store(BatchReader):
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         """Keep relays from claiming these partitions until the transaction ends, without waiting for any of them.
 
-        Args:
-            publisher: the alias of their publisher.
-            partitions: at least one.
-
-        Returns:
-            The partitions that no relay has claimed. SQLite's transactions exclude each other, so they need no
-            lock.
+        Return the partitions that no relay has claimed. SQLite's transactions exclude each other, so they need no lock.
         """
+
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        return self.lock_partitions(publisher, partitions)
 
     # For callers of `enqueue`.
 
@@ -316,7 +300,6 @@ class Store(BatchReader):
 
     def add_key_locks(self) -> None:
         """Insert the rows that `lock_keys` locks, if it locks rows and some are missing."""
-        return
 
     @property
     def looks_before_insert(self) -> bool:
@@ -326,8 +309,7 @@ class Store(BatchReader):
     def insert_missing(self, messages: Sequence[OutboxMessage]) -> int:
         """Insert messages; leave out each one if its `message_id` and `publisher` are in the table already.
 
-        Returns:
-            The number of inserted messages; on MySQL and MariaDB the number of all.
+        Return the number of inserted messages; on MySQL and MariaDB the number of all.
         """
         inserted = 0
 
@@ -347,10 +329,8 @@ class Store(BatchReader):
     def insert_rows(self, rows: Sequence[NewRow]) -> int:
         """Insert messages that are due now in their order, except messages that are in the table for their publisher.
 
-        Returns the number of inserted messages; on MySQL and MariaDB, a row that is met only by the INSERT counts too.
-
-        Args:
-            rows: at least one; no more than one statement can hold.
+        There must be at least one, and no more than one statement can hold. Return the number of inserted messages; on
+        MySQL and MariaDB, a row that is met only by the INSERT counts too.
         """
         raise NotImplementedError
 
@@ -411,18 +391,7 @@ class LockingStore(Store):
             yield Claim(read_messages(read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)))
 
     @contextmanager
-    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
-        with self.transaction(max_seconds, transactional=True):
-            yield Claim([*self.find_unchanged(publisher, message)])
-
-    @contextmanager
-    def claim_leased(self, message: Message, lease: Lease, *, max_seconds: float) -> Iterator[Claim]:
-        with self.transaction(max_seconds, transactional=True):
-            yield Claim([message] if lease.lock() else [])
-
-    @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
-        """Open the transaction of a claim."""
         nested = self.connection.in_atomic_block
         with transaction.atomic(using=self.connection.alias):
             if not nested:
@@ -486,3 +455,33 @@ def report_lost(claim: Claim, count: int, reason: str) -> None:
             max(ids),
             reason,
         )
+
+
+_STORES = {
+    "postgresql": "django_outbox.stores.postgresql.PostgreSQLStore",
+    "mysql": "django_outbox.stores.mysql.MySQLStore",
+    "sqlite": "django_outbox.stores.sqlite.SQLiteStore",
+}
+
+
+def find_store(connection: BaseDatabaseWrapper) -> Store | None:
+    """Return the store for a connection; None if the outbox does not support this kind of database."""
+    if connection.vendor not in _STORES:
+        return None
+    store: type[Store] = import_string(_STORES[connection.vendor])
+    return store(connection)
+
+
+def get_store(connection: BaseDatabaseWrapper) -> Store:
+    """Return the store for a connection.
+
+    Raises:
+        ImproperlyConfigured: the outbox does not support this kind of database.
+    """
+    store = find_store(connection)
+    if store is None:
+        raise ImproperlyConfigured(
+            f"The outbox does not support the database {connection.alias!r} (vendor {connection.vendor!r}); "
+            f"it supports {', '.join(_STORES)}."
+        )
+    return store

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 
 from django_outbox.stores.cursor import LAST_PARTITION, SPARED, Cursor, Span
 from django_outbox.stores.timeline import MAX_ROWS, SWEEP_ROWS, Fresh, Piece, Timeline
-from django_outbox.stores.types import SIZE, Row
+
+Row = tuple[Any, ...]
+"""The columns of a message from `id` to `error_class`, then its size, then columns that the store adds for itself."""
+
+SIZE = 10
+"""The index of the size in a row: the bytes of payload and headers."""
 
 SLOT_BITS = 23
 SLOT_SIZE = 2**SLOT_BITS

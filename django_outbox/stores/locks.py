@@ -1,15 +1,31 @@
-"""The numbers of the locks that stand for keys and partitions."""
+"""The rows of `KeyLock`: the numbers of the locks of keys and partitions, and the leases of messages.
 
+With a lease, a message belongs to one relay while no transaction is open. A lease is a row with the time at which it
+ends. As long as it lasts, the message's `available_at` is that time as well, so that claims leave it out, with the
+later messages of its key, and pay nothing for that.
+"""
+
+import datetime
+import time
 import zlib
 from collections.abc import Collection
 
+from django.db import transaction
+from django.db.models import QuerySet
+
 from django_outbox.db.fields import partition_of
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.models import KeyLock, OutboxMessage
+from django_outbox.stores.clock import read_clock
 
 KEY_LOCKS = 1024
 """Number of locks that keys share, so that a transaction with 100,000 keys does not use up the server's locks."""
 
 FIRST_PARTITION = 2**31
 """Separates the numbers of leased partitions from the numbers of slots."""
+
+LOOK_AGAIN = datetime.timedelta(seconds=1)
+"""Time after which a message is due again if another relay has its lease."""
 
 
 def lock_number(publisher: str, number: int) -> int:
@@ -30,3 +46,108 @@ def lease_number(publisher: str, id: int, partition: int) -> int:
 def key_lock_numbers(keys: Collection[str]) -> list[int]:
     """Return the numbers of the locks for these keys, in the order in which all transactions take them."""
     return sorted({partition_of(key) % KEY_LOCKS for key in keys if key})
+
+
+class Lease:
+    """The right to work on one message, without a transaction, until it ends or is lost to another relay.
+
+    Every method works on the calling thread's connection; only one thread may call them at a time.
+
+    Args:
+        using: the database alias.
+        number: the number of its row.
+        id: the id of the message.
+        due: the message's own `available_at`.
+        end: when it ends.
+        seconds: how long it lasts unless it is renewed.
+
+    Attributes:
+        ended: whether `end` was called, in a transaction that may still be rolled back.
+    """
+
+    def __init__(
+        self, using: str, number: int, id: int, *, due: datetime.datetime | None, end: datetime.datetime, seconds: float
+    ) -> None:
+        self.seconds = seconds
+        self._using = using
+        self._number = number
+        self._id = id
+        self._due = due
+        # The end that is stored: one of two if the answer to a renewal was lost.
+        self._ends = [end]
+        self._taken_at = time.monotonic()
+        self.ended = False
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether so much time has passed that another relay may have the message."""
+        return time.monotonic() - self._taken_at > self.seconds
+
+    def renew(self) -> bool:
+        """Let it last `seconds` from now on; return False if it is lost."""
+        began = time.monotonic()
+        end = read_clock(self._using) + datetime.timedelta(seconds=self.seconds)
+        self._ends.append(end)
+        with transaction.atomic(using=self._using):
+            held = self._row.update(held_until=end)
+            if held:
+                self._message.update(available_at=end)
+        self._ends, self._taken_at = [end], began
+        return bool(held)
+
+    def lock(self) -> bool:
+        """Keep it from ending until the current transaction does; return False if it is lost."""
+        return self._row.select_for_update().first() is not None
+
+    def end(self, *, as_it_was: bool = True) -> None:
+        """End it.
+
+        Args:
+            as_it_was: whether the message becomes due again as it was; otherwise its new state is written.
+        """
+        if self._row.delete()[0] and as_it_was:
+            self._message.update(available_at=self._due)
+        self.ended = True
+
+    @property
+    def _row(self) -> "QuerySet[KeyLock]":
+        return KeyLock.objects.using(self._using).filter(number=self._number, held_until__in=self._ends)
+
+    @property
+    def _message(self) -> "QuerySet[OutboxMessage]":
+        return OutboxMessage.objects.using(self._using).filter(pk=self._id, available_at__in=self._ends)
+
+
+def take_lease(using: str, number: int, id: int, *, seconds: float) -> Lease | None:
+    """Take the lease of a message that the current transaction has claimed; return None if another relay has it.
+
+    Then the message becomes due again soon, so that relays neither find it all the time nor leave it for long.
+
+    Args:
+        using: the database alias.
+        number: the number of its row.
+        id: the id of the message.
+        seconds: how long it lasts.
+    """
+    message = OutboxMessage.objects.using(using).filter(pk=id)
+    now, due = message.annotate(now=DatabaseNow()).values_list("now", "available_at").get()
+    row = KeyLock.objects.using(using).filter(number=number)
+    taken = row.first()
+    if taken is not None and taken.held_until is not None and taken.held_until > now:
+        # An operator has made it due, or it is an earlier message of the key that was committed late. Every claim would
+        # find it first.
+        message.update(available_at=min(taken.held_until, now + LOOK_AGAIN))
+        return None
+    end = now + datetime.timedelta(seconds=seconds)
+    if taken is None:
+        KeyLock.objects.using(using).create(number=number, held_until=end)
+    else:
+        row.update(held_until=end)
+    message.update(available_at=end)
+    return Lease(using, number, id, due=due, end=end, seconds=seconds)
+
+
+def find_leased(using: str, numbers: Collection[int]) -> set[int]:
+    """Return the numbers of the leases that relays have now."""
+    rows = KeyLock.objects.using(using).filter(number__in=numbers, held_until__gt=DatabaseNow())
+    return set(rows.values_list("number", flat=True))

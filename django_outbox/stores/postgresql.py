@@ -12,11 +12,10 @@ from django.db import OperationalError, transaction
 from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import SPARED, Span
-from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads
+from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads, Row
 from django_outbox.stores.locks import key_lock_numbers
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH
+from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
-from django_outbox.stores.types import NewRow, Purged, Row
 
 CONFLICTS = ("40001", "40P01", "55P03")
 """The codes of serialization_failure, deadlock_detected and lock_not_available."""
@@ -371,9 +370,6 @@ class PostgreSQLStore(LockingStore):
 
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [array(partitions), publisher])}
-
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
-        return self.lock_partitions(publisher, partitions)
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(LOCK_PARTITIONS, [array(partitions), publisher])}

@@ -4,14 +4,14 @@ import abc
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from django.db import transaction
 
 from django_outbox.stores.base import Store
-from django_outbox.stores.mysql import MySQLStore
+from django_outbox.stores.mysql import EARLIEST, OLD, MySQLStore
 from django_outbox.stores.postgresql import MAX_TIMEOUT, PostgreSQLStore, array
-from django_outbox.stores.types import Row
+from django_outbox.stores.sqlite import LATER
 
 PROCESSED, FAILED = "processed_at", "failed_at"
 """The column that is set in the rows to delete."""
@@ -40,6 +40,8 @@ NAMES = (
 )
 """The columns of a row that `read` returns, in this order. Times and JSON are text; times are in UTC."""
 
+FullRow: TypeAlias = tuple[Any, ...]
+
 TIMES = frozenset(name for name in NAMES if name.endswith("_at"))
 JSON = ("headers", "history", "original", "payload")
 
@@ -66,6 +68,13 @@ class Removal(abc.ABC):
     can_lock: ClassVar[bool] = True
     """Whether listed rows are locked until the end of the transaction."""
 
+    SIZE: ClassVar[str]
+    """SQL of the approximate size of a row in bytes."""
+    OLD: ClassVar[str]
+    """Lists processed messages, given their minimum age in seconds, the place to begin after and a limit."""
+    EARLIEST: ClassVar[str]
+    """A time before all others."""
+
     def __init__(self, store: Store) -> None:
         self.store = store
         self.connection = store.connection
@@ -90,29 +99,32 @@ class Removal(abc.ABC):
         if self.can_lock:
             self.store.fetch("SELECT 1")
 
-    @abc.abstractmethod
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
-        """List and lock processed messages, the oldest first; rows that another session has locked are left out.
+        """List and lock messages processed more than that many seconds ago, the oldest first.
 
-        Args:
-            older_than: minimum age in seconds.
-            limit: maximum number of messages.
-            after: `at` of an earlier row or page, to begin after it; None to begin at the start.
+        Rows that another session has locked are left out. `after` is `at` of an earlier row or page, to begin after
+        it; None to begin at the start.
         """
+        found = self.store.fetch(self.OLD, [older_than, *(after or (self.EARLIEST, 0)), limit])
+        rows = [Listed(id, size, (time, id)) for id, size, time in found]
+        return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
 
-    @abc.abstractmethod
     def list_failed(self, ids: Sequence[int]) -> list[Listed]:
         """List and lock the failed ones of these messages, in the order of their ids."""
+        sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id"
+        if self.can_lock:
+            sql += " FOR UPDATE"
+        return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
 
-    def read(self, ids: Sequence[int]) -> list[Row]:
+    def read(self, ids: Sequence[int]) -> list[FullRow]:
         """Return the columns `NAMES` of these messages, in the order of their ids."""
         quote = self.connection.ops.quote_name
         columns = ", ".join(self._as_text(name, quote(name)) for name in NAMES)
         return self.store.fetch(*self._for(f"SELECT {columns} FROM {{table}} WHERE id IN ids ORDER BY id", ids))
 
-    @abc.abstractmethod
     def delete(self, ids: Sequence[int], state: str) -> int:
         """Delete the messages with a value in the column `state`, and return the number deleted."""
+        return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
 
     @contextmanager
     def _limited(self, max_seconds: float) -> Iterator[None]:
@@ -144,18 +156,7 @@ WHERE processed_at < statement_timestamp() - %s * interval '1 second'
     AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
 ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 """
-
-    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
-        found = self.store.fetch(self.OLD, [older_than, *(after or ("-infinity", 0)), limit])
-        rows = [Listed(id, size, (time, id)) for id, size, time in found]
-        return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
-
-    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
-        sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id FOR UPDATE"
-        return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
-
-    def delete(self, ids: Sequence[int], state: str) -> int:
-        return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
+    EARLIEST = "-infinity"
 
     def _begin(self, max_seconds: float) -> None:
         milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
@@ -175,25 +176,19 @@ ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 class MySQLRemoval(Removal):
     """Lists rows first and locks them by their ids, because a locking read of a range would lock its end as well."""
 
-    OLD = """
-SELECT id, CAST(processed_at AS CHAR) FROM {table} FORCE INDEX (outbox_processed)
-WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND AND processed_at >= %s
-    AND (processed_at > %s OR id > %s)
-ORDER BY processed_at, id LIMIT %s
+    SIZE = (
+        "LENGTH(payload) + LENGTH(headers) + LENGTH(error)"
+        " + COALESCE(LENGTH(history), 0) + COALESCE(LENGTH(original), 0)"
+    )
+    LOCK = f"""
+SELECT id, {SIZE} FROM {{table}} FORCE INDEX (PRIMARY) WHERE id IN ids AND state IS NOT NULL ORDER BY id FOR UPDATE
 """
-    LOCK = """
-SELECT id, LENGTH(payload) + LENGTH(headers) + LENGTH(error)
-    + COALESCE(LENGTH(history), 0) + COALESCE(LENGTH(original), 0)
-FROM {table} FORCE INDEX (PRIMARY)
-WHERE id IN ids AND state IS NOT NULL ORDER BY id FOR UPDATE
-"""
-    EARLIEST = "1000-01-01"
 
     store: MySQLStore
 
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
-        time, id = after or (self.EARLIEST, 0)
-        found = self.store.fetch(self.OLD, [round(older_than * 1_000_000), time, time, id, limit])
+        time, id = after or (EARLIEST, 0)
+        found = self.store.fetch(OLD, [round(older_than * 1_000_000), time, time, id, limit])
         if not found:
             return Page([], after, at_end=True)
         lock = f"{self.LOCK.rstrip()} SKIP LOCKED".replace("state", PROCESSED)
@@ -239,25 +234,14 @@ class SQLiteRemoval(Removal):
     )
     OLD = f"""
 SELECT id, {SIZE}, CAST(processed_at AS TEXT) FROM {{table}}
-WHERE processed_at < strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds') AND (processed_at, id) > (%s, %s)
+WHERE processed_at < {LATER.replace("%s", "-%s")} AND (processed_at, id) > (%s, %s)
 ORDER BY processed_at, id LIMIT %s
 """
+    EARLIEST = ""
 
     @contextmanager
     def transaction(self, max_seconds: float) -> Iterator[None]:
         yield
-
-    def list_old(self, older_than: float, limit: int, after: Any) -> Page:
-        found = self.store.fetch(self.OLD, [-older_than, *(after or ("", 0)), limit])
-        rows = [Listed(id, size, (time, id)) for id, size, time in found]
-        return Page(rows, rows[-1].at if rows else after, len(rows) < limit)
-
-    def list_failed(self, ids: Sequence[int]) -> list[Listed]:
-        sql = f"SELECT id, {self.SIZE} FROM {{table}} WHERE id IN ids AND failed_at IS NOT NULL ORDER BY id"
-        return [Listed(*row) for row in self.store.fetch(*self._for(sql, ids))]
-
-    def delete(self, ids: Sequence[int], state: str) -> int:
-        return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
 
     def _begin(self, max_seconds: float) -> None:
         """Do nothing."""

@@ -11,16 +11,22 @@ from functools import partial
 from django.db import OperationalError, transaction
 
 from django_outbox.logs import logger
-from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
 from django_outbox.stores.cursor import Cursor, Span
-from django_outbox.stores.heads import OwnedHeads, Queued, choose, read_batch
-from django_outbox.stores.leases import Lease as MessageLease
+from django_outbox.stores.heads import SIZE, OwnedHeads, Queued, Row, choose, read_batch
 from django_outbox.stores.locks import FIRST_PARTITION, lock_number
-from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, error_rows, read_messages
+from django_outbox.stores.rows import (
+    MAX_HISTORY_ERROR_LENGTH,
+    Claim,
+    Held,
+    NewRow,
+    Purged,
+    Settlement,
+    error_rows,
+    read_messages,
+)
 from django_outbox.stores.timeline import Fresh
-from django_outbox.stores.types import SIZE, Claim, Held, NewRow, Purged, Row, Settlement
 from django_outbox.text import counted
 
 NOW = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
@@ -241,7 +247,7 @@ PROGRESS_STEPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class LeasedBatch:
     """A claimed batch. Its mark is the end of its lease, stored in `available_at` and in `held_until`.
 
     `due` has the original `available_at` of each message that is not settled yet, by id. `end` is the end of the lease
@@ -290,7 +296,7 @@ class SQLiteStore(Store):
             return
         read = partial(read_batch, self, publisher, cursor, limit=limit, max_bytes=max_bytes)
         if transactional:
-            with self._only_writer():
+            with self.transaction(max_seconds, transactional=True):
                 yield Claim(read_messages(read()))
             return
         claim = self._lease(publisher, max_seconds, read)
@@ -299,16 +305,6 @@ class SQLiteStore(Store):
         finally:
             if claim.lease and claim.lease.due:
                 self._while_leased(claim.lease, partial(self._release, claim.lease, claim.lease.due))
-
-    @contextmanager
-    def claim_one(self, publisher: str, message: Message, *, max_seconds: float) -> Iterator[Claim]:
-        with self._only_writer():
-            yield Claim([*self.find_unchanged(publisher, message)])
-
-    @contextmanager
-    def claim_leased(self, message: Message, lease: MessageLease, *, max_seconds: float) -> Iterator[Claim]:
-        with self._only_writer():
-            yield Claim([message] if lease.lock() else [])
 
     def limit_statements(self, seconds: float | None) -> None:
         self.connection.ensure_connection()
@@ -356,7 +352,7 @@ class SQLiteStore(Store):
         lost = settlement.count + len(left) - settled
         report_lost(claim, lost, LOST)
 
-    def _while_leased(self, lease: Lease, write: Callable[[], int]) -> int:
+    def _while_leased(self, lease: LeasedBatch, write: Callable[[], int]) -> int:
         """Write in a transaction; if another connection keeps the database locked, again while the lease lasts.
 
         No other relay can have the messages until then, and giving up would publish them twice.
@@ -418,9 +414,6 @@ class SQLiteStore(Store):
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [json.dumps(partitions), publisher])}
 
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
-        return self.lock_partitions(publisher, partitions)
-
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         base = lock_number(publisher, 0)
         leased = self.fetch(LEASED, [base, base, json.dumps([*partitions])])
@@ -437,7 +430,7 @@ class SQLiteStore(Store):
         return Purged(self.execute(PURGE, [-older_than, limit]), None)
 
     @contextmanager
-    def _only_writer(self) -> Iterator[None]:
+    def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
         """Open a transaction that writes first and is then the only writer, so no other relay claims what it reads."""
         with transaction.atomic(using=self.connection.alias):
             self.execute(FORGET_LEASES)
@@ -445,7 +438,7 @@ class SQLiteStore(Store):
 
     def _lease(self, publisher: str, max_seconds: float, read: Callable[[], list[Row]]) -> Claim:
         end = time.monotonic() + max_seconds
-        with self._only_writer():
+        with self.transaction(max_seconds, transactional=False):
             rows = read()
             if not rows:
                 return Claim([])
@@ -454,9 +447,9 @@ class SQLiteStore(Store):
             partitions = sorted({row[-1] for row in rows if len(row) > SIZE + 2})
             if partitions:
                 self.execute(LEASE_PARTITIONS, [lock_number(publisher, 0), mark, json.dumps(partitions)])
-        return Claim(read_messages(rows), Lease(mark, end, due, publisher, partitions))
+        return Claim(read_messages(rows), LeasedBatch(mark, end, due, publisher, partitions))
 
-    def _release(self, lease: Lease, due: dict[int, str]) -> int:
+    def _release(self, lease: LeasedBatch, due: dict[int, str]) -> int:
         """Give back the messages that are still leased, and the partitions; return the number of messages."""
         released = 0
         if due:

@@ -12,7 +12,7 @@ import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.stores import Store, mysql, mysql_statements
+from django_outbox.stores import Store, mysql
 from django_outbox.stores.mysql import MySQLStore
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, isolation, someone_waits
@@ -218,7 +218,7 @@ def test_a_claim_that_locks_a_range_under_repeatable_read_would_block_inserts(
     using: str, impatient: str, pending: int, monkeypatch: pytest.MonkeyPatch
 ):
     """The control of the previous test, which shows that it can fail."""
-    monkeypatch.setattr(mysql, "UNKEYED", f"{mysql_statements.UNKEYED} FOR UPDATE SKIP LOCKED")
+    monkeypatch.setattr(mysql, "UNKEYED", f"{mysql.UNKEYED} FOR UPDATE SKIP LOCKED")
 
     def begin(self: MySQLStore, max_seconds: float, *, transactional: bool = False) -> None:
         self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

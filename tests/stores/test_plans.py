@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
 from django_outbox import OutboxMessage
-from django_outbox.stores import mysql, mysql_statements, postgresql, sqlite
+from django_outbox.stores import mysql, postgresql, sqlite
 from django_outbox.stores.heads import MANY_PARTITIONS, SLOT_SIZE
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
@@ -438,5 +438,5 @@ def test_the_tested_statements_are_those_of_the_stores():
     assert "SKIP LOCKED" in claim_sql("postgresql")
     assert "SKIP LOCKED" in caught("mariadb", lambda: claimed_ids("mariadb", limit=LIMIT), "SELECT id", "PRIMARY")
     assert postgresql.UNKEYED.strip().startswith("SELECT id")
-    assert mysql_statements.UNKEYED.strip().startswith("SELECT id")
+    assert mysql.UNKEYED.strip().startswith("SELECT id")
     assert sqlite.UNKEYED.strip().startswith("SELECT id")

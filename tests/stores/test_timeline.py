@@ -16,9 +16,8 @@ from django_outbox.relay import Relay
 from django_outbox.stores import cursor as cursors
 from django_outbox.stores import heads, timeline
 from django_outbox.stores.cursor import Cursor, Span
-from django_outbox.stores.heads import BatchReader, OwnedHeads, read_keyed
+from django_outbox.stores.heads import SIZE, BatchReader, OwnedHeads, Row, read_keyed
 from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
-from django_outbox.stores.types import SIZE, Row
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import Clock, claimed_ids, put, settle, store_of

@@ -12,11 +12,11 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, connections
 from django.utils.translation import override
 
+from django_outbox.deployment import missing_schema
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
-from django_outbox.stores.schema import missing_schema
 from django_outbox.text import describe, duration
 
 MAX_LINES = 10

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
-from django_outbox.stores.removal import JSON, NAMES, TIMES
+from django_outbox.stores.removal import JSON, NAMES, TIMES, FullRow
 from django_outbox.stores.rows import read_text, read_time, read_uuid
-from django_outbox.stores.types import Row
 
 _BEGIN = {name: f',"{name}":' for name in JSON}
 """The text before the value of each JSON column. The JSON columns are at the end of the line, in this order."""
@@ -56,7 +55,7 @@ class ArchivedMessage:
     unreadable: dict[str, str]
 
 
-def encode(row: Row) -> bytes:
+def encode(row: FullRow) -> bytes:
     """Return a row, as `Removal.read` returns it, as one line. A column that cannot be read is blank."""
     try:
         columns = [begin + write(value) for (begin, write), value in zip(_COLUMNS, row, strict=True)]
@@ -65,7 +64,7 @@ def encode(row: Row) -> bytes:
         return _encode_partly(row)
 
 
-def _encode_partly(row: Row) -> bytes:
+def _encode_partly(row: FullRow) -> bytes:
     """Encode a row with a column that cannot be read, because SQLite's columns may hold anything."""
     columns: list[str] = []
     unreadable: dict[str, str] = {}

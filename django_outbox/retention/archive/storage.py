@@ -21,7 +21,7 @@ from django_outbox.db.fields import uuid7
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.retention.archive.lines import encode
-from django_outbox.stores.types import Row
+from django_outbox.stores.removal import FullRow
 from django_outbox.text import describe
 
 VERSION = 1
@@ -130,7 +130,7 @@ class Spool:
     def close(self) -> None:
         self._file.close()
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[FullRow]) -> None:
         """Append rows, as `Removal.read` returns them."""
         lines = []
         for row in rows:

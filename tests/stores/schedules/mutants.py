@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from django_outbox.relay.sources import PollingSource
-from django_outbox.stores import mysql, mysql_statements, postgresql, sqlite
+from django_outbox.stores import mysql, postgresql, sqlite
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Span
 from django_outbox.stores.heads import OwnedHeads
@@ -27,7 +27,7 @@ def without_locks(patch: pytest.MonkeyPatch) -> None:
     """Let a claim take any key that has work, even if another relay owns it."""
     lock = re.compile(r"pg_try_advisory_xact_lock\(.*?\n +\)", re.DOTALL)
     patch.setattr(postgresql, "OWN_HEADS", replaced(lock, "%s::text IS NOT NULL", postgresql.OWN_HEADS))
-    patch.setattr(mysql, "LOCK_SLOTS", replaced("FOR UPDATE SKIP LOCKED", "", mysql_statements.LOCK_SLOTS))
+    patch.setattr(mysql, "LOCK_SLOTS", replaced("FOR UPDATE SKIP LOCKED", "", mysql.LOCK_SLOTS))
     patch.setattr(sqlite, "LEASE_PARTITIONS", f"{sqlite.LEASE_PARTITIONS} WHERE 1 = 0")
 
 
@@ -35,7 +35,7 @@ def without_row_locks(patch: pytest.MonkeyPatch) -> None:
     """Let a claim of keys lock none of their messages."""
     lock = re.compile(r"FOR UPDATE (OF message )?SKIP LOCKED")
     patch.setattr(postgresql, "READ_PARTITIONS", replaced(lock, "", postgresql.READ_PARTITIONS))
-    patch.setattr(mysql, "READ_AND_LOCK", replaced(lock, "", mysql_statements.READ_AND_LOCK))
+    patch.setattr(mysql, "READ_AND_LOCK", replaced(lock, "", mysql.READ_AND_LOCK))
 
 
 def without_deadline(patch: pytest.MonkeyPatch) -> None:

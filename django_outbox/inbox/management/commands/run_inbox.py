@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
+from django_outbox.deployment import missing_schema
 from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
@@ -17,7 +18,6 @@ from django_outbox.inbox.state import LIMITS, InboxTally
 from django_outbox.management.live import LiveFigures, Rate, live_line
 from django_outbox.management.proof import CheckResult, check_deployment
 from django_outbox.management.service import ServiceCommand, frozen, print_line
-from django_outbox.stores.schema import missing_schema
 
 
 class InboxFigures:
