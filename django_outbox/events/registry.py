@@ -19,7 +19,7 @@ _Class = TypeVar("_Class", bound=type)
 _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 
-class Registry:
+class EventRegistry:
     """The types of events of a project.
 
     Attributes:
@@ -47,7 +47,7 @@ class Registry:
         return self._types.get(type)
 
     @contextmanager
-    def isolated(self) -> Iterator["Registry"]:
+    def isolated(self) -> Iterator["EventRegistry"]:
         """Restore the registered types at the end; for tests. Types of newly imported modules stay."""
         types, conflicts, modules = {**self._types}, [*self.conflicts], {*sys.modules}
         try:
@@ -64,7 +64,7 @@ class Registry:
         return sorted(self._types)
 
 
-registry = Registry()
+registry = EventRegistry()
 """The registry that `event` adds to."""
 
 

@@ -9,11 +9,11 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.events.registry import registry as event_registry
-from django_outbox.handlers.registry import AnyHandler, Registry
+from django_outbox.handlers.registry import AnyHandler, HandlerRegistry
 from django_outbox.messages import DJANGO_TASK
 
 
-def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
+def find_mistakes(registry: HandlerRegistry) -> Iterator[CheckMessage]:
     """Yield the mistakes: names that are taken, functions that cannot be called or run nothing, patterns as types."""
     for second in registry.duplicates:
         first = registry.find(second.name)
@@ -38,7 +38,7 @@ def find_mistakes(registry: Registry) -> Iterator[CheckMessage]:
 
 
 def find_unreachable(
-    registry: Registry, settings: OutboxSettings, publishers: Collection[str]
+    registry: HandlerRegistry, settings: OutboxSettings, publishers: Collection[str]
 ) -> Iterator[CheckMessage]:
     """Yield the handlers that no route reaches, and the types that are routed to handlers but have none.
 

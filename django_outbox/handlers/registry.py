@@ -84,7 +84,7 @@ class Handler(Generic[P, R]):
 AnyHandler = Handler[..., Any]
 
 
-class Registry:
+class HandlerRegistry:
     """Handlers by type and by name."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Registry:
         return None
 
     @contextmanager
-    def isolated(self) -> Iterator["Registry"]:
+    def isolated(self) -> Iterator["HandlerRegistry"]:
         """Restore the registered handlers at the end; for tests. Handlers of newly imported modules stay."""
         saved = {**self._by_name}, {type: [*each] for type, each in self._by_type.items()}, [*self.duplicates]
         modules = {*sys.modules}
@@ -145,7 +145,7 @@ class Registry:
                 self.add(each)
 
     @contextmanager
-    def scratch(self) -> Iterator["Registry"]:
+    def scratch(self) -> Iterator["HandlerRegistry"]:
         """Start without handlers, and restore the registered ones at the end; for tests."""
         saved = self._by_name, self._by_type, self.duplicates
         self._by_name, self._by_type, self.duplicates = {}, {}, []
@@ -155,7 +155,7 @@ class Registry:
             self._by_name, self._by_type, self.duplicates = saved
 
 
-registry = Registry()
+registry = HandlerRegistry()
 
 
 def _origin(checked: AnyHandler) -> tuple[object, ...]:

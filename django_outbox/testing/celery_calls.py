@@ -19,7 +19,7 @@ MAX_RETRIES = 100
 """Maximum number of retries: a task that asks for more would be retried forever."""
 
 
-class Call(NamedTuple):
+class TaskCall(NamedTuple):
     """A stored call of a task."""
 
     message: TaskMessage
@@ -41,7 +41,7 @@ class Call(NamedTuple):
         return found == [list(self.args), self.kwargs]
 
 
-def read_call(message: Message) -> Call | None:
+def read_call(message: Message) -> TaskCall | None:
     """Return the call that a message holds; None if it was not stored by an `OutboxTask`."""
     try:
         task = unpack(message, datetime.datetime.now(datetime.timezone.utc))
@@ -50,10 +50,10 @@ def read_call(message: Message) -> Call | None:
     compression = message.headers.get("compression")
     body = decompress(task.payload, compression) if compression else task.payload
     args, kwargs, embedded = _load(body, task.content_type, task.content_encoding)
-    return Call(task, args, kwargs, embedded)
+    return TaskCall(task, args, kwargs, embedded)
 
 
-def run(call: Call, app_path: str | None) -> Exception | None:
+def run(call: TaskCall, app_path: str | None) -> Exception | None:
     """Run a task as a worker does, without a result backend; return the exception that it has raised, if any.
 
     Retries follow at once, up to `MAX_RETRIES`. The next task of a chain, and callbacks, are stored in the outbox.

@@ -8,15 +8,15 @@ import pytest
 from django.db import DatabaseError, connections
 from pytest_django.plugin import DjangoDbBlocker
 
-from django_outbox.events.registry import Registry, registry
+from django_outbox.events.registry import EventRegistry, registry
 from tests.conftest import ALIASES
 from tests.support.event_models import Purchase
 
 
 @pytest.fixture(autouse=True)
-def fresh_registry() -> Iterator[Registry]:
-    """An empty registry: types of one test do not conflict with those of another."""
-    with mock.patch.dict(vars(registry), vars(Registry())):
+def fresh_registry() -> Iterator[EventRegistry]:
+    """An empty registry: types of different tests do not conflict."""
+    with mock.patch.dict(vars(registry), vars(EventRegistry())):
         yield registry
 
 

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.events import event, upgrade
-from django_outbox.events.registry import Registry, registry
+from django_outbox.events.registry import EventRegistry, registry
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 
 @pytest.fixture(autouse=True)
 def fresh_events() -> Iterator[None]:
-    with mock.patch.dict(vars(registry), vars(Registry())):
+    with mock.patch.dict(vars(registry), vars(EventRegistry())):
         yield
 
 

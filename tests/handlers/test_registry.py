@@ -13,10 +13,10 @@ from django.test import override_settings
 from django_outbox.brokers.outcomes import describe_publisher
 from django_outbox.checks import check_handlers, check_settings
 from django_outbox.events import event
-from django_outbox.events.registry import Registry as Events
+from django_outbox.events.registry import EventRegistry
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers import Handler, HandlersPublisher, handler
-from django_outbox.handlers.registry import Registry
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import Message
 from tests.support.effects import HANDLERS
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("handlers")
 @pytest.fixture(autouse=True)
 def no_events() -> Iterator[None]:
     """Without the events of other tests, which would be routed to handlers."""
-    with mock.patch.dict(vars(events), vars(Events())):
+    with mock.patch.dict(vars(events), vars(EventRegistry())):
         yield
 
 
@@ -70,7 +70,7 @@ def test_the_name_of_a_handler_is_its_import_path_by_default():
     assert work.name.endswith("test_registry.test_the_name_of_a_handler_is_its_import_path_by_default.<locals>.work")
 
 
-def test_an_event_class_stands_for_its_type(handlers: Registry):
+def test_an_event_class_stands_for_its_type(handlers: HandlerRegistry):
     @handler(OrderCreated, "order.paid")
     def work(payload: Any, message: Message) -> None: ...
 
@@ -82,7 +82,7 @@ def test_a_class_that_is_not_decorated_itself_is_refused():
         handler(Derived)
 
 
-def test_messages_are_split_where_one_handler_of_their_type_shares_another_type(handlers: Registry):
+def test_messages_are_split_where_one_handler_of_their_type_shares_another_type(handlers: HandlerRegistry):
     both, other = make("both", "a", "b"), make("other", "b", "c")
     alone = make("alone", "d")
     assert handlers.find_only("d") is alone
@@ -111,7 +111,7 @@ def test_a_wrong_registration_fails_at_once(register: Callable[[], object], erro
         register()
 
 
-def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers: Registry):
+def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers: HandlerRegistry):
     first = make("same")
     make("same", "u")
     assert ids(check_handlers(None)) == ["E025"]
@@ -119,7 +119,7 @@ def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers:
     assert handlers.for_type("u") == []
 
 
-def test_a_definition_that_is_executed_again_replaces_its_handler(handlers: Registry):
+def test_a_definition_that_is_executed_again_replaces_its_handler(handlers: HandlerRegistry):
     first, other, second = make(), make("other"), make()
     assert handlers.find("work") is second
     assert handlers.for_type("t") == [second, other]
@@ -127,7 +127,7 @@ def test_a_definition_that_is_executed_again_replaces_its_handler(handlers: Regi
     assert ids(check_handlers(None)) == []
 
 
-def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: Registry):
+def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: HandlerRegistry):
     @handler("t", name="work")
     def work(payload: Any, message: Message) -> None: ...
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import Registry
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from tests.conftest import ALIASES
@@ -126,7 +126,7 @@ def test_a_split_message_that_is_delivered_again_is_not_split_again(using: str):
     assert states(using) == [Status.PROCESSED] * 3
 
 
-def test_a_message_of_a_handler_that_is_gone_fails_with_the_remedy(using: str, handlers: Registry):
+def test_a_message_of_a_handler_that_is_gone_fails_with_the_remedy(using: str, handlers: HandlerRegistry):
     @handler("t", name="one")
     def one(payload: Any, message: Message) -> None: ...
 
@@ -157,7 +157,7 @@ TYPES = ("a", "b", "c")
     seed=st.integers(0, 2**32),
 )
 def test_every_handler_gets_each_message_of_its_types_once_and_each_key_in_order(
-    handlers: Registry, served: list[set[str]], sent: list[tuple[str, str]], seed: int
+    handlers: HandlerRegistry, served: list[set[str]], sent: list[tuple[str, str]], seed: int
 ):
     got: dict[str, list[tuple[int, str]]] = defaultdict(list)
     rand = random.Random(seed)

@@ -8,7 +8,7 @@ import pytest
 from django.test import override_settings
 
 from django_outbox.handlers import handler
-from django_outbox.handlers.registry import Registry, registry
+from django_outbox.handlers.registry import HandlerRegistry, registry
 from django_outbox.inbox.conversion import INVALID_TYPE
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage, Status
@@ -25,7 +25,7 @@ Calls = list[tuple[str, Any, Message]]
 
 
 @pytest.fixture
-def handlers() -> Iterator[Registry]:
+def handlers() -> Iterator[HandlerRegistry]:
     with registry.scratch() as empty:
         yield empty
 

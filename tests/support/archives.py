@@ -16,7 +16,7 @@ from django.test import override_settings
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage
 from django_outbox.retention.archive.restoring import Filters, Selection
-from django_outbox.retention.archive.storage import ArchiveStorage, Found
+from django_outbox.retention.archive.storage import Archive, ArchiveStorage
 from tests.support.messages import ago, write
 
 PUBLISHERS = {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
@@ -44,7 +44,7 @@ def storage_of(using: str) -> ArchiveStorage:
     return ArchiveStorage(config.storage, using)
 
 
-def archives(using: str) -> list[Found]:
+def archives(using: str) -> list[Archive]:
     return list(storage_of(using).find())
 
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import pytest
 from django.test import override_settings
 
-from django_outbox.handlers.registry import Registry, registry
+from django_outbox.handlers.registry import HandlerRegistry, registry
 from tests.support.effects import HANDLERS
 
 
 @pytest.fixture
-def handlers(request: pytest.FixtureRequest) -> Iterator[Registry]:
+def handlers(request: pytest.FixtureRequest) -> Iterator[HandlerRegistry]:
     """An empty registry, under the setting OUTBOX of the test's module; by default handlers are the only publisher.
 
     A module uses it for all its tests with `pytest.mark.usefixtures("handlers")`.

@@ -17,7 +17,7 @@ from django_outbox.contrib.django_tasks.options import (
     AnyResult,
     AnyTask,
     BackendOptions,
-    Problem,
+    BackendProblem,
     find_problems,
     runs_in_celery,
     runs_in_handlers,
@@ -128,7 +128,7 @@ class OutboxBackend(BaseTaskBackend):
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in self._find_problems()]
 
-    def _find_problems(self) -> list[Problem]:
+    def _find_problems(self) -> list[BackendProblem]:
         return [*find_problems(self.outbox, self.queues)]
 
 

@@ -18,7 +18,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode, reason_not_restorable
-from django_outbox.retention.archive.storage import ArchiveStorage, Damaged, Found
+from django_outbox.retention.archive.storage import Archive, ArchiveStorage, Damaged
 from django_outbox.stores.removal import JSON
 from django_outbox.text import counted
 
@@ -53,7 +53,7 @@ class Filters:
             and (not self.message_ids or str(message.message_id) in self.message_ids)
         )
 
-    def find(self, storage: ArchiveStorage) -> Iterator[Found]:
+    def find(self, storage: ArchiveStorage) -> Iterator[Archive]:
         """Yield the archives that may hold such messages, the oldest first."""
         for found in storage.find(self.archived_after, self.archived_before):
             named = not self.archives or any(found.name.endswith(name) for name in self.archives)
@@ -107,7 +107,7 @@ class Selection:
                 except Damaged:
                     self.damaged.add(found.name)
 
-    def _decode(self, line: bytes, found: Found) -> ArchivedMessage | None:
+    def _decode(self, line: bytes, found: Archive) -> ArchivedMessage | None:
         try:
             return decode(line)
         except InvalidLine as error:

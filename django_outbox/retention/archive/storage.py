@@ -163,7 +163,7 @@ def measure(blocks: Iterable[bytes]) -> tuple[int, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Archive:
     """An archive in the storage.
 
     Attributes:
@@ -258,7 +258,9 @@ class ArchiveStorage:
         """Remove an archive, because its messages were not deleted."""
         self._remove([f"{name}{MANIFEST}", manifest.file])
 
-    def find(self, after: datetime.datetime | None = None, before: datetime.datetime | None = None) -> Iterator[Found]:
+    def find(
+        self, after: datetime.datetime | None = None, before: datetime.datetime | None = None
+    ) -> Iterator[Archive]:
         """Yield the archives that were written in a period, the oldest first."""
         for folder in self._days(after, before):
             with self._reporting(f"Reading the archives in {folder}"):
@@ -271,7 +273,7 @@ class ArchiveStorage:
                     (after and manifest.archived_at < after) or (before and manifest.archived_at >= before)
                 )
                 if not outside:
-                    yield Found(f"{folder}/{name}", manifest, f"{name}{COMMITTED}" in files)
+                    yield Archive(f"{folder}/{name}", manifest, f"{name}{COMMITTED}" in files)
 
     def read_lines(self, manifest: Manifest) -> Iterator[bytes]:
         """Yield the lines of a file, without ever holding more than some lines.
