@@ -23,7 +23,7 @@ DEFAULT = {"default": PUBLISHERS["default"]}
 
 @pytest.fixture(autouse=True)
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """The current app, all of whose tasks use the outbox."""
+    """The current app; all its tasks use the outbox."""
     made = celery_app.make_app("memory://", "outbox-test")
     monkeypatch.setattr(celery_app, "app", made)
     monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)

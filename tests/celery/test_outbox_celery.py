@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES)
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
-    """An app whose broker and result backend do not run."""
+    """An app without a running broker and result backend."""
     made = celery_app.make_app(f"amqp://127.0.0.1:{free_port()}//", "outbox-test", app_class=OutboxCelery)
     made.conf.update(result_backend=f"redis://127.0.0.1:{free_port()}/0", broker_connection_timeout=1)
     monkeypatch.setattr(celery_app, "app", made)

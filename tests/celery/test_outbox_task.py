@@ -1,4 +1,4 @@
-"""What a call stores in the outbox, on each database."""
+"""The message that a call stores in the outbox, on each database."""
 
 import datetime
 import subprocess
@@ -31,13 +31,13 @@ from tests.support.ports import free_port
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
-NOBODY = "amqp://guest:guest@127.0.0.1:{}//"
+UNREACHABLE = "amqp://guest:guest@127.0.0.1:{}//"
 
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch, using: str) -> Iterator[Celery]:
-    """An app whose broker and result backend do not run."""
-    made = celery_app.make_app(NOBODY.format(free_port()), "outbox-test")
+    """An app without a running broker and result backend."""
+    made = celery_app.make_app(UNREACHABLE.format(free_port()), "outbox-test")
     made.conf.update(result_backend=f"redis://127.0.0.1:{free_port()}/0")
     monkeypatch.setattr(celery_app, "app", made)
     monkeypatch.setattr(OutboxTask, "outbox_using", using)
@@ -204,7 +204,7 @@ def test_calls_on_commit_are_stored_in_the_transaction(add: Any, using: str):
 
 @pytest.fixture
 def other(using: str) -> str:
-    """The alias of another database than that of the calls."""
+    """The alias of a database that does not store the calls."""
     return "default" if using != "default" else "postgresql"
 
 

@@ -34,7 +34,7 @@ PATIENCE = 60
 def app(
     request: pytest.FixtureRequest, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Celery]:
-    """An app whose worker runs."""
+    """An app with a running worker."""
     prefix, url = new_prefix(), BROKERS[request.param]
     log = tmp_path_factory.mktemp("worker") / "log"
     made = celery_app.make_app(url, prefix)
@@ -53,7 +53,7 @@ class Tasks:
 
 @pytest.fixture
 def tasks(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tasks]:
-    """The tasks of an app whose worker and relay run."""
+    """The tasks of an app with a running worker and relay."""
     monkeypatch.setattr(celery_app, "app", app)
     monkeypatch.setattr(OutboxTask, "outbox_using", USING)
     with (

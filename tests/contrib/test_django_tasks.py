@@ -1,4 +1,4 @@
-"""Django Tasks: a task is stored in the caller's transaction, and a relay runs it in that of its claim."""
+"""Django Tasks: a task is stored in the caller's transaction, and a relay runs it in the transaction of its claim."""
 
 import datetime
 import logging

@@ -1,4 +1,4 @@
-"""How Django Tasks are stored for Celery, and the Celery task that runs them, without a worker."""
+"""Django Tasks stored for Celery, and the Celery task that runs them, without a worker."""
 
 import datetime
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def using() -> str:
 
 @pytest.fixture
 def app(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose broker does not run; its URL and settings may be parameters."""
+    """An app without a running broker; its URL and settings may be parameters."""
     broker, conf = getattr(request, "param", (RABBITMQ, {}))
     made = celery_app.make_app(broker.format(free_port()), "outbox-test", **conf)
     monkeypatch.setattr(celery_app, "app", made)
@@ -55,7 +55,7 @@ def app(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def tasks(app: Celery, using: str) -> Iterator[Any]:
-    """The module of tasks, which are stored for Celery; those of the queue `local` for handlers."""
+    """The module of tasks, which are stored for Celery; in the queue `local`, for handlers."""
     options = {"publisher": "celery", "database": using, "queues": {"local": "handlers"}}
     backend = {"BACKEND": BACKEND, "QUEUES": ["default", "mail", "local"], "OPTIONS": options}
     publishers = {**PUBLISHERS, "handlers": HANDLERS}

@@ -33,7 +33,7 @@ BACKEND = "django_outbox.contrib.django_tasks.OutboxBackend"
 def app(
     request: pytest.FixtureRequest, django_db_setup: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Celery]:
-    """An app whose worker runs."""
+    """An app with a running worker."""
     prefix, url = new_prefix(), BROKERS[request.param]
     log = tmp_path_factory.mktemp("worker") / "log"
     made = celery_app.make_app(url, prefix)

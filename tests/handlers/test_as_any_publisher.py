@@ -1,4 +1,4 @@
-"""What holds for every publisher holds for handlers too: dead letters, pauses, signals, and several relays."""
+"""Handlers keep the promises of every publisher: dead letters, pauses, signals, and several relays."""
 
 from collections import Counter
 from typing import Any

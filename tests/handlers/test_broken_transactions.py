@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 3}}}}
 
 BAD = 2
-"""The payload of the message whose handler misbehaves."""
+"""The payload of the message with the handler that misbehaves."""
 
 
 def break_at(using: str, misbehave: Callable[[], object], *, leave_first: bool = True) -> list[int]:

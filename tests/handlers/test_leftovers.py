@@ -1,4 +1,4 @@
-"""What a handler leaves to be run: coroutines are awaited in the transaction, generators are refused."""
+"""Values that still have to be run: coroutines are awaited in the transaction, generators are refused."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator

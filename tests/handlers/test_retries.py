@@ -27,7 +27,7 @@ class CardDeclined(Exception):
 
 
 def attempts_of(using: str, error: BaseException, *, transaction: bool = True, **arguments: Any) -> int:
-    """How often a handler with this policy is called for a message if it always raises this error."""
+    """The number of calls of a handler with this policy for a message if it always raises this error."""
 
     @handler("t", **arguments)
     def work(payload: Any, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Time limits of handlers: what takes too long is interrupted, leaves no effect, and holds nobody up."""
+"""Time limits of handlers: a call that takes too long is interrupted, leaves no effect, and delays no other message."""
 
 import asyncio
 import contextlib

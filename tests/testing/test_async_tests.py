@@ -71,7 +71,7 @@ def test_a_helper_that_is_called_in_async_code_names_the_async_one(outbox: Outbo
 @pytest.mark.anyio
 @pytest.mark.django_db(transaction=True)
 async def test_the_async_helpers_work_in_a_loop_of_another_plugin(outbox: Outbox, anyio_backend_name: str):  # noqa: F811
-    """The connection is another one than that of the fixture, so the messages must be committed."""
+    """The fixture has another connection, so the messages must be committed."""
     await use(outbox)
     await sync_to_async(connections.close_all)()
 

@@ -1,4 +1,4 @@
-"""What one test registers does not stay for the next."""
+"""Registrations of one test do not stay for the next."""
 
 import dataclasses
 import sys

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose broker does not run. The publisher finds it by its path."""
+    """An app without a running broker. The publisher finds it by its path."""
     made: Celery[Any] = Celery("tested", task_cls=OutboxTask, set_as_current=False, broker=f"redis://:{free_port()}")
     monkeypatch.setattr(celery_app, "app", made)
     with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
