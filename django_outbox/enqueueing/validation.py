@@ -37,7 +37,7 @@ NEW_MESSAGE = {
 """The fields that record delivery attempts, with their values in a new message."""
 
 
-def check_message(message: OutboxMessage, store: Store) -> Json:
+def check_message(message: OutboxMessage, store: Store, source: str = "") -> Json:
     """Check the fields that the caller sets, and return the payload as JSON, with its size and that of the headers.
 
     A key that is an integer or a UUID is converted to text.
@@ -45,6 +45,7 @@ def check_message(message: OutboxMessage, store: Store) -> Json:
     Args:
         message: an unsaved message.
         store: the store of the database that it will be written to; the limits of that database apply.
+        source: the JSON that the payload was read from, without NaN and infinite numbers, if it was.
 
     Raises:
         InvalidMessage: a field is invalid.
@@ -66,8 +67,9 @@ def check_message(message: OutboxMessage, store: Store) -> Json:
         known = ", ".join(sorted(settings.publishers))
         raise InvalidMessage("publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.")
     check_name("publisher", publisher, store)
-    payload = check_json("payload", message.payload, store)
     limit = settings.max_payload_bytes
+    # Encoded again, with spaces and without exponents, JSON becomes less than five times as long.
+    payload = check_json("payload", message.payload, store, source if 5 * len(source) <= limit else "")
     if payload.size > limit:
         raise InvalidMessage(
             "payload",
@@ -162,6 +164,8 @@ def check_name(field: str, value: object, store: Store | None) -> None:
     """
     if not isinstance(value, str):
         raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
+    if value.isascii() and len(value) <= MAX_NAME_LENGTH and "\x00" not in value:
+        return
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

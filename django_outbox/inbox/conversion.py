@@ -3,6 +3,7 @@
 import base64
 import datetime
 import json
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Content:
         Raises:
             InvalidMessage: it cannot.
         """
-        check_message(cast(OutboxMessage, self), store)
+        check_message(cast(OutboxMessage, self), store, self.text)
 
     def to_model(self) -> OutboxMessage:
         """Return it as an unsaved message."""
@@ -211,7 +212,7 @@ def _read_payload(incoming: Incoming) -> tuple[str, Any]:
         raise Unstorable(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
     try:
         text = incoming.body.decode(json.detect_encoding(incoming.body), "surrogatepass")
-        return text, json.loads(text)
+        return text, _decode(text)
     except json.JSONDecodeError as error:
         raise Unstorable(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
     except UnicodeDecodeError:
@@ -221,6 +222,19 @@ def _read_payload(incoming: Incoming) -> tuple[str, Any]:
     except ValueError as error:
         # Python reads no integer of more than 4,300 digits.
         raise Unstorable(f"its body is not readable as JSON: {one_line(error, 200)}") from None
+
+
+def _read_float(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError("it has a number that is too large.")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON.")
+
+
+_decode = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant).decode
 
 
 def _text(value: object) -> str:

@@ -7,6 +7,7 @@ that the transaction remains usable after an error.
 import dataclasses
 import datetime
 import decimal
+import json
 import sys
 import uuid
 from typing import Any
@@ -16,7 +17,7 @@ from django.db import connections, models, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -201,6 +202,36 @@ def test_an_integer_that_the_database_would_round_is_refused():
             check_json("payload", {"a": [*right, wrong]}, store)
         assert info.value.path == '["a"][5]'
         assert "-9223372036854775808 and 18446744073709551615" in str(info.value)
+
+
+NUMBERS = ["1", "0", "-", ".", "e", "E", "+", "99", "9" * 18, "9" * 19, "9" * 20]
+OTHERS = ["[", "]", "{", "}", ",", '"', '"a":', "null", "x", "é", " ", "\\", "\\n", "\\u0000", "\\ud800"]
+PIECES = st.sampled_from([*NUMBERS, *OTHERS])
+FRAMES = st.sampled_from(["{}", "[{}]", '"{}"', '{{"a":{}}}', "[[[{}]]]"])
+
+
+class SmallValues(SmallIntegers):
+    max_json_depth = 3
+    max_json_key_bytes = 40
+
+
+@given(pieces=st.lists(PIECES, min_size=1, max_size=8), frame=FRAMES)
+def test_the_source_of_a_value_makes_no_invalid_value_valid(pieces: list[str], frame: str):
+    source = frame.format("".join(pieces))
+    try:
+        value = json.loads(source)
+    except ValueError:
+        return
+    assume("inf" not in repr(value))
+    store = SmallValues(connections["default"])
+    problems = []
+    for given_source in ("", source):
+        try:
+            check_json("payload", value, store, given_source)
+            problems.append("")
+        except InvalidMessage as error:
+            problems.append(str(error))
+    assert problems[0] == problems[1]
 
 
 def test_an_object_key_that_is_too_long_for_the_database_is_refused():

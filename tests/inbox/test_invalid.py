@@ -30,6 +30,7 @@ INVALID: dict[str, dict[str, Any]] = {
     "compressed": {"raw": b"1", "properties": {"content_encoding": "gzip"}},
     "NaN": {"raw": b"[NaN]"},
     "infinity": {"raw": b"1e999"},
+    "infinity within": {"raw": b'[1, {"a": -1.5E+400}]'},
     "NUL": {"raw": b'"\\u0000"'},
     "surrogate": {"raw": b'"\\ud800"'},
     "deep": {"raw": b"[" * 3000 + b"]" * 3000},

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from django_outbox.brokers.cloudevents import read_event
@@ -94,12 +95,9 @@ def decode_properties(data: bytes) -> dict[str, Any]:
         ValueError: a value has an unknown type, or is nested too deeply.
         IndexError, struct.error: the data ends too early.
     """
-    flags = int.from_bytes(data[:2], "big")
     position = 2
     found: dict[str, Any] = {}
-    for index, name in enumerate(NAMES):
-        if not flags & 0x8000 >> index:
-            continue
+    for name in _names(data[:2]):
         if name == "headers":
             found[name], position = _table(data, position, 0)
         elif name in NUMBERS:
@@ -108,6 +106,12 @@ def decode_properties(data: bytes) -> dict[str, Any]:
         else:
             found[name], position = _short_string(data, position)
     return found
+
+
+@lru_cache(maxsize=100)
+def _names(flags: bytes) -> list[str]:
+    # Most senders set the same properties in all messages.
+    return [name for index, name in enumerate(NAMES) if int.from_bytes(flags, "big") & 0x8000 >> index]
 
 
 Decoder = Callable[[bytes, int, int], tuple[Any, int]]
