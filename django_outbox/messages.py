@@ -94,7 +94,8 @@ class Verdict(enum.Enum):
     """The broker could not be reached or did not respond. Not the message's fault; never uses up an attempt."""
 
     BLOCKED = "blocked"
-    """Not published, because an earlier message with the same key is not delivered yet. Reserved for the relay."""
+    """Not published: an earlier message with the same key is not delivered yet, or the batch ended early. It goes back
+    as it was. Reserved for the relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ ACCEPTED = Outcome(Verdict.ACCEPTED)
 """The outcome of a message that the broker confirmed."""
 
 BLOCKED = Outcome(Verdict.BLOCKED)
-"""The outcome of a message that was not published, because an earlier one with the same key is not delivered yet."""
+"""The outcome of a message that was not published, and goes back as it was."""
 
 
 def rejected(error: str, *, error_class: str = "", cause: BaseException | None = None) -> Outcome:

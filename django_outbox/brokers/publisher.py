@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from django_outbox.messages import Message, Outcome
 
@@ -46,8 +46,7 @@ class Publisher(abc.ABC):
     `publish` may be called by several threads at once.
 
     Args:
-        alias: the publisher's name in the settings.
-        options: the entry's `OPTIONS`.
+        alias: the publisher's name in the settings. A subclass adds its options as keywords.
     """
 
     keeps_order: ClassVar[bool] = False
@@ -65,7 +64,7 @@ class Publisher(abc.ABC):
     """Maximum size of a payload in bytes that the broker takes; None if it is not known. A system check compares it
     with `OUTBOX["MAX_PAYLOAD_BYTES"]`."""
 
-    def __init__(self, alias: str, **options: Any) -> None:
+    def __init__(self, alias: str) -> None:
         self.alias = alias
 
     def describe(self) -> str:

@@ -221,11 +221,16 @@ def _insert_many(rows: list[OutboxMessage], payloads: list[Json], store: Store, 
             store.lock_keys(keys)
         for chunk in chunked([*zip(rows, payloads, strict=True)], [payload.size for payload in payloads]):
             messages = [message for message, _ in chunk]
-            if all(isinstance(message.available_at, DatabaseDefault) for message in messages):
+            if all(map(_is_due, messages)):
                 insert_due(messages, [payload.text for _, payload in chunk], store)
             else:
                 insert_new(messages, store)
-        notify_after_commit(using, {message.publisher for message in rows})
+        if due := {message.publisher for message in rows if _is_due(message)}:
+            notify_after_commit(using, due)
+
+
+def _is_due(message: OutboxMessage) -> bool:
+    return isinstance(message.available_at, DatabaseDefault)
 
 
 def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:

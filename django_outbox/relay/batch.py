@@ -172,7 +172,7 @@ class PublishedBatches(Batches):
         if self.source.is_late:
             return leave_late(alias, self.source, messages)
         publish = partial(
-            publish_isolated, self.publisher.publish, publisher_alias=alias, is_stopping=self._may_not_begin
+            publish_isolated, self.publisher.publish, publisher_alias=alias, may_not_begin=self._may_not_begin
         )
         if self.publisher.keeps_order:
             outcomes = publish(messages)
@@ -181,8 +181,11 @@ class PublishedBatches(Batches):
                 publish,
                 messages,
                 failed_blocks_key=self.settings.failed_blocks_key,
-                is_stopping=self._may_not_begin,
+                may_not_begin=self._may_not_begin,
             )
+        if self.source.is_late and BLOCKED in outcomes:
+            # Messages without a key may have been left, too.
+            self.source.rewind()
         return decide(alias, messages, outcomes, self.settings)
 
     def _may_not_begin(self) -> bool:

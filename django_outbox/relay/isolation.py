@@ -23,7 +23,7 @@ def publish_isolated(
     messages: Sequence[Message],
     *,
     publisher_alias: str,
-    is_stopping: Callable[[], bool] = lambda: False,
+    may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Publish a batch. If that raises, publish its halves, then quarters, until each culprit stands alone.
 
@@ -41,18 +41,17 @@ def publish_isolated(
         publish: a publisher's method. An invalid return value counts as an exception.
         messages: the batch, with the messages of each key in order; several per key only if the publisher keeps order.
         publisher_alias: the publisher's name in the settings, for the log.
-        is_stopping: called before each call of `publish` but the first; once it returns True, the remaining messages
-            stay unanswered.
+        may_not_begin: called before each call of `publish` but the first; once it returns True, the search ends.
 
     Returns:
-        One outcome per message, in the order of `messages`: unanswered from an outage on, blocked if an earlier message
-        of the key was not accepted.
+        One outcome per message, in the order of `messages`: unanswered from an outage on; blocked if an earlier message
+        of the key was not accepted, or if the search ended early although the broker responds.
     """
     outcomes, error = call_publisher(publish, messages)
     if error is None:
         return [outcome for outcome in outcomes if outcome is not None]
     isolation = _Isolation(publish, messages, publisher_alias)
-    isolation.run((outcomes, error), is_stopping)
+    isolation.run((outcomes, error), may_not_begin)
     return isolation.result()
 
 
@@ -75,19 +74,21 @@ class _Isolation:
         self._culprits: dict[int, BaseException] = {}
         self._broker_responds = False
         self._reason = ""
+        self._is_cut = False
         self._logged_classes: set[str] = set()
 
-    def run(self, first: CallResult, is_stopping: Callable[[], bool]) -> None:
-        """Publish until every message has an outcome, there is an outage, or the relay is stopping.
+    def run(self, first: CallResult, may_not_begin: Callable[[], bool]) -> None:
+        """Publish until every message has an outcome, there is an outage, or no further call may begin.
 
         Args:
             first: the result for the whole batch, which has already been published.
-            is_stopping: called before each further call.
+            may_not_begin: called before each further call.
         """
         max_calls, singled = PARTS_BEFORE_SINGLES, False
         for calls in itertools.count():
             part = self._next_part()
-            if not part or (calls and is_stopping()):
+            self._is_cut = bool(part and calls and may_not_begin())
+            if not part or self._is_cut:
                 break
             batch = [self._messages[index] for index in part]
             outcomes, error = call_publisher(self._publish, batch) if calls else first
@@ -103,10 +104,11 @@ class _Isolation:
             self._culprits |= self._suspects
 
     def result(self) -> list[Outcome]:
-        """Return the outcome of each message; those without one are unanswered."""
+        """Return the outcome of each message; if the broker responds, those without one are not its fault."""
         for index, error in self._culprits.items():
             self._outcomes[index] = _blame(error)
-        return [unanswered(self._reason) if outcome is None else outcome for outcome in self._outcomes]
+        left = BLOCKED if self._is_cut and self._broker_responds else unanswered(self._reason)
+        return [outcome or left for outcome in self._outcomes]
 
     def _next_part(self) -> list[int]:
         """Take the next part, without the messages that must wait for, or are blocked by, an earlier one of their key.

@@ -10,19 +10,19 @@ def publish_in_waves(
     messages: Sequence[Message],
     *,
     failed_blocks_key: bool,
-    is_stopping: Callable[[], bool] = lambda: False,
+    may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """Publish so that two messages with the same key are never in flight together, and each key stays in order.
 
     The first wave contains all messages without a key and the first message of each key. Each further wave contains the
     next message of each key whose previous message does not block it. A message is blocked, and not published, if an
-    earlier one of its key is not accepted, after a wave with an unanswered message, and once the relay is stopping.
+    earlier one of its key is not accepted, after a wave with an unanswered message, and once no further wave may begin.
 
     Args:
         publish: sends a wave to the broker and returns an outcome for each message.
         messages: the batch, with the messages of each key in order.
         failed_blocks_key: whether a rejected message blocks its key, as a deferred one does.
-        is_stopping: called before each wave but the first.
+        may_not_begin: called before each wave but the first.
 
     Returns:
         One outcome per message, in the order of `messages`.
@@ -43,7 +43,7 @@ def publish_in_waves(
                 continue
             blocked_keys.add(messages[index].key)
             outage = outage or outcome.verdict is Verdict.UNANSWERED
-        if outage or is_stopping():
+        if outage or may_not_begin():
             break
     return outcomes
 

@@ -54,9 +54,9 @@ def numbered(count: int, keys: str = "") -> list[Message]:
 def isolate(
     publish: Callable[[Sequence[Message]], Sequence[Outcome]],
     messages: Sequence[Message],
-    is_stopping: Callable[[], bool] = lambda: False,
+    may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    return publish_isolated(publish, messages, publisher_alias="shop", is_stopping=is_stopping)
+    return publish_isolated(publish, messages, publisher_alias="shop", may_not_begin=may_not_begin)
 
 
 def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:
@@ -180,11 +180,18 @@ def test_a_wrong_number_of_outcomes_counts_as_an_exception(count: int):
     assert outcomes[2].error == f"ValueError: the publisher returned the wrong number of outcomes: {count} instead of 1"
 
 
-def test_a_stopping_relay_ends_the_search_and_leaves_the_rest_unanswered():
+def test_a_search_that_must_end_leaves_the_rest_without_blaming_a_broker_that_responds():
     receiver = Receiver({0})
-    outcomes = isolate(receiver.publish, numbered(8), is_stopping=lambda: len(receiver.batches) == 3)
+    outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
     assert receiver.batches == [[*range(8)], [*range(4)], [*range(4, 8)]]
-    assert verdicts(outcomes) == [Verdict.UNANSWERED] * 4 + [Verdict.ACCEPTED] * 4
+    assert verdicts(outcomes) == [Verdict.BLOCKED] * 4 + [Verdict.ACCEPTED] * 4
+
+
+def test_a_search_that_must_end_before_the_broker_responded_is_an_outage():
+    receiver = Receiver({0, 7})
+    outcomes = isolate(receiver.publish, numbered(8), may_not_begin=lambda: len(receiver.batches) == 3)
+    assert verdicts(outcomes) == [Verdict.UNANSWERED] * 8
+    assert outcomes[0].error == "Indigestible: id 0"
 
 
 def test_each_class_of_exceptions_is_logged_once_with_ids(caplog: pytest.LogCaptureFixture):

@@ -14,6 +14,7 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.enqueueing import notify
@@ -84,6 +85,16 @@ class TestNotifying:
         with transaction.atomic(using="postgresql"):
             enqueue_many(messages, using="postgresql")
         assert notifications() == ["default", "other"]
+
+    def test_it_names_no_publisher_of_delayed_messages_only(self, notifications: Callable[[], list[str]]):
+        later = timezone.now() + timedelta(hours=1)
+        messages = [
+            OutboxMessage(type="t", payload=1, publisher="default", available_at=later),
+            OutboxMessage(type="t", payload=2, publisher="other"),
+        ]
+        with transaction.atomic(using="postgresql"):
+            enqueue_many(messages, using="postgresql")
+        assert notifications() == ["other"]
 
     def test_commits_within_the_debounce_time_share_one(
         self, notifications: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch

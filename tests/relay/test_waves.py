@@ -39,10 +39,10 @@ def run(
     outcomes: dict[int, Outcome] | None = None,
     *,
     failed_blocks_key: bool = False,
-    is_stopping: Callable[[], bool] = lambda: False,
+    may_not_begin: Callable[[], bool] = lambda: False,
 ) -> tuple[list[list[int]], list[Outcome]]:
     broker = Broker(outcomes or {})
-    found = publish_in_waves(broker, messages(keys), failed_blocks_key=failed_blocks_key, is_stopping=is_stopping)
+    found = publish_in_waves(broker, messages(keys), failed_blocks_key=failed_blocks_key, may_not_begin=may_not_begin)
     return broker.waves, found
 
 
@@ -73,7 +73,7 @@ def test_no_wave_is_sent_after_an_outage():
 
 
 def test_a_stopping_relay_finishes_the_wave_in_flight():
-    waves, outcomes = run(["a", "a"], is_stopping=lambda: True)
+    waves, outcomes = run(["a", "a"], may_not_begin=lambda: True)
     assert waves == [[1]]
     assert outcomes == [ACCEPTED, BLOCKED]
 

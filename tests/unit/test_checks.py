@@ -120,6 +120,9 @@ def test_e008_publisher_does_not_accept_its_options():
     problem = only(found(publishers(BACKEND=SCRIPTED, OPTIONS={"color": "red"})), "E008")
     assert "unexpected keyword argument 'color'" in problem.msg
     assert found(publishers(BACKEND=SCRIPTED, OPTIONS={"colour": "red"})) == {}
+    without_options = "django_outbox.brokers.memory.MemoryPublisher"
+    problem = only(found(publishers(BACKEND=without_options, OPTIONS={"color": "red"})), "E008")
+    assert "unexpected keyword argument 'color'" in problem.msg
 
 
 def test_e008_ends_in_one_full_stop():

@@ -52,7 +52,7 @@ SESSIONS = {
 WORKER_SECONDS = (2.0, 5.0)
 """How long a Celery worker lives, which needs more than a second to start."""
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 """Seconds for the last drain."""
 
 
