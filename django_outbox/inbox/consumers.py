@@ -28,12 +28,7 @@ EXAMPLE = (
 
 
 def make_consumers(aliases: Sequence[str] | None = None) -> list[Consumer]:
-    """Construct the consumers with these aliases from the settings, or all of them; they do not connect yet.
-
-    Raises:
-        ImproperlyConfigured: there is no consumer or no such alias, its class cannot be imported, it refuses its
-            options, or its publisher is not configured.
-    """
+    """Construct the consumers with these aliases from the settings, or all of them; they do not connect yet."""
     configs = get_settings().consumers
     if not configs:
         raise SettingsProblem("E035", "OUTBOX has no CONSUMERS.", EXAMPLE)
@@ -47,12 +42,7 @@ def make_consumers(aliases: Sequence[str] | None = None) -> list[Consumer]:
 
 
 def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[str]) -> Consumer:
-    """Construct a consumer from its entry in the settings, given the aliases of the configured publishers.
-
-    Raises:
-        SettingsProblem: its class cannot be imported (E036), is not a consumer (E037) or refuses its options (E038), or
-            its publisher is not configured (E039).
-    """
+    """Construct a consumer from its entry in the settings, given the known publishers, or raise E036 to E039."""
     where = f"OUTBOX['CONSUMERS'][{alias!r}]"
     try:
         backend = import_string(config.backend)

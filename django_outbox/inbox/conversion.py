@@ -38,7 +38,8 @@ class Content:
     """The fields of a message to store. Unlike a model's instance, it costs next to nothing to make.
 
     `text` is the JSON of the payload as it came, because decoding shortens numbers; blank if there is none.
-    `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed.
+    `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed. `size` is
+    about the number of bytes that it adds to an INSERT.
     """
 
     message_id: uuid.UUID
@@ -51,13 +52,10 @@ class Content:
     headers: dict[str, Any] = field(default_factory=dict)
     occurred_at: datetime.datetime | None = None
     error: str = ""
+    size: int = 0
 
     def check(self, store: Store) -> None:
-        """Check that the database can store it.
-
-        Raises:
-            InvalidMessage: it cannot.
-        """
+        """Raise InvalidMessage if the database cannot store it."""
         check_message(cast(OutboxMessage, self), store, self.text)
 
     def to_model(self) -> OutboxMessage:
@@ -115,11 +113,7 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
 
 
 def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Content:
-    """Return the fields of a message, which the database can store.
-
-    Raises:
-        Unstorable: that is not possible.
-    """
+    """Return the fields of a message that the database can store; if that is not possible, raise Unstorable."""
     if incoming.problem:
         raise Unstorable(incoming.problem)
     if incoming.type == DJANGO_TASK:
@@ -134,6 +128,7 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
         payload=payload,
         headers=_own_headers(incoming.headers) if incoming.headers else {},
         publisher=consumer.publisher,
+        size=len(incoming.body),
     )
     if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
         content.occurred_at = incoming.sent_at
@@ -148,11 +143,7 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
 
 
 def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
-    """Return the fields of a failed message, whose payload describes a message that was refused.
-
-    Raises:
-        Unstorable: it is too large, too.
-    """
+    """Return the fields of a failed message. Its payload describes the message that could not be stored."""
     try:
         body = incoming.body.decode()
     except UnicodeDecodeError:
@@ -175,6 +166,7 @@ def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, sto
         payload={name: store.storable(text) for name, text in payload.items()},
         publisher=consumer.publisher,
         error=store.storable(reason)[:MAX_ERROR_LENGTH],
+        size=len(payload["body"]),
     )
     try:
         content.check(store)

@@ -172,13 +172,7 @@ class Inbox:
 
 
 class InboxReporter(Reporter):
-    """Writes the reports of one inbox.
-
-    Args:
-        state: the counts and outages of the inbox.
-        consumers: what it reads.
-        mode: `run`, `drain` or `once`.
-    """
+    """Writes the reports of one inbox: that it is alive, and the counts of its consumers."""
 
     subject = "inbox"
     work = "reading"

@@ -24,10 +24,6 @@ class Reader:
     A message is settled only after the transaction that stored it was committed. While the database is unavailable,
     the messages in hand are kept for a while, and are then given back to the broker. The broker may count that, and
     drop messages at a limit, so no further message is received until the database has stored one of these.
-
-    Args:
-        consumer: reads the messages.
-        state: what the readers share.
     """
 
     def __init__(self, consumer: Consumer, state: InboxState) -> None:
@@ -49,29 +45,15 @@ class Reader:
         self._has_settled = False
 
     def read(self) -> None:
-        """Read until the inbox stops.
-
-        Raises:
-            NotMigrated: the outbox's table, or a column of it, is missing.
-        """
+        """Read until the inbox stops."""
         self._work(is_done=self._state.is_done)
 
     def drain(self) -> None:
-        """Read until the source is empty.
-
-        Raises:
-            RelayUnavailable: the broker or the database remained unavailable.
-            NotMigrated: the outbox's table, or a column of it, is missing.
-        """
+        """Read until the source is empty."""
         self._work(is_done=lambda: self._state.is_done() or self._is_drained(), patience=self._limits.drain_patience)
 
     def read_once(self) -> None:
-        """Read as many messages as a batch has, or as there are.
-
-        Raises:
-            RelayUnavailable: the broker or the database was unavailable.
-            NotMigrated: the outbox's table, or a column of it, is missing.
-        """
+        """Read as many messages as a batch has, or as there are."""
         before = self._received
         self._end_at = before + self._consumer.batch_size
 
@@ -262,11 +244,7 @@ class Backlog:
         self.is_too_large = False
 
     def refresh(self) -> None:
-        """Count again if that is due.
-
-        Raises:
-            DatabaseError: the database is unavailable.
-        """
+        """Count again if that is due."""
         if not self._counts.is_open:
             return
         began = time.monotonic()

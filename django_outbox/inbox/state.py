@@ -1,4 +1,4 @@
-"""What the readers of an inbox share, and its waits and limits."""
+"""The state that the readers of an inbox share, and its waits and limits."""
 
 import threading
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from django_outbox.service.state import ServiceLimits, ServiceState
 
 @dataclass(frozen=True, slots=True)
 class InboxLimits(ServiceLimits):
-    """The waits in seconds and the limits of an inbox, beside those of `ServiceLimits`. Tests pass shorter ones.
+    """The waits in seconds and the limits of an inbox, in addition to `ServiceLimits`. Tests pass shorter ones.
 
     Args:
         broker_wait: waits before a consumer connects again.
@@ -42,9 +42,9 @@ class InboxTally:
         received: messages that were received and settled.
         stored: received messages that were stored.
         known: received messages that were left out, because they are stored already or were handled.
-        invalid: those that could not be stored as they came.
-        dropped: those that were dropped because their type is unknown.
-        rejected: those that went to the broker's dead letters.
+        invalid: messages that could not be stored as they came.
+        dropped: messages that were dropped because their type is unknown.
+        rejected: messages that went to the broker's dead letters.
     """
 
     received: int = 0
@@ -62,15 +62,11 @@ class InboxTally:
 
 
 class InboxState(ServiceState):
-    """What the readers of an inbox share. Thread-safe.
+    """The state that the readers of an inbox share. Thread-safe.
 
     Args:
-        using: the database alias.
-        aliases: the aliases of the consumers.
-        limits: the waits and limits.
         max_messages: stop when this many messages were received; None for no limit. Each reader also stores what it
             has received by then, because a broker may count each return of a message.
-        is_known_type: decides which types a publisher knows.
 
     Attributes:
         open_batches: the number of batches that are being stored.

@@ -50,13 +50,7 @@ class Stored:
 
 
 class Storing:
-    """Stores the messages of one consumer.
-
-    Args:
-        consumer: the consumer, with its options.
-        using: the database alias.
-        is_known_type: decides which types the publisher knows.
-    """
+    """Stores the messages of one consumer."""
 
     def __init__(self, consumer: Consumer, using: str, is_known_type: TypeFilter) -> None:
         self._consumer = consumer
@@ -84,7 +78,7 @@ class Storing:
                 messages.append(message)
                 origins.append(incoming)
         try:
-            new = self._insert(messages, store, [len(incoming.body) for incoming in origins])
+            new = self._insert(messages, store)
         except ROW_ERRORS:
             # One of them is to blame, although it passed all checks.
             for message, incoming in zip(messages, origins, strict=True):
@@ -139,33 +133,31 @@ class Storing:
             reason,
         )
 
-    def _insert(self, messages: list[Content], store: Store, sizes: list[int]) -> int:
+    def _insert(self, messages: list[Content], store: Store) -> int:
         """Insert messages that are not known, and return how many were inserted."""
         if not messages:
             return 0
         with transaction.atomic(using=self._using):
-            inserted = self._insert_new(messages, store, sizes)
+            inserted = self._insert_new(messages, store)
             if inserted < len(messages):
                 self._report_others(messages)
             notify_after_commit(self._using, {self._consumer.publisher})
         return inserted
 
-    def _insert_new(self, messages: list[Content], store: Store, sizes: list[int]) -> int:
-        inserted = 0
+    def _insert_new(self, messages: list[Content], store: Store) -> int:
         if self._consumer.remember:
             ids = [message.message_id for message in messages]
             new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
-            sizes = [size for size, id in zip(sizes, ids, strict=True) if id in new]
             messages = [message for message in messages if message.message_id in new]
-        if store.inserts_rows:
-            pending = [number for number, message in enumerate(messages) if not message.error]
-            rows = [messages[number].to_row(store) for number in pending]
-            for part in chunked(rows, [sizes[number] for number in pending]):
-                inserted += store.insert_rows(part)
-            messages = [message for message in messages if message.error]
-            sizes = [len(message.payload["body"]) for message in messages]
-        for chunk in chunked([message.to_model() for message in messages], sizes):
-            inserted += insert_new(chunk, store)
+        inserted = 0
+        failed = [message for message in messages if message.error]
+        pending = [message for message in messages if not message.error] if failed else messages
+        for group in (pending, failed):
+            for chunk in chunked(group, [message.size for message in group]):
+                if store.inserts_rows and group is pending:
+                    inserted += store.insert_rows([message.to_row(store) for message in chunk])
+                else:
+                    inserted += insert_new([message.to_model() for message in chunk], store)
         return inserted
 
     def _report_others(self, messages: list[Content]) -> None:
@@ -192,12 +184,12 @@ class Storing:
 
     def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
         try:
-            new = self._insert([message], store, [len(incoming.body)])
+            new = self._insert([message], store)
         except ROW_ERRORS as error:
             refused = self._refuse(incoming, describe(error), store, result)
             if refused is None:
                 return
-            new = self._insert([refused], store, [len(incoming.body)])
+            new = self._insert([refused], store)
         result.messages += new
         result.known += 1 - new
 

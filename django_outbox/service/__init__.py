@@ -1,1 +1,1 @@
-"""What a relay and an inbox have in common as long-lived processes of threads."""
+"""Long-lived processes of threads: the common parts of a relay and an inbox."""

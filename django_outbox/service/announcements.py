@@ -25,14 +25,14 @@ PATIENCE = 0.5
 
 
 class Life(NamedTuple):
-    """What is logged.
+    """The words and counts of the log.
 
     Args:
         subject: the process: "Relay".
-        setup: what it works with.
+        setup: its publishers or consumers.
         read: returns the counts so far by their names; the first one has a rate.
-        busy: what it does: "delivering".
-        idle: what is said if the first count did not change.
+        busy: its work: "delivering".
+        idle: the text if the first count did not change.
         begin: called in the thread at the beginning.
     """
 
@@ -46,13 +46,7 @@ class Life(NamedTuple):
 
 @contextmanager
 def announcing(life: Life, state: ServiceState, *, level: int = logging.INFO) -> Iterator[None]:
-    """Log the start, a line at intervals until the end of the block, and the end.
-
-    Args:
-        life: what is logged.
-        state: its outages, and whether it is stopping.
-        level: the level of the start and the end.
-    """
+    """Log the start, a line at intervals until the end of the block, and the end. Start and end have this level."""
     began, before = time.monotonic(), life.read()
     _log_in_time(
         level,

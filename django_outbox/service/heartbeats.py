@@ -43,10 +43,10 @@ class Reporter(abc.ABC):
     """
 
     subject: ClassVar[str]
-    """What reports, for the log: "relay"."""
+    """The process that reports, for the log: "relay"."""
 
     work: ClassVar[str]
-    """What goes on without reports, for the log: "delivery"."""
+    """The work that goes on without reports, for the log: "delivery"."""
 
     suffix: ClassVar[str] = ""
     """The end of its name, which distinguishes it from other reporters of one process."""
@@ -76,11 +76,7 @@ class Reporter(abc.ABC):
             left.wait(interval * self._pace)
 
     def report(self, *, last: bool) -> None:
-        """Write a report. A database that refuses it is logged once, and the work goes on.
-
-        Args:
-            last: whether the process ends.
-        """
+        """Write a report. A database that refuses it is logged once, and the work goes on."""
         try:
             with _writing, own_connection(self._using):
                 self.write(last=last)
@@ -126,12 +122,7 @@ class Reporter(abc.ABC):
 
 @contextmanager
 def reporting(reporter: Reporter, patience: float) -> Iterator[None]:
-    """Report at intervals in a thread until the end of the block, and then for a last time.
-
-    Args:
-        reporter: writes the reports.
-        patience: seconds to wait for the last one.
-    """
+    """Report at intervals in a thread until the end of the block, then wait `patience` seconds for a last report."""
     if reporter.mode == "run":
         with in_background(reporter.keep_reporting, name="outbox-reports", patience=patience):
             yield

@@ -1,4 +1,4 @@
-"""Outages: each one is logged once when it begins and once when it ends, however often is tried."""
+"""Outages: each one is logged when it begins and when it ends, no matter how many attempts there are."""
 
 import datetime
 import threading
@@ -15,8 +15,8 @@ class Outage:
     """A broker or a database that is unavailable.
 
     Args:
-        subject: what is unavailable, as the log names it: "Publisher 'default'".
-        name: what is unavailable, as short as possible: "RabbitMQ".
+        subject: its name in the log: "Publisher 'default'".
+        name: its shortest name: "RabbitMQ".
         reason: the last error.
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
@@ -53,14 +53,7 @@ class Outages:
             return sorted(self._current.values(), key=lambda outage: outage.began)
 
     def note(self, subject: str, reason: str, seconds: float, *, name: str = "") -> None:
-        """Note a failed attempt. The first one of an outage is logged.
-
-        Args:
-            subject: what is unavailable.
-            reason: the error.
-            seconds: time until the next attempt.
-            name: a shorter name; the subject by default.
-        """
+        """Note a failed attempt, `seconds` before the next one. The first one of an outage is logged."""
         now = self._clock()
         with self._lock:
             before = self._current.get(subject)
@@ -73,7 +66,7 @@ class Outages:
             logger.warning("%s is unavailable: %s. Trying again until it responds.", subject, reason.rstrip("."))
 
     def end(self, subject: str) -> None:
-        """Note that something responds, which is logged if it was unavailable."""
+        """Note that it responds, which is logged if it was unavailable."""
         if subject not in self._current:
             return
         with self._lock:

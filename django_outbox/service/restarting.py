@@ -17,11 +17,7 @@ from django_outbox.text import describe
 def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:
     """Call a function until it returns, again after each exception. The thread's connection is closed in between.
 
-    Args:
-        work: the function.
-        subject: what has crashed, for the log.
-        state: what the function shares with the other threads.
-        wait: the waits between two calls. They begin again once a call has lasted twice the longest one.
+    The waits between two calls begin again once a call has lasted twice the longest one.
 
     Raises:
         ImproperlyConfigured: the settings are wrong. All threads stop, because a restart would not help.

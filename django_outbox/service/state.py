@@ -1,4 +1,4 @@
-"""What the threads of a relay or an inbox share, and the waits and limits of both."""
+"""The state that the threads of a relay or an inbox share, and the waits and limits of both."""
 
 import time
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class ServiceLimits:
 
 
 class ServiceState:
-    """What the threads of a relay or an inbox share.
+    """The state that the threads of a relay or an inbox share.
 
     Attributes:
         using: the database alias.

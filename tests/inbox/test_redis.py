@@ -1,4 +1,4 @@
-"""What the Redis consumer does beyond the contract: groups, foreign entries, dead letters and takeovers."""
+"""The Redis consumer beyond the contract: groups, foreign entries, dead letters and takeovers."""
 
 import json
 import re

@@ -16,7 +16,7 @@ GROUP = "billing"
 SENT_AT = 1_700_000_000_000
 
 QUICK = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 100, "fetch.wait.max.ms": 50}
-"""What a dead member leaves behind is taken over soon."""
+"""The messages of a dead member are taken over soon."""
 
 
 class KafkaSource(Source):
