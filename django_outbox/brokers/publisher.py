@@ -51,7 +51,7 @@ class Publisher(abc.ABC):
 
     keeps_order: ClassVar[bool] = False
     """Set it to True to promise that the publisher, under any failure, never accepts a message before all earlier
-    messages of the batch with the same key. Without this promise, a batch contains at most one message per key."""
+    messages with the same key. Without this promise, one call of `publish` gets at most one message per key."""
 
     messaging_system: ClassVar[str] = "django_outbox"
     """The kind of broker in traces: `messaging.system` of OpenTelemetry's semantic conventions, such as `kafka`."""

@@ -50,7 +50,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def rewind(self) -> None:
-        """Claim from the beginning again, because messages went back as they were."""
+        """Look for messages without a key from the beginning again, because some went back as they were."""
 
     @property
     @abc.abstractmethod
