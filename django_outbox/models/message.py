@@ -51,7 +51,7 @@ class _ByRoutes(str):
 
 
 BY_ROUTES = _ByRoutes("default")
-"""The default of `publisher`: `enqueue` and `enqueue_many` replace it by the publishers that `OUTBOX["ROUTES"]` chooses."""
+"""The default of `publisher`, in place of which messages get the publishers that `OUTBOX["ROUTES"]` chooses."""
 
 
 class Status(models.TextChoices):
