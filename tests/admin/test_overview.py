@@ -16,7 +16,6 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone, translation
 
-from django_outbox import bulk
 from django_outbox.admin import (
     ages,
     operations,
@@ -158,7 +157,7 @@ class TestGroups:
         self, using: str, admin_client: Client, operation: str, flag: int, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.setattr(overview_groups, "WINDOW", 4)
-        monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
+        monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
         others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")

@@ -8,7 +8,6 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
-from django_outbox import bulk
 from django_outbox.admin import overview, overview_groups
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
@@ -41,7 +40,7 @@ def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
     using: str, admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(overview_groups, "WINDOW", 2)
-    monkeypatch.setattr(bulk, "BATCH_SIZE", 1)
+    monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 1)
     monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
     chosen = put_waiting(5, using=using)
     chosen += [id for n in range(3) for id in put_waiting(using=using, key=f"k{n}", partition=n + 1, blocks_key=True)]

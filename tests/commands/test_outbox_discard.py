@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_outbox import bulk
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
@@ -55,7 +54,7 @@ def test_a_dry_run_deletes_nothing(using: str):
 
 
 def test_many_are_discarded_in_batches(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bulk, "BATCH_SIZE", 3)
+    monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 3)
     put(Status.FAILED, 8, using=using)
     err = Terminal()
     assert run(using, "--all", stderr=err).endswith("8 messages discarded.\n")

@@ -14,7 +14,6 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox import bulk
 from django_outbox.db.functions import MatchesPattern
 from django_outbox.management.arguments import moment
 from django_outbox.management.commands import outbox_requeue
@@ -239,7 +238,7 @@ def test_a_quiet_run_prints_nothing(using: str):
 
 
 def test_many_are_requeued_in_batches_in_the_order_of_their_ids(using: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bulk, "BATCH_SIZE", 3)
+    monkeypatch.setattr("django_outbox.models.message.BATCH_SIZE", 3)
     monkeypatch.setattr(outbox_requeue.Command, "read_size", 2)
     newer, older = put(Status.FAILED, 4, using=using, age=60), put(Status.FAILED, 4, using=using, age=600)
     err = Terminal()
