@@ -10,7 +10,6 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_outbox.conf.archive import ArchiveConfig, read_archive
 from django_outbox.conf.readers import (
     Mistake,
     Mistakes,
@@ -46,6 +45,23 @@ class ConsumerConfig:
 
     backend: str
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveConfig:
+    """Where messages are archived before they are deleted, and how large a file gets.
+
+    Attributes:
+        storage: a key of Django's `STORAGES`.
+        max_rows: maximum number of messages in a file.
+        max_bytes: maximum bytes of a file before compression; one message is archived however large it is.
+        interval: seconds between two purges of a relay.
+    """
+
+    storage: str
+    max_rows: int = 50_000
+    max_bytes: int = 64 * 1024 * 1024
+    interval: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +268,48 @@ def read_consumers(value: object) -> dict[str, ConsumerConfig]:
 
 
 CONSUMER_HINT = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and its alias a string of 1 to 50 characters.'
+
+
+def read_archive(value: object) -> ArchiveConfig | None:
+    """Read `ARCHIVE`. Whether its storage is configured is not checked.
+
+    Raises:
+        ValueError: it is neither a dict nor None.
+        Mistakes: all mistakes within the dict.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ValueError('a dict such as {"storage": "outbox_archive"}, or None to delete messages without a copy')
+    mistakes: list[Mistake] = []
+    values: dict[str, Any] = {}
+    if "storage" not in value:
+        mistakes.append(Mistake(" has no 'storage'.", f"It must be {_STORAGE}."))
+    for name, raw in value.items():
+        if name in _ARCHIVE_READERS:
+            values[name] = read_value(_ARCHIVE_READERS[name], raw, f"[{name!r}]", mistakes)
+        else:
+            mistakes.append(Mistake(f" has an unknown key {name!r}.", hint_of_key(name, _ARCHIVE_READERS)))
+    if mistakes:
+        raise Mistakes(mistakes)
+    return ArchiveConfig(**values)
+
+
+_STORAGE = "a key of Django's setting STORAGES"
+
+
+def _storage_alias(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(_STORAGE)
+    return value
+
+
+_ARCHIVE_READERS: dict[str, Reader] = {
+    "storage": _storage_alias,
+    "max_rows": whole_number,
+    "max_bytes": whole_number,
+    "interval": seconds,
+}
 
 
 def _read(reader: Reader, value: object, where: str, check_id: str, problems: list[SettingsProblem]) -> Any:

@@ -17,10 +17,8 @@ from django_outbox.db.transactions import (
     refuse_async,
 )
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
-from django_outbox.enqueueing.json_checks import Json
-from django_outbox.enqueueing.notify import notify_after_commit
-from django_outbox.enqueueing.validation import check_message, check_unsaved, read_available_at, read_message_id
-from django_outbox.enqueueing.writing import insert_due, insert_new, route, write
+from django_outbox.enqueueing.validation import Json, check_message, check_unsaved, read_available_at, read_message_id
+from django_outbox.enqueueing.writing import insert_due, insert_new, notify_after_commit, route, write
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES

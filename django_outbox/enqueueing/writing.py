@@ -1,12 +1,19 @@
-"""Write valid messages to the table, in the current transaction, one row for each publisher of their route."""
+"""Write valid messages in the current transaction, one row for each publisher of their route, and notify the relay.
+
+A notification, sent after the commit, only shortens the wait. The relay polls as well, so a lost notification delays a
+message by at most the poll interval. Without `OUTBOX["NOTIFY"]`, or on a database without notifications, the relay only
+polls.
+"""
 
 import copy
 import datetime
 import json
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models.expressions import Combinable
 
 from django_outbox.conf import get_settings
@@ -15,17 +22,21 @@ from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
-from django_outbox.stores import Store
-from django_outbox.stores.rows import NewRow
+from django_outbox.stores import NewRow, Store, get_store
+
+DEBOUNCE = 0.005
+"""Minimum time in seconds between two notifications of one process for the same publisher. All sessions of a PostgreSQL
+server share one lock for NOTIFY, so a notification for each of 1,000 commits a second would make the commits wait. The
+relay finds the messages committed in between when it wakes up."""
+
+_lock = threading.Lock()
+_notified_at: dict[tuple[str, str], float] = {}
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
     """Insert a message and its copies for further publishers with one INSERT, and return the first one's row.
 
-    Args:
-        messages: the message and its copies.
-        store: the store of the database.
-        once: leave out messages that are in the table already.
+    With `once`, leave out messages that are in the table already.
     """
     if once:
         return _write_once(messages, store)
@@ -43,13 +54,7 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
 
 
 def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> int:
-    """Do the same as `insert_new`, for messages that are due now, if the store has a quicker way.
-
-    Args:
-        messages: the messages.
-        payloads: the payload of each message as JSON.
-        store: the store of the database.
-    """
+    """Do the same as `insert_new`, for messages that are due now, given their payloads as JSON; faster if it can."""
     if not store.inserts_rows:
         return insert_new(messages, store)
     rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
@@ -60,13 +65,7 @@ def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store
 
 
 def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
-    """Return a message as `Store.insert_rows` takes it.
-
-    Args:
-        message: a valid message that is due now.
-        payload: its payload as JSON.
-        store: the store of the database.
-    """
+    """Return a valid message that is due now, with its payload as JSON, as `Store.insert_rows` takes it."""
     time: object = message.occurred_at
     return {
         "message_id": message.message_id.hex,
@@ -165,11 +164,9 @@ def _forget_unread_defaults(message: OutboxMessage) -> None:
 
 
 def route(message: OutboxMessage) -> list[OutboxMessage]:
-    """Return a message and its copies for further publishers, with the same `message_id`.
+    """Return a valid message and its copies for further publishers, with the same `message_id`.
 
-    Args:
-        message: a valid message. If it names no publisher, it gets the first one that `OUTBOX["ROUTES"]` chooses for
-            its type.
+    If it names no publisher, it gets the first one that `OUTBOX["ROUTES"]` chooses for its type.
     """
     if not isinstance(message.publisher, type(BY_ROUTES)):
         return [message]
@@ -180,3 +177,31 @@ def route(message: OutboxMessage) -> list[OutboxMessage]:
         messages.append(other := copy.copy(message))
         other.publisher = publisher_alias
     return messages
+
+
+def notify_after_commit(using: str, publisher_aliases: Iterable[str]) -> None:
+    """Notify the relay when the current transaction commits. An error in doing so is logged and not raised."""
+    connection = connections[using]
+    # With autocommit turned off, Django has no on_commit hooks outside an atomic block.
+    has_hooks = connection.in_atomic_block or connection.get_autocommit()
+    if has_hooks and get_settings().notify and get_store(connection).can_wake:
+        aliases = frozenset(publisher_aliases)
+
+        # Not a `partial`: Django 5.2 logs the error of a robust hook under its `__qualname__`, which a partial lacks.
+        def notify() -> None:
+            _notify(using, aliases)
+
+        transaction.on_commit(notify, using=using, robust=True)
+
+
+def _notify(using: str, publisher_aliases: frozenset[str]) -> None:
+    now = time.monotonic()
+    with _lock:
+        due = [
+            alias
+            for alias in sorted(publisher_aliases)
+            if now - _notified_at.get((using, alias), -DEBOUNCE) >= DEBOUNCE
+        ]
+        _notified_at.update({(using, alias): now for alias in due})
+    if due:
+        get_store(connections[using]).wake(due)

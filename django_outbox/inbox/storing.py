@@ -10,8 +10,7 @@ from django.utils.module_loading import import_string
 from django_outbox.brokers.consumer import Consumer, Incoming
 from django_outbox.conf import get_settings
 from django_outbox.enqueueing.enqueue import chunked
-from django_outbox.enqueueing.notify import notify_after_commit
-from django_outbox.enqueueing.writing import insert_new
+from django_outbox.enqueueing.writing import insert_new, notify_after_commit
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
 from django_outbox.inbox.conversion import Content, Unstorable, describe_unstorable, id_of_incoming, read_content

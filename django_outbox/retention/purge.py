@@ -10,8 +10,7 @@ from typing import Any
 
 from django.db import connections, router
 
-from django_outbox.conf import get_settings
-from django_outbox.conf.archive import ArchiveConfig
+from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage

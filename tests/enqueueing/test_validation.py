@@ -22,7 +22,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.enqueueing.json_checks import check_json
+from django_outbox.enqueueing.validation import check_json
 from django_outbox.stores import get_store
 from django_outbox.stores.sqlite import SQLiteStore
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
-from django_outbox.enqueueing import notify
+from django_outbox.enqueueing import writing
 from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.relay import Relay
 from django_outbox.relay.wake_ups import WakeUps
@@ -35,7 +35,7 @@ OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}, "NOTIFY": True
 
 @pytest.fixture(autouse=True)
 def nothing_notified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notify, "_notified_at", {})
+    monkeypatch.setattr(writing, "_notified_at", {})
 
 
 @pytest.fixture
@@ -100,11 +100,11 @@ class TestNotifying:
         self, notifications: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ):
         now = 100.0
-        monkeypatch.setattr(notify, "time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: now))
         for _ in range(20):
             write("postgresql")
         write("postgresql", publisher="other")
-        now += 2 * notify.DEBOUNCE
+        now += 2 * writing.DEBOUNCE
         write("postgresql")
         assert notifications() == ["default", "other", "default"]
 
@@ -179,7 +179,7 @@ class TestListening:
         relay = asleep(workers=2)
         eventually(listeners)
         for count in (1, 2, 3):
-            time.sleep(notify.DEBOUNCE)
+            time.sleep(writing.DEBOUNCE)
             write("postgresql")
             eventually(lambda: relay.tally.processed == count)  # noqa: B023 - it is over before the next round
 

@@ -20,7 +20,7 @@ from django.utils.module_loading import import_string
 from django_outbox.contrib.django_tasks.models import TaskRecord
 from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, all_options, runs_in_celery
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.enqueueing.json_checks import check_json
+from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.purge import MAX_AGE, PURGE_BATCH_SIZE
 from django_outbox.stores import Store, get_store

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
-from django_outbox.conf import get_settings
-from django_outbox.conf.archive import ArchiveConfig
+from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
 from django_outbox.retention.archive.storage import REMEDY, ArchiveStorage, Manifest, Spool
