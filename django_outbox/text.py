@@ -54,8 +54,8 @@ def describe(error: BaseException, max_length: int = MAX_LENGTH) -> str:
 def stand_in(error: BaseException, max_depth: int = MAX_CHAIN) -> Exception:
     """Return an exception to show in a log, with its traceback, instead of `error`.
 
-    It and those that it was raised from have the same class names and tracebacks, but `one_line` makes their texts: the
-    output of a formatter quotes no row, forges no log line, and cannot raise.
+    It and its causes keep their class names and tracebacks, but `one_line` makes their texts: the output of a formatter
+    quotes no row, forges no log line, and cannot raise.
     """
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}

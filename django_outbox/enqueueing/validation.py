@@ -61,7 +61,7 @@ class Json(NamedTuple):
 
 
 def check_message(message: OutboxMessage, store: Store, source: str = "") -> Json:
-    """Check the fields that the caller sets, and return the payload as JSON, with its size and that of the headers.
+    """Check the fields that the caller sets, and return the payload as JSON, with the size of payload and headers.
 
     A key that is an integer or a UUID is converted to text.
 

@@ -424,8 +424,8 @@ class LockingStore(Store):
     def hold(self, messages: Sequence[Held]) -> None:
         """Make messages wait until their types are resumed, and lock the pauses until the transaction ends.
 
-        The lock makes `resume` wait, so that it finds all messages that were held. A message whose pause another
-        transaction has locked or ended, or that cannot be held because of an error, waits a moment instead.
+        The lock makes `resume` wait, so that it finds all messages that were held. A message waits a moment
+        instead if another transaction has locked or ended its pause, or if it cannot be held because of an error.
         """
         pauses = Pause.objects.using(self.connection.alias).select_for_update(skip_locked=True)
         pauses = pauses.filter(

@@ -75,25 +75,15 @@ class BatchReader(abc.ABC):
     def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: Any) -> list[Row]:
         """Read due messages without a key, those due longest first, and lock them where that is possible.
 
-        A row ends with its place in that order, as `after` takes it.
-
-        Args:
-            publisher: the publisher's alias.
-            limit: maximum number of messages.
-            max_bytes: maximum total size in bytes; at least one message is read.
-            after: the place from which to read; None for the beginning.
+        A row ends with its place in that order, as `after` takes it; None is the beginning. At least one message is
+        read, however large it is.
         """
 
     @abc.abstractmethod
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
-        """List heads, and own the partitions of the due ones until the claim ends.
+        """List at most `max_steps` heads, and own at most `wanted` partitions of due ones until the claim ends.
 
-        Args:
-            publisher: the publisher's alias.
-            span: the partitions to list.
-            wanted: maximum number of partitions to own.
-            max_steps: maximum number of heads to list.
-            slots_met: how many free slots count as met already; every `SPARED`th is left to other relays.
+        `slots_met` is the number of free slots that count as met already; every `SPARED`th is left to other relays.
         """
 
     @abc.abstractmethod
@@ -102,13 +92,7 @@ class BatchReader(abc.ABC):
 
     @abc.abstractmethod
     def list_fresh(self, publisher: str, after: Any, *, limit: int) -> list[Fresh]:
-        """List messages that have a key and are due, those due longest first, whether or not they are heads.
-
-        Args:
-            publisher: the publisher's alias.
-            after: the place after which to begin.
-            limit: maximum number of messages.
-        """
+        """List messages after a place that have a key and are due, heads or not, those due longest first."""
 
     @abc.abstractmethod
     def sweep_heads(self, publisher: str, after: int, *, limit: int) -> Piece:
@@ -130,13 +114,8 @@ class BatchReader(abc.ABC):
 
         The messages of a partition end before the first that is not due, or that another transaction has locked.
 
-        If not all fit, each partition gets its share. A row ends with its partition.
-
-        Args:
-            publisher: the publisher's alias.
-            partitions: the partitions, in the order in which they are served.
-            max_depth: maximum number of messages of one partition.
-            max_bytes: maximum total size in bytes; at least one message is read.
+        If not all fit, each partition gets its share, in the given order; at least one message is read. A row ends
+        with its partition.
         """
 
 
@@ -144,14 +123,7 @@ def read_batch(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int
     """Read a batch of keyed and unkeyed messages. Claims alternate in which of them they read first.
 
     If the last listing met many heads that were not due, unkeyed messages go first for a while, and a batch that has
-    any contains no keyed ones.
-
-    Args:
-        store: reads and locks.
-        publisher: the publisher's alias.
-        cursor: the position to begin at; it is advanced.
-        limit: maximum number of messages.
-        max_bytes: maximum total size in bytes; at least one message is read.
+    any contains no keyed ones. At least one message is read, however large it is.
     """
     keyed_first = cursor.begin_claim()
     rows: list[Row] = []
@@ -200,12 +172,7 @@ def read_keyed(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int
 def own_partitions(store: BatchReader, publisher: str, cursor: Cursor, *, limit: int, spare: bool = True) -> list[int]:
     """Own partitions with a due head, starting at the cursor and going around all of them, and return them.
 
-    Args:
-        store: lists and owns heads.
-        publisher: the publisher's alias.
-        cursor: the position to begin at; it is advanced.
-        limit: maximum number of messages of the batch.
-        spare: whether to leave some slots to other relays.
+    With `spare`, some slots are left to other relays.
     """
     wanted = count_wanted(limit)
     owned: list[int] = []
@@ -228,14 +195,7 @@ def own_partitions(store: BatchReader, publisher: str, cursor: Cursor, *, limit:
 
 
 def own_by_time(store: BatchReader, publisher: str, timeline: Timeline, *, limit: int) -> list[int]:
-    """Own partitions with due heads, found by time instead of by a listing of all heads, and return them.
-
-    Args:
-        store: finds and owns partitions.
-        publisher: the publisher's alias.
-        timeline: the position to begin at; it is advanced.
-        limit: maximum number of messages of the batch.
-    """
+    """Own partitions with due heads, found by time instead of by a listing of all heads, and return them."""
     wanted = count_wanted(limit)
     if timeline.place is None:
         timeline.begin(store.read_place())
@@ -274,12 +234,8 @@ def choose(queues: Iterable[Queued], partitions: Sequence[int], max_bytes: int) 
     """Return the ids of the messages to read, partition by partition, up to a total size.
 
     Each partition gets its first message and no more than its share of the bytes, so that large messages of one leave
-    room for the others. Messages behind one that is not due are left out.
-
-    Args:
-        queues: the messages of partitions, each partition's in the order of their ids.
-        partitions: the order of the partitions.
-        max_bytes: maximum total size in bytes; one message is chosen however large it is.
+    room for the others. Messages behind one that is not due are left out. One message is chosen however large it is.
+    The messages of each partition must be in the order of their ids.
     """
     share = max(max_bytes // max(len(partitions), 1), 1)
     sizes: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}

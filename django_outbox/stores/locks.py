@@ -29,12 +29,7 @@ LOOK_AGAIN = datetime.timedelta(seconds=1)
 
 
 def lock_number(publisher: str, number: int) -> int:
-    """Return the number of the `KeyLock` for one slot or partition of a publisher's keys.
-
-    Args:
-        publisher: the publisher's alias.
-        number: the slot or partition, below 2**32.
-    """
+    """Return the number of the `KeyLock` for one slot or partition of a publisher's keys, which is below 2**32."""
     return (1 + zlib.crc32(publisher.encode()) % 2**30) * 2**32 + number
 
 
@@ -122,12 +117,6 @@ def take_lease(using: str, number: int, id: int, *, seconds: float) -> Lease | N
     """Take the lease of a message that the current transaction has claimed; return None if another relay has it.
 
     Then the message becomes due again soon, so that relays neither find it all the time nor leave it for long.
-
-    Args:
-        using: the database alias.
-        number: the number of its row.
-        id: the id of the message.
-        seconds: how long it lasts.
     """
     message = OutboxMessage.objects.using(using).filter(pk=id)
     now, due = message.annotate(now=DatabaseNow()).values_list("now", "available_at").get()

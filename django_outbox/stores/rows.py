@@ -220,12 +220,7 @@ _COLUMNS: tuple[tuple[str, Callable[[object], object], object], ...] = (
 
 
 def error_rows(rows: Sequence[Failed] | Sequence[Retried], storable: Callable[[str], str]) -> str:
-    """Return failed or retried messages as a JSON array of objects, with errors cut and made fit for the database.
-
-    Args:
-        rows: the messages; at least one.
-        storable: replaces characters that the database cannot store.
-    """
+    """Return failed or retried messages, at least one, as a JSON array of objects with errors cut and `storable`."""
     length = min(MAX_ERROR_LENGTH, MAX_ERRORS_LENGTH // len(rows))
     return json.dumps(
         [

@@ -236,8 +236,8 @@ DELETE FROM {{table}} WHERE id IN (
 """
 
 BUSY = ("database is locked", "database table is locked", "database schema is locked")
-"""The beginnings of errors because of a lock of another connection: SQLITE_BUSY and SQLITE_LOCKED, whose codes Python
-has since 3.11 only."""
+"""The beginnings of errors because of a lock of another connection. Python has the codes SQLITE_BUSY and SQLITE_LOCKED
+since 3.11 only."""
 
 BUSY_INTERVAL = 0.1
 """Seconds between two attempts to settle, in addition to the driver's own wait for the lock."""
