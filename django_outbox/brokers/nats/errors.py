@@ -1,12 +1,10 @@
 """Explain the errors of NATS and nats-py, and name the remedy."""
 
-import asyncio
-import os
 import re
-import socket
-import ssl
 
 from nats import errors
+
+from django_outbox.brokers.network_errors import explain_network
 
 BLAMED = ("maximum payload violation", "maximum control line exceeded", "unknown protocol operation", "parser error")
 """Errors with which the server ends a connection because of something that was sent over it: `server/client.go`."""
@@ -24,26 +22,14 @@ _REMEDIES = (
 )
 """Parts of the errors that a server sends, in lower case, and the remedy."""
 
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""OpenSSL's reasons if the server answers a TLS handshake with something else."""
-
 
 def explain(error: BaseException) -> str:
     """Return on one line why a connection could not be opened, or was lost."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        text = f"the server's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl"
-    elif isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
-        text = f"this port does not speak TLS ({error.reason}): use nats:// in servers"
-    elif isinstance(error, socket.gaierror):
-        text = f"the host name cannot be resolved, check the host in servers: {error.strerror}"
-    elif isinstance(error, errors.SecureConnWantedError):
+    text = explain_network(error, server="the server", option="servers", without_tls="use nats:// in servers")
+    if text:
+        return text
+    if isinstance(error, errors.SecureConnWantedError):
         text = "the server offers no TLS: use nats:// in servers, or configure TLS on the server"
-    elif isinstance(error, asyncio.TimeoutError | TimeoutError):
-        text = "no response in time"
-    elif isinstance(error, ConnectionRefusedError):
-        text = "connection refused; start the server, or correct host and port in servers"
-    elif type(error) is OSError and error.errno:
-        text = os.strerror(error.errno)
     elif isinstance(error, errors.Error):
         text = _explain_server_error(error)
     else:

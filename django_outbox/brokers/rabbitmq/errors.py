@@ -1,12 +1,11 @@
 """Explain the errors of RabbitMQ and pika, and name the remedy."""
 
-import os
 import re
-import socket
-import ssl
 
 from pika import exceptions
 from pika.adapters.utils.connection_workflow import AMQPConnectorStackTimeout
+
+from django_outbox.brokers.network_errors import explain_network
 
 # The reply code, and a part of the reply text in lower case.
 _CHANNEL_REMEDIES = (
@@ -21,32 +20,25 @@ _CHANNEL_REMEDIES = (
     (406, "inequivalent arg", "it exists with other properties: change declare_exchange, or delete it"),
 )
 
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""OpenSSL's reasons if the server answers a TLS handshake with something else, such as AMQP's own greeting."""
-
 
 def explain(error: BaseException) -> str:
     """Return on one line why a connection could not be opened, or why it or a channel was closed, and the remedy."""
     error = _root(error)
-    if isinstance(error, ssl.SSLCertVerificationError):
-        text = (
-            f"the broker's TLS certificate is refused: {error.verify_message}; check cafile in the option ssl, "
-            "or ca_certs in broker_use_ssl of the Celery app"
-        )
-    elif isinstance(error, ssl.SSLError) and error.reason in _NOT_TLS:
-        text = f"this port does not speak TLS ({error.reason}): use amqp:// in url, or the port for TLS, usually 5671"
-    elif isinstance(error, socket.gaierror):
-        text = f"the host name cannot be resolved, check the host in url: {error.strerror}"
-    elif isinstance(error, exceptions.ProbableAuthenticationError):
+    text = explain_network(
+        error,
+        server="the broker",
+        option="url",
+        without_tls="use amqp:// in url, or the port for TLS, usually 5671",
+        authority="cafile in the option ssl, or ca_certs in broker_use_ssl of the Celery app",
+    )
+    if text:
+        return text
+    if isinstance(error, exceptions.ProbableAuthenticationError):
         text = f"the login is refused, check user and password in url: {error.args[0]}"
     elif isinstance(error, exceptions.ProbableAccessDeniedError):
         text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
-    elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout | socket.timeout):
+    elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout):
         text = "no response in time"
-    elif isinstance(error, ConnectionRefusedError):
-        text = "connection refused; start the broker, or correct host and port in url"
-    elif type(error) is OSError and error.errno:
-        text = os.strerror(error.errno)
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         text = f"{error.reply_code} {error.reply_text}"
         if remedy := _find_remedy(error):

@@ -5,11 +5,10 @@ https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ and `
 """
 
 import re
-import socket
-import ssl
 
 import redis
 
+from django_outbox.brokers.network_errors import explain_network
 from django_outbox.messages import Outcome, rejected, retry_later, unanswered
 from django_outbox.text import describe, one_line
 
@@ -74,9 +73,6 @@ _CODES: dict[type[redis.RedisError], str] = {
 }
 """redis-py's errors, and the codes that redis-py removes from their texts."""
 
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
-"""OpenSSL's reasons if the server answers a TLS handshake with something else."""
-
 
 def code_of(error: str) -> str:
     """Return the code at the beginning of an error."""
@@ -108,17 +104,12 @@ def explain(error: BaseException) -> str:
     """Return on one line why a server cannot be reached, why a connection was lost, or what a server refused."""
     # redis-py raises its own errors while it handles the socket's.
     cause = error.__context__ if isinstance(error, redis.ConnectionError) and error.__context__ else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        text = f"Redis's TLS certificate is refused: {cause.verify_message}; check cafile in the option ssl"
-    elif isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
-        text = f"this port does not speak TLS ({cause.reason}): use redis:// in url, or the port for TLS"
-    elif isinstance(cause, socket.gaierror):
-        text = f"the host name cannot be resolved, check the host in url: {cause.strerror}"
-    elif isinstance(cause, ConnectionRefusedError):
-        text = "connection refused; start Redis, or correct host and port in url"
-    elif isinstance(cause, FileNotFoundError):
+    text = explain_network(cause, server="Redis", option="url", without_tls="use redis:// in url, or the port for TLS")
+    if text:
+        return text
+    if isinstance(cause, FileNotFoundError):
         text = "the socket does not exist; start Redis, or correct the path in url"
-    elif isinstance(error, redis.TimeoutError | TimeoutError):
+    elif isinstance(error, redis.TimeoutError):
         text = "no response in time"
     elif isinstance(error, redis.ResponseError | redis.AuthenticationError | redis.BusyLoadingError):
         text = _explain_response(error)
