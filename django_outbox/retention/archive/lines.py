@@ -58,6 +58,14 @@ class ArchivedMessage:
 def encode(row: FullRow) -> bytes:
     """Return a row, as `Removal.read` returns it, as one line. A column that cannot be read is blank."""
     try:
+        if type(row[_TYPE]) is str:
+            # Only SQLite returns bytes.
+            texts = [
+                "null" if value is None else write(value) for write, value in zip(_QUICK_WRITERS, row, strict=True)
+            ]
+            line = _LINE % tuple(texts)
+            if "\n" not in line:
+                return f"{line}\n".encode()
         columns = [begin + write(value) for (begin, write), value in zip(_COLUMNS, row, strict=True)]
         return f"{{{''.join(columns)}}}\n".encode()
     except Exception:
@@ -106,7 +114,7 @@ def _write_time(value: Any) -> str:
 def _write_json(value: Any, expected: type) -> str:
     text = value if type(value) is str else read_text(value)
     if type(value) is bytes:
-        # Only SQLite returns bytes, which may not be JSON.
+        # Of SQLite, and so it may not be JSON.
         stripped = text.strip(" \t\r\n")
         found, end = _EXACT.raw_decode(stripped)
         if end < len(stripped) or not isinstance(found, expected):
@@ -130,6 +138,15 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
 
 _COLUMNS = [(f'{"," if index else ""}"{name}":', _WRITERS[name]) for index, name in enumerate(NAMES)]
 """Beginning and writer of each column."""
+
+_TYPE = NAMES.index("type")
+
+_QUICK: dict[Callable[[Any], str], Callable[[Any], str]] = {_write_text: quoted, _write_number: str}
+
+_QUICK_WRITERS = [str if name in JSON else _QUICK.get(_WRITERS[name], _WRITERS[name]) for name in NAMES]
+"""The writers for a database that returns text, and JSON without line breaks."""
+
+_LINE = "{" + "".join(f"{begin}%s" for begin, _ in _COLUMNS) + "}"
 
 _BLANKS = {
     **dict.fromkeys((*TIMES, "history", "original", "payload"), "null"),
