@@ -217,7 +217,8 @@ def test_a_deadlock_costs_no_attempt(using: str):
     ids = put(3, using)
     drain(using)
     thread.join(30)
-    assert calls.count(1) == 2
+    # More often if the other transaction is slow to commit.
+    assert calls.count(1) >= 2
     assert states(using) == [Status.PROCESSED] * 3
     assert {row(using, id).attempts for id in ids} == {1}
     assert sorted(name for name in done(using) if "heavy" not in name) == ["0", "1", "2"]
