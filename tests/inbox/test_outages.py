@@ -161,7 +161,7 @@ def test_while_the_database_is_unavailable_the_messages_stay_in_the_queue(using,
         with running(inbox):
             eventually(lambda: inbox.outages)
             assert inbox.outages[0].subject == f"Database {using!r}"
-            assert source.unsettled() == 3
+            eventually(lambda: source.unsettled() == 3)
             server["PORT"] = port
             eventually(lambda: payloads(using) == [1, 2, 3])
             eventually(lambda: source.unsettled() == 0)
