@@ -17,7 +17,13 @@ from django_outbox.db.transactions import (
     refuse_async,
 )
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
-from django_outbox.enqueueing.validation import Json, check_message, check_unsaved, read_available_at, read_message_id
+from django_outbox.enqueueing.validation import (
+    Checked,
+    check_message,
+    check_unsaved,
+    read_available_at,
+    read_message_id,
+)
 from django_outbox.enqueueing.writing import insert_due, insert_new, notify_after_commit, route, write
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
@@ -195,32 +201,32 @@ def enqueue_messages(
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows: list[OutboxMessage] = []
-    payloads: list[Json] = []
+    checked: list[Checked] = []
     for position, message in enumerate(messages):
         try:
-            payload = check_message(check_unsaved(message), store)
+            result = check_message(check_unsaved(message), store)
         except InvalidMessage as error:
             raise InvalidMessage(f"{prefix(position)}{error.field}", error.problem, error.path) from error
         routed = route(message)
         rows += routed
-        payloads += [payload] * len(routed)
+        checked += [result] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
     with traced(rows, many=True):
         if is_alone:
-            outlive_connection(store.connection, lambda _: _insert_many(rows, payloads, store, keys))
+            outlive_connection(store.connection, lambda _: _insert_many(rows, checked, store, keys))
         else:
-            _insert_many(rows, payloads, store, keys)
+            _insert_many(rows, checked, store, keys)
 
 
-def _insert_many(rows: list[OutboxMessage], payloads: list[Json], store: Store, keys: set[str]) -> None:
+def _insert_many(rows: list[OutboxMessage], checked: list[Checked], store: Store, keys: set[str]) -> None:
     using = store.connection.alias
     with transaction.atomic(using=using, savepoint=False):
         if keys:
             store.lock_keys(keys)
-        for chunk in chunked([*zip(rows, payloads, strict=True)], [payload.size for payload in payloads]):
+        for chunk in chunked([*zip(rows, checked, strict=True)], [each.size for each in checked]):
             messages = [message for message, _ in chunk]
             if all(map(_is_due, messages)):
-                insert_due(messages, [payload.text for _, payload in chunk], store)
+                insert_due(messages, [each.payload for _, each in chunk], store)
             else:
                 insert_new(messages, store)
         if due := {message.publisher for message in rows if _is_due(message)}:

@@ -60,8 +60,15 @@ class Json(NamedTuple):
     size: int
 
 
-def check_message(message: OutboxMessage, store: Store, source: str = "") -> Json:
-    """Check the fields that the caller sets, and return the payload as JSON, with the size of payload and headers.
+class Checked(NamedTuple):
+    """The payload of a valid message as JSON, and the size of payload and headers in bytes."""
+
+    payload: str
+    size: int
+
+
+def check_message(message: OutboxMessage, store: Store, source: str = "") -> Checked:
+    """Check the fields that the caller sets.
 
     A key that is an integer or a UUID is converted to text.
 
@@ -99,7 +106,7 @@ def check_message(message: OutboxMessage, store: Store, source: str = "") -> Jso
             f"is {payload.size:,} bytes as JSON; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}. "
             "Send a reference to the data instead, or increase the limit.",
         )
-    return Json(payload.text, payload.size + _check_headers(message.headers, store))
+    return Checked(payload.text, payload.size + _check_headers(message.headers, store))
 
 
 def check_unsaved(message: object) -> OutboxMessage:

@@ -10,7 +10,7 @@ from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.deployment import require_schema
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import PublishedBatches
-from django_outbox.relay.conflicts import Conflicts, Turns
+from django_outbox.relay.conflicts import Conflicts
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.sources import PollingSource, Source
 from django_outbox.relay.state import RelayState
@@ -133,7 +133,7 @@ def deliver_batch(
     if not isinstance(publisher, TransactionalPublisher):
         return PublishedBatches(publisher=publisher, source=source, **options).run(limit)
     batches = TransactionalBatches if publisher.in_transaction else LeasedMessages
-    conflicts = conflicts or Conflicts(Turns())
+    assert conflicts is not None
     return batches(publisher=publisher, source=source, conflicts=conflicts, **options).run(limit)
 
 

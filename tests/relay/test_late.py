@@ -94,6 +94,26 @@ def test_no_call_of_a_publisher_begins_after_half_of_the_time(using: str, clock:
     assert ScriptedPublisher.published() == ids
 
 
+@pytest.mark.usefixtures("scripted")
+def test_a_search_for_a_culprit_that_takes_too_long_blames_no_broker_that_responds(using: str, clock: Clock):
+    culprit, innocent, *others = put(4, using=using)
+
+    def answer(message: Message) -> Outcome:
+        if message.id == culprit:
+            raise ValueError("never")
+        clock.now += 31.0 * (message.id in others)
+        return ACCEPTED
+
+    ScriptedPublisher.answer = staticmethod(answer)
+    with override_settings(OUTBOX=OUTBOX | {"CLAIM_TIMEOUT": 120}), Relay(using=using) as relay:
+        # An outage would raise RelayUnavailable.
+        relay.deliver_once()
+        assert [row(using, id).attempts for id in (culprit, innocent, *others)] == [0, 0, 1, 1]
+        relay.deliver_once()
+    assert [row(using, id).attempts for id in (culprit, innocent)] == [1, 1]
+    assert row(using, culprit).error == "ValueError: never"
+
+
 @pytest.mark.parametrize("publisher", [SCRIPTED, HANDLERS], ids=["a publisher", "handlers"])
 @pytest.mark.usefixtures("scripted")
 def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
