@@ -2,13 +2,14 @@
 
 import datetime
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -30,7 +31,7 @@ def short_error(message: OutboxMessage) -> str:
     text = shorten(message.error.strip().partition("\n")[0], MAX_ERROR_LENGTH)
     if not message.error_class:
         return text
-    return format_html('<span class="outbox-error-class">{}</span> {}', message.error_class, text)
+    return format_html('<span class="outbox-error-class">{}</span> {}', breakable(message.error_class), text)
 
 
 def when(message: OutboxMessage) -> str:
@@ -48,9 +49,15 @@ def when(message: OutboxMessage) -> str:
     return with_age(message.available_at, _("due %(age)s"))
 
 
-def state(message: OutboxMessage) -> str:
-    """Return the message's state, and whether it is held."""
-    return _("Pending (held)") if message.is_held else str(message.status.label)
+def state(message: OutboxMessage) -> SafeString:
+    """Return the message's state, and whether it is held, as a badge."""
+    text = _("Pending (held)") if message.is_held else message.status.label
+    return format_html('<span class="outbox-state outbox-is-{}">{}</span>', message.status.value, text)
+
+
+def breakable(name: str) -> SafeString:
+    """Return a dotted name that a browser breaks after dots before it breaks words."""
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=\.)", name)))
 
 
 def held_or(message: OutboxMessage, name: str, text: SafeString | str) -> SafeString | str:
@@ -66,7 +73,10 @@ def history(attempts: Any) -> SafeString | str:
     body = format_html_join(
         "",
         "<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
-        ((_attempt_time(row.get("at")), _text(row.get("error_class")), _text(row.get("error"))) for row in rows),
+        (
+            (_attempt_time(row.get("at")), breakable(_text(row.get("error_class"))), _text(row.get("error")))
+            for row in rows
+        ),
     )
     return format_html(
         '<table class="outbox-history"><thead><tr><th scope="col">{}</th><th scope="col">{}</th>'
@@ -130,7 +140,7 @@ def key_state(message: OutboxMessage) -> str:
 
 def filter_link(value: str, url: str) -> SafeString | str:
     """Return a value with a link to the messages that share it."""
-    return format_html('<a href="{}">{}</a>', url, _encodable(value)) if value else "-"
+    return format_html('<a href="{}">{}</a>', url, breakable(_encodable(value))) if value else "-"
 
 
 def preformatted(text: str) -> SafeString | str:

@@ -64,6 +64,7 @@ class StateFilter(ChoiceFilter):
 
     title = _("state")
     parameter_name = PARAMETER
+    template = "admin/django_outbox/outboxmessage/state_filter.html"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         self.state = state_of(request)
@@ -91,6 +92,7 @@ class PublisherFilter(ChoiceFilter):
 
     title = _("publisher")
     parameter_name = PUBLISHER_PARAMETER
+    template = "admin/django_outbox/outboxmessage/publisher_filter.html"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         self.of_pending, self.pending_publisher = state_of(request) == Status.PENDING, pending_publisher(request)

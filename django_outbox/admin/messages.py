@@ -31,11 +31,21 @@ def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
     return shown
 
 
+@admin.display(description=_("type"))
+def _type(message: OutboxMessage) -> str:
+    """Return the column of the type."""
+    return admin_display.breakable(message.type)
+
+
+# The class of its cells.
+_type.__name__ = "type"
+
+
 @admin.register(OutboxMessage)
 class OutboxMessageAdmin(OperationsAdmin):
     """Lists messages by state, beginning with failed ones, and shows a message with those around it."""
 
-    list_display = ("type", "state", "key", "publisher", "attempts", "when", "short_error")
+    list_display = (_type, "state", "key", "publisher", "attempts", "when", "short_error")
     list_filter = (StateFilter, PublisherFilter, TypeFilter, ErrorClassFilter, TimeFilter)
     search_fields = ("id", "message_id", "key")
     search_help_text = _("Finds messages in any state by their ID, message ID or key.")

@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.ages import number
+from django_outbox.admin.display import breakable
 from django_outbox.admin.operations import MAX_REASON_LENGTH, log, outcome, with_count, with_reason
 from django_outbox.admin.overview_groups import (
     GROUP_OPERATIONS,
@@ -202,6 +203,7 @@ class OverviewAdmin(BaseAdmin):
             "operation": operation,
             "explanation": _WAITING if operation.state is Status.PENDING else operation.explanation,
             "group": group,
+            "error_class": breakable(group.error_class),
             "found": found,
             "effects": [with_count(text, count) for text, count in effects if count],
             "button": with_count(operation.button, found.count),

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_outbox.admin.ages import duration, exact, number, with_age
+from django_outbox.admin.display import breakable
 from django_outbox.admin.overview_chart import draw
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
 from django_outbox.models import Status as State
@@ -198,6 +199,8 @@ def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, sta
         "publisher": group.publisher,
         "error_class": group.error_class or "-",
         "type": group.type,
+        "shown_error_class": breakable(group.error_class or "-"),
+        "shown_type": breakable(group.type),
         "count": number(group.count),
         "first": with_age(group.first, now=status.at),
         "last": with_age(group.last, now=status.at),

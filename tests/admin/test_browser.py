@@ -84,6 +84,7 @@ def test_an_operator_who_cancels_changes_nothing(messages: list[int], operator: 
 
 
 def test_an_operator_filters_by_state_and_type_and_searches(messages: list[int], operator: Operator):
+    operator.find("[data-filter-title=type] summary").click()
     operator.find(".outbox-typed-filter input[type=text]").send_keys("order.paid")
     operator.follow(operator.find(".outbox-typed-filter input[type=submit]"))
     assert operator.column("key") == ["order-18"]

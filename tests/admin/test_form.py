@@ -130,7 +130,7 @@ class TestDetail:
         (id,) = put(Status.FAILED, history=attempts)
         page = text(admin_client.get(url("change", id)))
         assert "2026-05-31 04:10:44 CEST" in page
-        assert "<td>shop.Timeout</td><td>&lt;slow&gt;</td>" in page
+        assert "<td>shop.<wbr>Timeout</td><td>&lt;slow&gt;</td>" in page
         assert "<tr><td>once</td><td>None</td><td>None</td></tr>" in page
         assert "rubbish" not in page
 

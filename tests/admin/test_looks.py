@@ -1,0 +1,155 @@
+"""What the admin's pages look like in a browser: their frame, where words break, and what a phone shows first."""
+
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from django_outbox.admin import overview
+from django_outbox.models import Status
+from tests.support.admin.browser import Operator
+from tests.support.admin.overview_figures import a_bad_night
+from tests.support.admin.tools import CHANGELIST, put, url
+
+pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
+pytest_plugins = ["tests.support.admin.browser_fixtures"]
+
+BACKEND = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+CAUSE = "publisher=default&error_class=django_outbox.exceptions.InvalidEvent&type=order.refunded"
+ERROR = "the handler refused the event: " + "a long line of handlers.py " * 5
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) -> dict[str, str]:
+    """The paths of all pages, on which everything is shown at once."""
+    settings.OUTBOX = {"PUBLISHERS": {"default": BACKEND, "audit": BACKEND}}
+    monkeypatch.setattr(overview, "status", a_bad_night)
+    values: dict[str, Any] = {"type": "order.refunded", "error_class": "django_outbox.exceptions.InvalidEvent"}
+    put(Status.PENDING, 2, age=-900, attempts=2, error=ERROR, **values)
+    put(Status.PENDING, 1, type="newsletter.sent")
+    put(Status.PROCESSED, 2, type="newsletter.sent")
+    (id,) = put(Status.FAILED, attempts=3, key="order-1240", error=ERROR, payload={"text": ERROR}, **values)
+    return {
+        "list": CHANGELIST,
+        "all": f"{CHANGELIST}?state=all",
+        "message": url("change", id),
+        "edit": url("edit", id),
+        "overview": reverse("admin:django_outbox_overview"),
+        "pause": f"{reverse('admin:django_outbox_overview_pause')}?publisher=default",
+        "group": f"{reverse('admin:django_outbox_overview_requeue')}?{CAUSE}",
+    }
+
+
+def resize(operator: Operator, width: int) -> None:
+    screen = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    operator.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    operator.browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
+
+
+def script(operator: Operator, body: str) -> Any:
+    return operator.browser.execute_script(body)
+
+
+FRAME = """
+const bar = document.querySelector('.breadcrumbs'), style = getComputedStyle(bar), box = bar.getBoundingClientRect();
+const item = bar.querySelector('li') || bar, link = getComputedStyle(bar.querySelector('a'));
+return [style.backgroundColor, style.color, style.paddingLeft, style.paddingTop, getComputedStyle(item).fontSize,
+        link.color, Math.round(box.top), Math.round(box.left), Math.round(box.width)]
+"""
+TOOLS_ARE_BESIDE_THE_TITLE = """
+const [tool, title] = ['.object-tools a', '#content h1'].map(name => document.querySelector(name));
+return tool.getBoundingClientRect().top < title.getBoundingClientRect().bottom
+"""
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_frame_is_the_one_of_the_admins_own_pages(operator: Operator, pages: dict[str, str], width: int):
+    resize(operator, width)
+    frames = {}
+    for scheme in ("light", "dark"):
+        operator.show(scheme)
+        for name, path in pages.items():
+            operator.open(path)
+            frames[name] = script(operator, FRAME)
+            if name in {"list", "overview"} and width == 1280:
+                assert script(operator, TOOLS_ARE_BESIDE_THE_TITLE), name
+        assert frames == dict.fromkeys(pages, frames["list"])
+
+
+BROKEN_WORDS = r"""
+const broken = new Set(), range = document.createRange();
+const texts = document.createTreeWalker(document.querySelector('#content'), NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (!node.parentElement.checkVisibility() || node.parentElement.closest('svg, script')) continue;
+    for (const word of node.data.matchAll(/[\p{L}\p{N}]{2,20}/gu)) {
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        if (new Set([...range.getClientRects()].map(box => Math.round(box.top))).size > 1) broken.add(word[0]);
+    }
+}
+return [...broken]
+"""
+COVERED = """
+const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+const range = document.createRange(), covered = [];
+for (const button of document.querySelectorAll('#content :is(button, input[type=submit], .outbox-button)')) {
+    const own = button.getBoundingClientRect();
+    for (const text of document.querySelectorAll('.outbox-text, #content :is(td, th, dd, label, p)')) {
+        if (text.contains(button) || ![button, text].every(each => each.checkVisibility())) continue;
+        range.selectNodeContents(text);
+        const lines = [...range.getClientRects()];
+        if (lines.some(line => meet(own, line))) covered.push([button.outerHTML, text.outerHTML.slice(0, 80)]);
+    }
+}
+return covered
+"""
+BEYOND_THE_EDGE = """
+const edge = document.documentElement.clientWidth + 1;
+return [...document.querySelectorAll('#content *, .breadcrumbs')].filter(each => each.checkVisibility() &&
+    !each.closest('svg, .visually-hidden') && each.getBoundingClientRect().right > edge
+).map(each => each.outerHTML.slice(0, 100))
+"""
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_no_word_is_broken_and_nothing_is_covered(
+    operator: Operator, pages: dict[str, str], settings: Any, language: str
+):
+    settings.LANGUAGE_CODE = language
+    for name, path in pages.items():
+        operator.open(path)
+        for width in (390, 768, 1280):
+            resize(operator, width)
+            found = {check: script(operator, check) for check in (BROKEN_WORDS, COVERED, BEYOND_THE_EDGE)}
+            assert [*found.values()] == [[], [], []], (name, width)
+
+
+def test_a_phone_shows_the_first_message_without_scrolling(operator: Operator, pages: dict[str, str]):
+    resize(operator, 390)
+    operator.open(pages["list"])
+    assert (
+        script(operator, "return document.querySelector('#result_list tbody tr').getBoundingClientRect().bottom") < 844
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
+    operator: Operator, pages: dict[str, str], scheme: str
+):
+    operator.show(scheme)
+    operator.open(pages["overview"])
+    script(operator, "document.querySelectorAll('link[href*=\"/admin/css/\"]').forEach(link => link.remove())")
+    fills = script(
+        operator,
+        "return ['delivered', 'failed'].map(name => getComputedStyle(document.querySelector(`.outbox-${name}`)).fill)",
+    )
+    assert len({*fills, "rgb(0, 0, 0)"}) == 3
+    levels = script(
+        operator,
+        "return [...document.querySelectorAll('#outbox-verdict, .outbox-verdicts li')]"
+        ".map(each => getComputedStyle(each).backgroundColor)",
+    )
+    assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
+    cell = "const cell = getComputedStyle(document.querySelector('.outbox-table td')); "
+    assert script(operator, cell + "return [cell.paddingLeft, cell.borderBottomStyle]") == ["6px", "solid"]
