@@ -1,7 +1,7 @@
 """The `OUTBOX` setting: its defaults, its validation and lazy access."""
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -37,6 +37,7 @@ class PublisherConfig:
     retry: RetryRules = field(default_factory=RetryRules)
     batch_size: int | None = None
     claim_timeout: float | None = None
+    source: str = "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,11 @@ class ArchiveConfig:
 
 @dataclass(frozen=True, slots=True)
 class OutboxSettings:
-    """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
+    """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes.
+
+    Attributes:
+        streamed: the aliases of the publishers with `SOURCE` "snapshot".
+    """
 
     publishers: Mapping[str, PublisherConfig]
     routes: Routes = field(default_factory=dict)
@@ -86,6 +91,7 @@ class OutboxSettings:
     tracing: bool = True
     consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
     inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
+    streamed: Set[str] = field(init=False)
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
     _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -94,6 +100,8 @@ class OutboxSettings:
         object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
         choose = lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
         object.__setattr__(self, "_publishers_of", choose)
+        streamed = {alias for alias, config in self.publishers.items() if config.source == "snapshot"}
+        object.__setattr__(self, "streamed", frozenset(streamed))
 
     def publishers_of(self, type: str) -> tuple[str, ...]:
         """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
@@ -205,7 +213,9 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
     return (None if problems else OutboxSettings(**values)), problems
 
 
-PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT")
+PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "SOURCE")
+
+SOURCES = ("table", "snapshot")
 
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
@@ -217,7 +227,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
         hint = (
             'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, '
-            '"CLAIM_TIMEOUT": 120}, and its alias must be a string of 1 to 63 characters.'
+            '"CLAIM_TIMEOUT": 120, "SOURCE": "table"}, and its alias must be a string of 1 to 63 characters.'
         )
         if (
             not isinstance(publisher_alias, str)
@@ -240,8 +250,17 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         timeout = entry.get("CLAIM_TIMEOUT")
         if timeout is not None:
             timeout = _read(at_least_a_second, timeout, f"{where}['CLAIM_TIMEOUT']", "E005", problems)
-        publishers[publisher_alias] = PublisherConfig(entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout)
+        source = _read(_source, entry.get("SOURCE", "table"), f"{where}['SOURCE']", "E005", problems)
+        publishers[publisher_alias] = PublisherConfig(
+            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source
+        )
     return publishers
+
+
+def _source(value: object) -> str:
+    if value not in SOURCES:
+        raise ValueError(f"one of {', '.join(map(repr, SOURCES))}")
+    return str(value)
 
 
 def read_consumers(value: object) -> dict[str, ConsumerConfig]:

@@ -8,6 +8,8 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.db.functions import CurrentTransaction
+
 
 class PayloadField(models.JSONField):
     """A JSON value of any kind. None is stored as JSON's `null`; Django's own field would store SQL's NULL."""
@@ -35,10 +37,34 @@ class BlocksKeyField(models.BooleanField):  # type: ignore[type-arg]
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         if add:
-            pending = model_instance.processed_at is None and model_instance.failed_at is None  # type: ignore[attr-defined]
+            pending = model_instance.available_at is not None  # type: ignore[attr-defined]
             blocks = bool(model_instance.key) and (pending or getattr(model_instance, self.attname))  # type: ignore[attr-defined]
             setattr(model_instance, self.attname, blocks)
         return getattr(model_instance, self.attname)
+
+
+class TransactionIdField(models.BigIntegerField):  # type: ignore[type-arg]
+    """The transaction that wrote the row, as PostgreSQL numbers transactions; NULL on other databases.
+
+    See https://www.postgresql.org/docs/current/functions-info.html#FUNCTIONS-PG-SNAPSHOT.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"null": True, "editable": False, "db_default": CurrentTransaction(), **options})
+
+    def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
+        return "xid8" if connection.vendor == "postgresql" else super().db_type(connection)
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        # An INSERT that is repeated belongs to another transaction.
+        return CurrentTransaction() if add else super().pre_save(model_instance, add)
+
+    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+        # PostgreSQL converts no integer to its type.
+        return str(value) if connection.vendor == "postgresql" and isinstance(value, int) else value
+
+    def from_db_value(self, value: Any, *_: object) -> int | None:
+        return None if value is None else int(value)
 
 
 class ExactCharField(models.CharField):  # type: ignore[type-arg]

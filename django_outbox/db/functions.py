@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Lookup
+from django.db.models import BigIntegerField, Func, Lookup
 from django.db.models.functions import Now
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -24,6 +24,19 @@ class DatabaseNow(Now):
     ) -> tuple[str, Any]:
         template = "STRFTIME('%%%%Y-%%%%m-%%%%d %%%%H:%%%%M:%%%%f000', 'NOW')"
         return self.as_sql(compiler, connection, template=template, **extra_context)
+
+
+class CurrentTransaction(Func):
+    """The number of the current transaction on PostgreSQL; NULL on other databases."""
+
+    template = "NULL"
+    output_field = BigIntegerField()
+    allowed_default = True
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        return self.as_sql(compiler, connection, template="pg_current_xact_id()", **extra_context)
 
 
 if TYPE_CHECKING:

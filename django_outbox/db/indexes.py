@@ -6,6 +6,7 @@ from typing import Any
 from django.db import models
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.backends.ddl_references import Statement
+from django.db.migrations.operations import AddIndex
 from django.db.models import Q
 
 
@@ -20,6 +21,7 @@ class PortableIndex(models.Index):
         covering: columns to carry along for index-only scans.
         else_first: columns with which the full index begins, so that it finds the rows that `where` selects.
         else_last: columns with which the full index ends, for index-only scans.
+        only_on: the only kind of database that has rows for the index, where `AddIndexOn` creates it; all by default.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class PortableIndex(models.Index):
         covering: Sequence[str] = (),
         else_first: Sequence[str] = (),
         else_last: Sequence[str] = (),
+        only_on: str = "",
         fields: Sequence[str],
         name: str,
     ) -> None:
@@ -37,6 +40,7 @@ class PortableIndex(models.Index):
         self.covering = tuple(covering)
         self.else_first = tuple(else_first)
         self.else_last = tuple(else_last)
+        self.only_on = only_on
 
     def create_sql(
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor, using: str = "", **kwargs: Any
@@ -60,4 +64,22 @@ class PortableIndex(models.Index):
             kwargs["else_first"] = self.else_first
         if self.else_last:
             kwargs["else_last"] = self.else_last
+        if self.only_on:
+            kwargs["only_on"] = self.only_on
         return path, args, kwargs
+
+
+class AddIndexOn(AddIndex):
+    """Add an index to one kind of database only."""
+
+    def __init__(self, model_name: str, index: PortableIndex) -> None:
+        super().__init__(model_name, index)
+        self._vendor = index.only_on
+
+    def database_forwards(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any) -> None:
+        if schema_editor.connection.vendor == self._vendor:
+            super().database_forwards(app_label, schema_editor, *states)
+
+    def database_backwards(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: Any) -> None:
+        if schema_editor.connection.vendor == self._vendor:
+            super().database_backwards(app_label, schema_editor, *states)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from django.db import connections, router, transaction
-from django.db.models.expressions import DatabaseDefault
 
 from django_outbox.conf import get_settings
 from django_outbox.db.transactions import (
@@ -24,7 +23,15 @@ from django_outbox.enqueueing.validation import (
     read_available_at,
     read_message_id,
 )
-from django_outbox.enqueueing.writing import insert_due, insert_new, notify_after_commit, route, write
+from django_outbox.enqueueing.writing import (
+    insert_due,
+    insert_new,
+    is_due,
+    notify_after_commit,
+    route,
+    send_to_streams,
+    write,
+)
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
@@ -122,6 +129,7 @@ def enqueue(
     check_message(message, store)
     messages = route(message)
     once = message_id is not None
+    send_to_streams(messages, store)
     locks_key = _locks_keys(lock_key)
     with traced(messages):
         if is_alone:
@@ -211,6 +219,7 @@ def enqueue_messages(
         rows += routed
         checked += [result] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
+    send_to_streams(rows, store)
     with traced(rows, many=True):
         if is_alone:
             outlive_connection(store.connection, lambda _: _insert_many(rows, checked, store, keys))
@@ -225,16 +234,12 @@ def _insert_many(rows: list[OutboxMessage], checked: list[Checked], store: Store
             store.lock_keys(keys)
         for chunk in chunked([*zip(rows, checked, strict=True)], [each.size for each in checked]):
             messages = [message for message, _ in chunk]
-            if all(map(_is_due, messages)):
+            if all(map(is_due, messages)):
                 insert_due(messages, [each.payload for _, each in chunk], store)
             else:
                 insert_new(messages, store)
-        if due := {message.publisher for message in rows if _is_due(message)}:
+        if due := {message.publisher for message in rows if is_due(message)}:
             notify_after_commit(using, due)
-
-
-def _is_due(message: OutboxMessage) -> bool:
-    return isinstance(message.available_at, DatabaseDefault)
 
 
 def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:

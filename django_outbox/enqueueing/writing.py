@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, transaction
-from django.db.models.expressions import Combinable
+from django.db.models.expressions import Combinable, DatabaseDefault
 
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
@@ -79,6 +79,7 @@ def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
         "occurred_at": (
             str(store.connection.ops.adapt_datetimefield_value(time)) if isinstance(time, datetime.datetime) else None
         ),
+        "streamed": is_streamed(message.publisher, store),
     }
 
 
@@ -177,6 +178,24 @@ def route(message: OutboxMessage) -> list[OutboxMessage]:
         messages.append(other := copy.copy(message))
         other.publisher = publisher_alias
     return messages
+
+
+def is_due(message: OutboxMessage) -> bool:
+    """Return whether a message that is not written yet is due at once."""
+    time: object = message.available_at
+    return time is None or isinstance(time, DatabaseDefault)
+
+
+def send_to_streams(messages: Iterable[OutboxMessage], store: Store) -> None:
+    """Let messages that are due at once go to the streams of their publishers, if they have any."""
+    for message in messages:
+        if is_streamed(message.publisher, store) and is_due(message):
+            message.available_at = None
+
+
+def is_streamed(publisher_alias: str, store: Store) -> bool:
+    """Return whether the messages of a publisher that are due at once go to its stream."""
+    return store.streams and publisher_alias in get_settings().streamed
 
 
 def notify_after_commit(using: str, publisher_aliases: Iterable[str]) -> None:

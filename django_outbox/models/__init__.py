@@ -8,11 +8,12 @@ from django_outbox.models.message import (
     LATEST,
     MAX_HISTORY,
     MAX_NAME_LENGTH,
+    STREAMED,
     OutboxMessage,
     OutboxMessageQuerySet,
     Status,
 )
-from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause
+from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause, StreamPosition
 
 __all__ = [
     "CANCELLED",
@@ -22,6 +23,7 @@ __all__ = [
     "LATEST",
     "MAX_HISTORY",
     "MAX_NAME_LENGTH",
+    "STREAMED",
     "DeliveryCount",
     "Heartbeat",
     "KeyLock",
@@ -30,4 +32,5 @@ __all__ = [
     "Overview",
     "Pause",
     "Status",
+    "StreamPosition",
 ]

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import ExpressionWrapper, Q
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField, uuid7
+from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField, TransactionIdField, uuid7
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
 from django_outbox.messages import MAX_ERROR_LENGTH
@@ -33,6 +33,9 @@ WITH_KEY = Q(blocks_key__in=[True])
 WITHOUT_KEY = Q(blocks_key__in=[False])
 """Conditions of pending messages with and without a key. Every database finds them in the index by due time, and SQLite
 only as they are spelled here."""
+
+STREAMED = Q(available_at__isnull=True, processed_at__isnull=True, failed_at__isnull=True)
+"""Condition of the messages that are delivered, or will be, without a change of their rows."""
 
 BATCH_SIZE = 1000
 """Number of rows that one statement reads or changes: few enough to hold locks for milliseconds only."""
@@ -150,7 +153,8 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
 class OutboxMessage(models.Model):
     """A message in the outbox, written in the same transaction as the caller's data.
 
-    Exactly one of `available_at`, `processed_at` and `failed_at` is set. It determines the message's state.
+    Exactly one of `available_at`, `processed_at` and `failed_at` is set. It determines the message's state. Streamed
+    messages (`SOURCE`) have none of them: those behind the position of their publisher's stream are delivered.
     """
 
     id = models.BigAutoField(
@@ -240,6 +244,7 @@ class OutboxMessage(models.Model):
         editable=False,
         help_text=_("Payload, topic and publisher as they were enqueued, if an operator has edited them since."),
     )
+    xid = TransactionIdField()
 
     objects: ClassVar[models.Manager["OutboxMessage"]] = OutboxMessageQuerySet.as_manager()
 
@@ -277,12 +282,16 @@ class OutboxMessage(models.Model):
             ),
             PortableIndex(fields=["processed_at", "id"], where=Q(processed_at__isnull=False), name="outbox_processed"),
             PortableIndex(fields=["failed_at", "id"], where=Q(failed_at__isnull=False), name="outbox_failed"),
+            PortableIndex(
+                fields=["publisher", "xid", "id"], where=STREAMED, only_on="postgresql", name="outbox_stream"
+            ),
         ]
         constraints = [
             models.CheckConstraint(
                 condition=Q(available_at__isnull=False, processed_at__isnull=True, failed_at__isnull=True)
                 | Q(available_at__isnull=True, processed_at__isnull=False, failed_at__isnull=True)
-                | Q(available_at__isnull=True, processed_at__isnull=True, failed_at__isnull=False),
+                | Q(available_at__isnull=True, processed_at__isnull=True, failed_at__isnull=False)
+                | STREAMED & Q(xid__isnull=False),
                 name="outbox_one_state",
             ),
             # One event may go to several publishers.

@@ -12,10 +12,11 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.conflicts import Conflicts
 from django_outbox.relay.leased import LeasedMessages
-from django_outbox.relay.sources import PollingSource, Source
+from django_outbox.relay.sources import PollingSource, SnapshotSource, Source
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
+from django_outbox.stores import get_store
 from django_outbox.text import describe
 
 
@@ -140,8 +141,17 @@ def deliver_batch(
 def make_source(publisher: Publisher, state: RelayState) -> PollingSource:
     """Return a source of the messages of one publisher."""
     transactional = isinstance(publisher, TransactionalPublisher)
-    return PollingSource(
-        state.using, publisher.alias, state.settings, transactional=transactional, calls=state.database_calls
+    options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
+    if not get_store(connections[state.using]).streams:
+        return PollingSource(state.using, publisher.alias, state.settings, **options)
+    return SnapshotSource(
+        state.using,
+        publisher.alias,
+        state.settings,
+        streams=publisher.alias in state.settings.streamed,
+        # A lease is taken of a message in the table.
+        only_from_table=isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction,
+        **options,
     )
 
 

@@ -72,6 +72,9 @@ class Store(BatchReader):
     can_wake: ClassVar[bool] = False
     """Whether it can notify relays that there is work; if not, `wake` and `listen` do nothing."""
 
+    streams: ClassVar[bool] = False
+    """Whether publishers may have streams there; otherwise all messages are delivered from the table."""
+
     @property
     def ends_idle_transactions(self) -> bool:
         """Whether the database ends the transaction of a claim that makes no query for too long."""

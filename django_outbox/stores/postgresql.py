@@ -72,7 +72,7 @@ WITH RECURSIVE probe AS (
         probe.found + (head.due AND slot.mine)::integer, probe.step + 1
     FROM probe
     CROSS JOIN LATERAL (
-        SELECT partition, coalesce(available_at <= statement_timestamp(), false) AS due,
+        SELECT partition, coalesce({{due}}, false) AS due,
             CASE WHEN partition >> {SLOT_BITS} = probe.partition >> {SLOT_BITS} THEN probe.mine END AS known
         FROM {{table}}
         WHERE publisher = %s AND blocks_key AND partition <= %s
@@ -127,7 +127,7 @@ READ_PARTITIONS = BATCH.format(
                             WINDOW up_to_it AS (ROWS UNBOUNDED PRECEDING)
                         ) queue
                         JOIN {table} message ON message.ctid = address
-                        WHERE earlier < %s AND message.available_at <= statement_timestamp()
+                        WHERE earlier < %s AND {due}
                         FOR UPDATE OF message SKIP LOCKED
                     ) message
                 ) queues WHERE locked = place""",
@@ -143,7 +143,7 @@ ORDER BY publisher, blocks_key, available_at, id LIMIT %s
 FIND_DUE = """
 SELECT number FROM unnest(%s::integer[]) number
 WHERE (
-    SELECT available_at <= statement_timestamp() FROM {table}
+    SELECT {due} FROM {table}
     WHERE publisher = %s AND blocks_key AND partition >= number AND partition <= number
     ORDER BY partition, id LIMIT 1
 )
@@ -221,11 +221,12 @@ INSERT_ROWS = """INSERT INTO {table} (
     message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
 )
-SELECT message_id, type, topic, key, partition, partition > 0, payload::jsonb, headers::jsonb, publisher,
-    COALESCE(occurred_at, statement_timestamp()), statement_timestamp(), 0, '', ''
+SELECT message_id, type, topic, key, partition, partition > 0 AND NOT streamed, payload::jsonb, headers::jsonb,
+    publisher, COALESCE(occurred_at, statement_timestamp()), CASE WHEN NOT streamed THEN statement_timestamp() END,
+    0, '', ''
 FROM json_to_recordset(%s::json) AS new(
     message_id uuid, type text, topic text, key text, partition integer, payload text, headers text,
-    publisher text, occurred_at timestamptz
+    publisher text, occurred_at timestamptz, streamed boolean
 )
 ON CONFLICT DO NOTHING
 """
@@ -238,6 +239,11 @@ class PostgreSQLStore(LockingStore):
 
     can_wake = True
     inserts_rows = True
+    streams = True
+
+    passed = ""
+    """The snapshot up to which the streamed messages of a publisher are delivered; blank if it has no stream. A message
+    with a key, written later, may have an earlier one in the stream, and is not due."""
 
     @property
     def ends_idle_transactions(self) -> bool:
@@ -337,6 +343,15 @@ class PostgreSQLStore(LockingStore):
             self.limit_lock_waits(None)
             return True
         return False
+
+    def _named(self, sql: str) -> str:
+        return super()._named(sql).replace("{due}", self._due)
+
+    @property
+    def _due(self) -> str:
+        """SQL condition of the messages with a key that are due."""
+        due = "available_at <= statement_timestamp()"
+        return f"({due} AND (xid IS NULL OR pg_visible_in_snapshot(xid, '{self.passed}')))" if self.passed else due
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.

@@ -32,13 +32,14 @@ UUID_LENGTH = 36
 
 
 class NewRow(TypedDict):
-    """A pending message to insert.
+    """A message to insert, which is due now.
 
     Args:
         message_id: its ID, as 32 hexadecimal digits.
         payload: its payload as JSON.
         headers: its headers as JSON.
         occurred_at: its time as the database reads it; None for now.
+        streamed: whether it is delivered from the stream, and not from the table.
     """
 
     message_id: str
@@ -50,6 +51,7 @@ class NewRow(TypedDict):
     headers: str
     publisher: str
     occurred_at: str | None
+    streamed: bool
 
 
 @dataclass(frozen=True, slots=True)

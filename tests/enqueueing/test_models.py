@@ -64,7 +64,7 @@ def test_due_selects_the_messages_that_a_claim_would_get(using: str, one_of_each
 @pytest.mark.parametrize(
     "times",
     [
-        {"available_at": None},
+        {"available_at": None, "xid": None},
         {"processed_at": ago(days=1)},
         {"failed_at": ago(days=1)},
         {"available_at": None, "processed_at": ago(days=1), "failed_at": ago(days=1)},

@@ -73,7 +73,7 @@ def test_a_line_has_every_column_but_those_that_are_derived_or_empty(using: str,
     processed(using, 1)
     purge(using=using)
     (file,) = archive.rglob("*.jsonl.gz")
-    columns = {field.name for field in OutboxMessage._meta.fields} - {"partition", "available_at"}
+    columns = {field.name for field in OutboxMessage._meta.fields} - {"partition", "available_at", "xid"}
     assert json.loads(gzip.decompress(file.read_bytes())).keys() == columns
 
 

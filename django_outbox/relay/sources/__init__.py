@@ -2,5 +2,6 @@
 
 from django_outbox.relay.sources.base import Source
 from django_outbox.relay.sources.polling import PollingSource
+from django_outbox.relay.sources.snapshot import SnapshotSource
 
-__all__ = ["PollingSource", "Source"]
+__all__ = ["PollingSource", "SnapshotSource", "Source"]

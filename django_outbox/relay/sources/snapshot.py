@@ -1,0 +1,282 @@
+"""Claims from a stream: one position moves, and only messages that are not delivered at once change their rows."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Set
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from django.db import connections
+
+from django_outbox.messages import Message
+from django_outbox.relay.sources.polling import PollingSource
+from django_outbox.stores import Claim, Settlement, get_store
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.rows import read_messages
+from django_outbox.stores.stream import NOTHING, Listing, Place, Stream
+
+LISTED = 10_000
+"""Maximum number of ids that one listing reads."""
+
+TABLE_INTERVAL = 0.1
+"""Seconds between two looks at the table while messages come from the stream, if the last one found none."""
+
+NO_STREAM_INTERVAL = 10.0
+"""Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
+
+RECOVERED = 5000
+"""Maximum number of messages that one transaction settles after a restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """The mark of a claim of streamed messages.
+
+    Attributes:
+        listing: what the stream has from the position on.
+        end: the id up to which the claim has read.
+        waiting: the messages that are not published, because an earlier one of their key is in the table.
+    """
+
+    listing: Listing
+    end: int
+    waiting: Set[int]
+
+
+class SnapshotSource(PollingSource):
+    """Claims the messages of one publisher from its stream, and from the table those that are due there.
+
+    A streamed message is moved to the table if it is not delivered at once: it failed, is to be tried again, is held,
+    or waits for an earlier message of its key that is in the table.
+
+    Args:
+        using: the alias of a PostgreSQL database.
+        publisher_alias: its messages are claimed.
+        args: the other arguments of `PollingSource`.
+        streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
+        only_from_table: whether all streamed messages are moved to the table.
+        options: the options of `PollingSource`.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        publisher_alias: str,
+        *args: Any,
+        streams: bool,
+        only_from_table: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(using, publisher_alias, *args, **options)
+        self._streams = streams
+        self._only_from_table = only_from_table
+        self._address = ""
+        self._listing: Listing | None = None
+        self._passed = self._polled_passed = ""
+        self._checked_session: object = None
+        self._recovering = False
+        self._stream_is_empty = False
+        self._was_streamed = False
+        self._stream_at = self._table_at = 0.0
+
+    @contextmanager
+    def claim(self, limit: int) -> Iterator[Claim]:
+        now = time.monotonic()
+        first, second = self._claim_from_stream, self._claim_from_table
+        if now < self._stream_at:
+            first = second
+        elif self._was_streamed and now >= self._table_at:
+            first, second = second, first
+        with first(limit) as claim:
+            if claim.messages or first == second:
+                yield claim
+                return
+        with second(limit) as claim:
+            yield claim
+
+    def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
+        self._begin_claim()
+        return self._watched(self._open_one(message))
+
+    def settle(self, claim: Claim, settlement: Settlement) -> None:
+        if isinstance(claim.lease, Streamed):
+            with self._watch():
+                self._settle_streamed(self._stream, claim, settlement)
+        else:
+            super().settle(claim, settlement)
+
+    @property
+    def exhausted(self) -> bool:
+        # The table may have had a message that waited for the stream.
+        return self._stream_is_empty and self._polled_passed == self._passed and super().exhausted
+
+    @property
+    def lags(self) -> bool:
+        return self._recovering or super().lags
+
+    @property
+    def _store(self) -> PostgreSQLStore:
+        store = cast(PostgreSQLStore, get_store(connections[self.using]))
+        store.passed = self._passed
+        return store
+
+    @property
+    def _stream(self) -> Stream:
+        return Stream(self._store, self._publisher_alias)
+
+    @contextmanager
+    def _claim_from_table(self, limit: int) -> Iterator[Claim]:
+        with super().claim(limit) as claim:
+            self._was_streamed = False
+            self._polled_passed = self._passed
+            self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
+            yield claim
+
+    def _claim_from_stream(self, limit: int) -> AbstractContextManager[Claim]:
+        self._begin_claim()
+        return self._watched(self._open(limit))
+
+    @contextmanager
+    def _open(self, limit: int) -> Iterator[Claim]:
+        nested = connections[self.using].in_atomic_block
+        with self._store.transaction(self._claim_timeout, transactional=self._transactional):
+            stream = self._stream
+            place = stream.lock(self._address) or self._find_place(stream)
+            claim = Claim([])
+            if place is not None and nested:
+                self._move_uncommitted(stream, place)
+            elif place is not None:
+                claim = self._read(stream, place, limit)
+            self._was_streamed = bool(claim.messages)
+            yield claim
+
+    @contextmanager
+    def _open_one(self, message: Message) -> Iterator[Claim]:
+        store = self._store
+        with store.transaction(self._claim_timeout, transactional=True):
+            if place := self._stream.lock(self._address):
+                self._stream.move_one_to_table(place, message.id)
+            yield Claim([*store.find_unchanged(self._publisher_alias, message)])
+
+    def _find_place(self, stream: Stream) -> Place | None:
+        """Return the position of a stream that begins now; None if another relay has it, or if there is no stream."""
+        self._listing = None
+        self._stream_is_empty = True
+        self._passed = stream.read_passed()
+        if not self._passed and self._streams:
+            stream.create()
+            return stream.lock("")
+        if not self._passed:
+            self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
+        return None
+
+    def _move_uncommitted(self, stream: Stream, place: Place) -> None:
+        """Move messages to the table in a transaction, a test's, whose number no snapshot can contain."""
+        self._passed = ""
+        while ids := stream.list_new(place, LISTED).ids:
+            stream.move_to_table(ids)
+        self._stream_is_empty = True
+
+    def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
+        """Return the next messages of the stream, and move the position past those that are not to be published."""
+        self._stream_is_empty = False
+        recovered = self._check_server(stream, place)
+        if recovered is None:
+            return Claim([])
+        place = recovered
+        while True:
+            listing = self._listing
+            if listing is None or listing.place != place or not listing.ids:
+                listing = stream.list_new(place, LISTED)
+            if not listing.ids and not place.page:
+                self._stream_is_empty, self._listing, self._passed = True, None, listing.page
+                return Claim([])
+            self._passed = place.passed
+            ids = listing.ids[:limit]
+            rows = stream.read(ids, max_bytes=self._settings.batch_bytes) if ids else []
+            end = place.page_end
+            if ids:
+                # If some are missing, they did not fit, or were deleted in the meantime.
+                end = rows[-1][0] if rows else ids[-1]
+            waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
+            messages = read_messages([row for row in rows if row[0] not in waiting])
+            self._listing, self._address = listing, place.address
+            claim = Claim(messages, Streamed(listing, end, waiting))
+            if messages:
+                return claim
+            self._settle_streamed(stream, claim, Settlement())
+            assert self._listing is not None
+            place = self._listing.place
+
+    def _settle_streamed(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
+        batch: Streamed = claim.lease
+        changed = _Changed.of(claim, settlement)
+        if changed.to_table or changed.processed or batch.waiting:
+            stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
+            remaining = replace(settlement, processed=changed.processed)
+            self._store.settle(claim, remaining, delete_processed=self._settings.deletes_processed)
+        end, listing = batch.end, batch.listing
+        if changed.left is not None:
+            before = bisect_left(listing.ids, changed.left)
+            if not before:
+                return
+            end = listing.ids[before - 1]
+        listing = listing.after(end)
+        place = stream.move(listing.place)
+        self._listing, self._address = replace(listing, place=place), place.address
+
+    def _check_server(self, stream: Stream, place: Place) -> Place | None:
+        """Return the position, as it is on this server; None while messages of another one are being settled.
+
+        A dump that is restored into another server has numbers of transactions that mean nothing there.
+        """
+        session = connections[self.using].connection
+        if session is self._checked_session:
+            return place
+        server = stream.find_server()
+        if place.server and place.server != server:
+            self._passed = NOTHING
+            self._recovering = bool(stream.settle_in_table(place, RECOVERED))
+            if self._recovering:
+                return None
+            place = replace(place, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
+        if place.server != server:
+            place = stream.move(replace(place, server=server))
+        self._checked_session = session
+        return place
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """The messages of a claim that are not simply passed by the position.
+
+    Attributes:
+        to_table: those that are tried again, failed or held, and those that wait for them.
+        left: the first one that stays in the stream, because it was not published or its result is unknown.
+        processed: those behind it that were delivered.
+    """
+
+    to_table: list[int]
+    left: int | None
+    processed: list[int]
+
+    @classmethod
+    def of(cls, claim: Claim, settlement: Settlement) -> "_Changed":
+        failed = {row.id: row.blocks_key for row in settlement.failed}
+        put_off = {row.id for rows in (settlement.retried, settlement.held) for row in rows}
+        processed = {*settlement.processed}
+        to_table: list[int] = []
+        blocked_keys = set[str]()
+        left: int | None = None
+        for row in claim.messages:
+            if row.id in put_off or row.id in failed:
+                to_table.append(row.id)
+                if row.id in put_off or failed[row.id]:
+                    blocked_keys.add(row.key)
+            elif row.id not in processed:
+                if row.key and row.key in blocked_keys:
+                    to_table.append(row.id)
+                elif left is None:
+                    left = row.id
+        return cls(to_table, left, [] if left is None else [id for id in settlement.processed if id > left])

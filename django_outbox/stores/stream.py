@@ -1,0 +1,286 @@
+"""The stream of a publisher on PostgreSQL: messages that are delivered by moving one position, without an UPDATE each.
+
+A streamed message has no time of its own: no `available_at`, `processed_at` or `failed_at`. It has the number of the
+transaction that wrote it. The position is a snapshot: what is visible now and was not visible in it is new. This is the
+idea of PgQ, whose batches lie between two snapshots (https://wiki.postgresql.org/wiki/PGQ_Tutorial). A message that is
+committed late is new whenever that is, so nothing is looked for twice and nothing is missed.
+
+Messages that are new together are delivered by their ids. If they are too many to be listed at once, the snapshot in
+which they are visible is kept as a page, and the position within the page is an id.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django_outbox.models import StreamPosition
+from django_outbox.stores.heads import Row
+from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
+
+STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
+
+# The same condition, as the planner does not connect it with the index of streamed messages.
+STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
+
+NOTHING = "3:3:"
+"""The snapshot in which nothing is visible: transactions are numbered from 3."""
+
+POSITION = "SELECT ctid::text, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE "
+
+# By its address if possible: while a transaction holds an old snapshot, a search steps over all versions of the row.
+LOCK = f"{POSITION} ctid = %s::tid AND publisher = %s FOR UPDATE SKIP LOCKED"
+FIND_AND_LOCK = f"{POSITION} publisher = %s FOR UPDATE SKIP LOCKED"
+
+# The snapshot of the statement does not name its own transaction, whose messages are not passed before it commits.
+LIST_NEW = f"""
+SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text, ARRAY(
+    SELECT id FROM (
+        (
+            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8
+            ORDER BY publisher, xid, id LIMIT %s
+        )
+        UNION ALL
+        (
+            SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
+                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late
+                ORDER BY publisher, xid, id LIMIT %s
+            ) message
+        )
+    ) new LIMIT %s
+)
+"""
+
+# Not by the primary key, which `min(id)` would follow from the oldest message on.
+FIND_START = f"""
+SELECT coalesce(min(id + 0), 0) FROM {{table}}
+WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND pg_visible_in_snapshot(xid, %s)
+"""
+
+LIST_PAGE = f"""
+SELECT ARRAY(
+    SELECT id FROM (
+        (
+            SELECT id FROM {{table}}
+            WHERE id >= %s AND publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8
+                AND pg_visible_in_snapshot(xid, %s)
+            ORDER BY id LIMIT %s
+        )
+        UNION ALL
+        (
+            SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
+                SELECT id FROM {{table}}
+                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s
+                ORDER BY publisher, xid, id LIMIT %s
+            ) message WHERE pg_visible_in_snapshot(late, %s)
+        )
+    ) page ORDER BY id LIMIT %s
+)
+"""
+
+# A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
+READ = BATCH.format(
+    order="id",
+    carried="waits",
+    extra=", waits",
+    source=f"""(
+                    SELECT *, partition > 0
+                        AND (SELECT EXISTS (SELECT FROM {{table}} WHERE publisher = %s AND blocks_key))
+                        AND EXISTS (
+                            SELECT FROM {{table}} earlier
+                            WHERE earlier.publisher = message.publisher AND earlier.blocks_key
+                                AND earlier.partition = message.partition AND earlier.id < message.id
+                        ) AS waits
+                    FROM {{table}} message
+                    WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
+                ) streamed""",
+)
+
+MOVE = """
+UPDATE {positions}
+SET server = %s, passed = %s, page = %s, page_start = %s, page_end = %s, last_id = %s, moved_at = statement_timestamp()
+WHERE ctid = %s::tid AND publisher = %s RETURNING ctid::text
+"""
+
+TO_TABLE = "UPDATE {table} SET available_at = statement_timestamp(), blocks_key = partition > 0, xid = NULL WHERE"
+
+MOVE_TO_TABLE = f"{TO_TABLE} id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
+
+# After a restore, a message that was written since has a greater id, whatever the number of its transaction is.
+AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
+    AND (%s = '' OR id > %s OR NOT pg_visible_in_snapshot(xid, nullif(%s, '')::pg_snapshot)))"""
+
+MOVE_ONE = f"{TO_TABLE} id = %s AND {STREAMED_BY_ID} AND {AHEAD}"
+
+AHEAD_TO_TABLE = f"""{TO_TABLE} id IN (
+    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD} ORDER BY id LIMIT %s
+)"""
+
+BEHIND_TO_TABLE = f"""
+UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
+WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
+"""
+
+SERVER = "SELECT system_identifier::text FROM pg_control_system()"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The transactions that are visible: those before `end` that are not `running`, as `pg_snapshot` has them."""
+
+    begin: int
+    end: int
+    running: tuple[int, ...]
+
+    @classmethod
+    def read(cls, text: str, own: str | None = None) -> "Snapshot":
+        """Read a `pg_snapshot`; without the reader's `own` transaction, which it does not name."""
+        begin, end, running = text.split(":")
+        numbers = {int(number) for number in running.split(",") if number}
+        if own is not None and int(begin) <= int(own) < int(end):
+            numbers.add(int(own))
+        return cls(int(begin), int(end), tuple(sorted(numbers)))
+
+    def __str__(self) -> str:
+        return f"{self.begin}:{self.end}:{','.join(map(str, self.running))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A position as it is stored; `StreamPosition` has the meaning of its parts.
+
+    Attributes:
+        address: where its row is; it changes whenever the position moves.
+    """
+
+    address: str
+    server: str
+    passed: str
+    page: str
+    page_start: int
+    page_end: int
+    last_id: int
+
+    @property
+    def of_states(self) -> list[Any]:
+        """The parameters of `AHEAD`."""
+        return [self.last_id, self.passed, self.page, self.page_end, self.page]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """New messages in the order in which they are delivered.
+
+    Attributes:
+        place: the position behind which they begin.
+        page: the snapshot in which they are visible.
+        ids: the ids of the first of them.
+        complete: whether these are all.
+    """
+
+    place: Place
+    page: str
+    ids: Sequence[int]
+    complete: bool
+
+    def after(self, id: int) -> "Listing":
+        """Return what is left when the messages up to this id are delivered; its place is not stored yet."""
+        ids = self.ids[bisect_right(self.ids, id) :]
+        last_id = max(self.place.last_id, id)
+        if self.complete and not ids:
+            place = replace(self.place, passed=self.page, page="", page_start=0, page_end=0, last_id=last_id)
+        else:
+            place = replace(self.place, page=self.page, page_end=id, last_id=last_id)
+        return replace(self, place=place, ids=ids)
+
+
+class Stream:
+    """One publisher's stream, over one Django connection.
+
+    Args:
+        store: the store of the connection.
+        publisher: the publisher's alias.
+    """
+
+    def __init__(self, store: PostgreSQLStore, publisher: str) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._positions = store.connection.ops.quote_name(StreamPosition._meta.db_table)
+
+    def lock(self, address: str) -> Place | None:
+        """Lock the position until the transaction ends; return None if another relay has it, or if there is none."""
+        rows = self._fetch(LOCK, [address, self._publisher]) if address else []
+        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher])
+        return Place(*rows[0]) if rows else None
+
+    def create(self) -> None:
+        """Begin the stream at its beginning, unless there is a position already."""
+        rows = StreamPosition.objects.using(self._store.connection.alias)
+        rows.bulk_create([StreamPosition(publisher=self._publisher)], ignore_conflicts=True)
+
+    def read_passed(self) -> str:
+        """Return the snapshot up to which all streamed messages are delivered; blank if there is no stream."""
+        rows = StreamPosition.objects.using(self._store.connection.alias).filter(publisher=self._publisher)
+        return rows.values_list("passed", flat=True).first() or ""
+
+    def list_new(self, place: Place, limit: int) -> Listing:
+        """List at most `limit` messages from a position on.
+
+        A page that is in progress is continued. If more than `limit` messages are new, a page begins.
+        """
+        if place.page:
+            return self._list_page(place, limit)
+        passed = Snapshot.read(place.passed)
+        late = [array(passed.running), self._publisher, limit + 1]
+        params = [self._publisher, str(passed.end), limit + 1, *late, limit + 1]
+        ((text, own, ids),) = self._fetch(LIST_NEW, params)
+        page = str(Snapshot.read(text, own))
+        if len(ids) <= limit:
+            return Listing(place, page, sorted(ids), complete=True)
+        ((start,),) = self._fetch(FIND_START, [self._publisher, str(passed.end), page])
+        return self._list_page(replace(place, page=page, page_start=start, page_end=0), limit)
+
+    def _list_page(self, place: Place, limit: int) -> Listing:
+        passed, after = Snapshot.read(place.passed), place.page_end + 1
+        new = [max(after, place.page_start), self._publisher, str(passed.end), place.page, limit]
+        late = [array(passed.running), self._publisher, after, limit, place.page]
+        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit])
+        return Listing(place, place.page, ids, complete=len(ids) < limit)
+
+    def read(self, ids: Sequence[int], *, max_bytes: int) -> list[Row]:
+        """Read streamed messages in the order of their ids, up to a total size and at least one.
+
+        The last column of a row tells whether the message waits for an earlier one of its key that is in the table.
+        """
+        return self._fetch(READ, [self._publisher, array(ids), 2 * max_bytes, max_bytes])
+
+    def move(self, place: Place) -> Place:
+        """Store a position, which this transaction has locked, and return it with its new address."""
+        values = [place.server, place.passed, place.page, place.page_start, place.page_end, place.last_id]
+        ((address,),) = self._fetch(MOVE, [*values, place.address, self._publisher])
+        return replace(place, address=address)
+
+    def move_to_table(self, ids: Iterable[int]) -> int:
+        """Make streamed messages pending ones, which are due in the table, and return their number."""
+        return self._store.execute(MOVE_TO_TABLE, [array(ids)])
+
+    def move_one_to_table(self, place: Place, id: int) -> None:
+        """Do the same for one message, unless it is not streamed or is behind a position."""
+        self._store.execute(MOVE_ONE, [id, *place.of_states])
+
+    # After a restore.
+
+    def find_server(self) -> str:
+        """Return the identifier of the server, which numbers the transactions."""
+        return str(self._fetch(SERVER)[0][0])
+
+    def settle_in_table(self, place: Place, limit: int) -> int:
+        """Give streamed messages the state in the table that their place has given them, and return their number.
+
+        Those that are not delivered come first.
+        """
+        ahead = self._store.execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit])
+        return ahead or self._store.execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit])
+
+    def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        return self._store.fetch(sql.replace("{positions}", self._positions), params)

@@ -1,0 +1,1 @@
+"""The stream of a publisher on PostgreSQL."""

@@ -1,0 +1,206 @@
+"""Transactions that overlap, relays that take over, and every outcome: nothing is lost, doubled or out of order."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connections
+from django.test import override_settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from django_outbox import OutboxMessage
+from django_outbox.brokers import Publisher
+from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
+from django_outbox.models import StreamPosition
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource, snapshot
+from tests.conftest import ALIASES
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+USING = "postgresql"
+OUTBOX = {
+    "PUBLISHERS": {"default": {"BACKEND": "tests.support.publishers.ScriptedPublisher", "SOURCE": "snapshot"}},
+    "RETRY": {"MAX_ATTEMPTS": 1000},
+    "FAILED_BLOCKS_KEY": False,
+}
+SCHEDULES = int(os.environ.get("OUTBOX_SCHEDULES", "60"))
+"""Number of schedules that are tried."""
+
+WRITERS = range(4)
+RELAYS = range(2)
+OUTCOMES = {
+    "accepted": ACCEPTED,
+    "rejected": rejected("wrong"),
+    "retried": retry_later("full", retry_after=0),
+    "set aside": set_aside("sick", 0),
+    "unanswered": unanswered("silence"),
+}
+
+# Pending from the start, as a delayed message is, or streamed. The lock is what `lock_key` takes.
+WRITE = """
+INSERT INTO django_outbox_outboxmessage (
+    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error, error_class,
+    available_at
+)
+SELECT gen_random_uuid(), 't', '', %(key)s, %(partition)s, %(pending)s AND %(partition)s > 0, to_jsonb(%(number)s::int),
+    '{}', 'default', 0, '', '', CASE WHEN %(pending)s THEN statement_timestamp() END
+FROM pg_try_advisory_xact_lock(7, %(partition)s) locked WHERE locked OR %(partition)s = 0
+"""
+
+
+class Broker(Publisher):
+    """Gives the outcomes that are drawn, and checks that no message overtakes an earlier one of its key."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+        self.committed: dict[str, list[int]] = defaultdict(list)
+        self.done: dict[int, int] = defaultdict(int)
+        self.outcomes: Iterator[str] = iter(())
+        self.overtaken: list[tuple[str, int, int]] = []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        return [self._receive(message) for message in messages]
+
+    def _receive(self, message: Message) -> Outcome:
+        number = int(message.payload)
+        for earlier in self.committed[message.key] if message.key else ():
+            if earlier == number:
+                break
+            if not self.done[earlier]:
+                # An error would be taken for one of the broker.
+                self.overtaken.append((message.key, earlier, number))
+        outcome = next(self.outcomes, "accepted")
+        self.done[number] += outcome in {"accepted", "rejected"}
+        return OUTCOMES[outcome]
+
+
+class Crash(Exception):
+    pass
+
+
+class Schedule:
+    """Writers, each with a session of its own, and relays that take turns."""
+
+    def __init__(self) -> None:
+        OutboxMessage.objects.using(USING).all().delete()
+        StreamPosition.objects.using(USING).all().delete()
+        options = connections[USING].get_connection_params()
+        known = {name: options[name] for name in ("host", "port", "user", "password", "dbname") if name in options}
+        self.sessions = [psycopg.connect(**known) for _ in WRITERS]
+        self.written: list[list[tuple[str, int]]] = [[] for _ in WRITERS]
+        self.broker = Broker()
+        self.sources = [self.new_source() for _ in RELAYS]
+        self.count = 0
+        self.sure = True
+
+    def new_source(self) -> SnapshotSource:
+        return SnapshotSource(USING, "default", get_settings(), streams=True)
+
+    def finish(self) -> None:
+        """Commit and deliver everything, and look whether each message was delivered."""
+        for writer in WRITERS:
+            self.commit(writer)
+        for _ in range(100):
+            for relay in RELAYS:
+                self.deliver(relay, 50, [])
+            if all(source.exhausted for source in self.sources):
+                break
+        committed = {number for numbers in self.broker.committed.values() for number in numbers}
+        assert {number for number, count in self.broker.done.items() if count} == committed
+        if self.sure:
+            assert {*self.broker.done.values()} <= {0, 1}
+        assert not OutboxMessage.objects.using(USING).pending().exists()
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+
+    def write(self, writer: int, key: str, pending: bool) -> None:
+        self.count += 1
+        values = {"key": key, "partition": partition_of(key), "number": self.count, "pending": pending}
+        if self.sessions[writer].execute(WRITE, values).rowcount:
+            self.written[writer].append((key, self.count))
+
+    def begin(self, writer: int) -> None:
+        """Get the number of the transaction long before it writes a message."""
+        self.sessions[writer].execute("SELECT pg_current_xact_id()")
+
+    def commit(self, writer: int) -> None:
+        self.sessions[writer].commit()
+        for key, number in self.written[writer]:
+            self.broker.committed[key].append(number)
+        self.written[writer] = []
+
+    def roll_back(self, writer: int) -> None:
+        self.sessions[writer].rollback()
+        self.written[writer] = []
+
+    def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
+        self.broker.outcomes = iter(outcomes)
+        PublishedBatches(publisher=self.broker, source=self.sources[relay], settings=get_settings()).run(limit)
+        assert not self.broker.overtaken
+
+    def die_after_publishing(self, relay: int, limit: int) -> None:
+        self.broker.outcomes = iter(())
+        with suppress(Crash), self.sources[relay].claim(limit) as claim:
+            if claim.messages:
+                self.sure = False
+            raise Crash
+        self.sources[relay] = self.new_source()
+
+    def start_again(self, relay: int) -> None:
+        self.sources[relay] = self.new_source()
+
+
+WRITER = st.sampled_from(WRITERS)
+RELAY = st.sampled_from(RELAYS)
+KEYS = st.sampled_from(["", "a", "b"])
+ACTIONS = st.one_of(
+    st.tuples(st.just(Schedule.write), WRITER, KEYS, st.just(value=False)),
+    st.tuples(st.just(Schedule.write), WRITER, KEYS, st.booleans()),
+    st.tuples(st.just(Schedule.begin), WRITER),
+    st.tuples(st.just(Schedule.commit), WRITER),
+    st.tuples(st.just(Schedule.commit), WRITER),
+    st.tuples(st.just(Schedule.roll_back), WRITER),
+    st.tuples(
+        st.just(Schedule.deliver),
+        RELAY,
+        st.sampled_from([1, 2, 3, 50]),
+        st.lists(st.sampled_from([*OUTCOMES]), max_size=6),
+    ),
+    st.tuples(st.just(Schedule.die_after_publishing), RELAY, st.sampled_from([1, 3, 50])),
+    st.tuples(st.just(Schedule.start_again), RELAY),
+)
+
+
+@pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
+def test_no_schedule_loses_a_message_or_breaks_the_order_of_a_key(listed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", listed)
+
+    @settings(
+        max_examples=SCHEDULES,
+        derandomize="OUTBOX_SCHEDULES" not in os.environ,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(st.lists(ACTIONS, min_size=15, max_size=50))
+    def explore(actions: list[Any]) -> None:
+        schedule = Schedule()
+        try:
+            for action, *arguments in actions:
+                action(schedule, *arguments)
+            schedule.finish()
+        finally:
+            schedule.close()
+
+    with override_settings(OUTBOX=OUTBOX):
+        explore()
