@@ -13,7 +13,8 @@ from django_outbox.models.message import (
     OutboxMessageQuerySet,
     Status,
 )
-from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause, StreamPosition
+from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause
+from django_outbox.models.positions import StreamPosition
 
 __all__ = [
     "CANCELLED",

@@ -13,6 +13,7 @@ from django_outbox.db.fields import BlocksKeyField, PartitionField, PayloadField
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.indexes import PortableIndex
 from django_outbox.messages import MAX_ERROR_LENGTH
+from django_outbox.models.positions import StreamPosition
 from django_outbox.text import shorten
 
 __all__ = ["OutboxMessage", "OutboxMessageQuerySet", "Status"]
@@ -83,6 +84,10 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
     def failed(self) -> "OutboxMessageQuerySet":
         """Return the messages that will not be retried and need a person's attention (the dead letters)."""
         return self.with_status(Status.FAILED)
+
+    def streamed(self) -> "OutboxMessageQuerySet":
+        """Return the messages of streams, delivered ones and others; `status` tells which."""
+        return self.filter(STREAMED)
 
     def due(self) -> "OutboxMessageQuerySet":
         """Return the pending messages that are due by the database's clock."""
@@ -320,9 +325,16 @@ class OutboxMessage(models.Model):
         """The state of the message."""
         if self.failed_at is not None:
             return Status.FAILED
-        if self.processed_at is not None:
+        if self.processed_at is not None or self._is_behind_position():
             return Status.PROCESSED
         return Status.PENDING
+
+    def _is_behind_position(self) -> bool:
+        """Return whether it is streamed and delivered, by a query if it is streamed."""
+        if self.available_at is not None or self.xid is None or not isinstance(self.xid, int):
+            return False
+        position = StreamPosition.objects.using(self._state.db).filter(publisher=self.publisher).first()
+        return position is not None and position.is_behind(self.xid, self.pk)
 
     @property
     def is_held(self) -> bool:

@@ -124,34 +124,3 @@ class Pause(models.Model):
 
     def __str__(self) -> str:
         return f"{self.publisher} {self.type}".rstrip()
-
-
-class StreamPosition(models.Model):
-    """How far a publisher's stream is delivered: one row for each publisher with `SOURCE` "snapshot", on PostgreSQL.
-
-    Attributes:
-        server: the identifier of the server that counts the transactions.
-        passed: a snapshot: every streamed message that is visible in it is delivered, or was moved to the table.
-        page: the snapshot up to which messages are delivered now; blank between two.
-        page_start: the least id of the page's messages that began after `passed`.
-        page_end: messages of the page up to this id are delivered.
-        last_id: the greatest id of the messages that were delivered.
-        relay: the process that moved the position last.
-        moved_at: when it did.
-    """
-
-    publisher = models.CharField(max_length=63, primary_key=True)
-    server = models.CharField(max_length=32, blank=True, default="")
-    passed = models.TextField(default="3:3:")
-    page = models.TextField(blank=True, default="")
-    page_start = models.BigIntegerField(default=0)
-    page_end = models.BigIntegerField(default=0)
-    last_id = models.BigIntegerField(default=0)
-    relay = models.CharField(max_length=255, blank=True, default="")
-    moved_at = models.DateTimeField(db_default=DatabaseNow())
-
-    class Meta:
-        default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.publisher

@@ -14,10 +14,13 @@ from django.db import connections
 from django.db.models import Count as CountRows
 from django.db.models import Q
 
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.conf import get_settings
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup
 from django_outbox.stores import Store
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.stream import Stream, Waiting
 
 MAX_ENTRIES = 10_000
 """Maximum number of entries of the index of the partitions from which heads are listed."""
@@ -155,8 +158,16 @@ class Queue:
     oldest_is_exact: bool
 
 
-def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads) -> Queue:
-    """Read the figures of a publisher's pending messages."""
+def find_streams(store: Store) -> set[str]:
+    """Return the publishers that have streams, or are to have one by the settings."""
+    if not store.streams:
+        return set()
+    positions = StreamPosition.objects.using(store.connection.alias)
+    return {*positions.values_list("publisher", flat=True), *get_settings().streamed}
+
+
+def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, *, has_stream: bool) -> Queue:
+    """Read the figures of a publisher's pending messages, and of those of its stream that are not delivered."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
     due = Q(available_at__lte=now)
@@ -167,13 +178,20 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads)
     oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due]
     later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
     retrying = unkeyed_later["tried"] + heads.retrying
+    streamed = _read_stream(using, publisher) if has_stream else Waiting(0, None)
+    oldest.append(streamed.oldest)
     return Queue(
-        due=(unkeyed_due + keyed["due"]).up_to(MAX_COUNT),
+        due=(unkeyed_due + keyed["due"] + Count(streamed.number, more=streamed.number == MAX_ROWS)).up_to(MAX_COUNT),
         delayed=later - retrying,
         retrying=retrying,
         oldest_due=min(filter(None, oldest), default=None),
         oldest_is_exact=heads.complete,
     )
+
+
+def _read_stream(using: str, publisher: str) -> Waiting:
+    """Count the messages of the publisher's stream that are not delivered."""
+    return Stream(PostgreSQLStore(connections[using]), publisher).measure(MAX_ROWS)
 
 
 def _count_keyed(messages: OutboxMessageQuerySet, due: Q) -> dict[str, Count]:

@@ -27,7 +27,14 @@ from django_outbox.monitoring.figures import (
     Status,
     judge,
 )
-from django_outbox.monitoring.queues import Failures, find_blocked_keys, read_failures, read_heads, read_queue
+from django_outbox.monitoring.queues import (
+    Failures,
+    find_blocked_keys,
+    find_streams,
+    read_failures,
+    read_heads,
+    read_queue,
+)
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 
@@ -91,14 +98,16 @@ def read_status(using: str) -> Status:
     pauses = list(Pause.objects.using(using).order_by("publisher", "type"))
     configured = list(get_settings().publishers)
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
-    aliases = [*configured, *sorted({*publishers_in_use(messages), *failures.failed} - {*configured})]
     store = get_store(connections[using])
+    streams = find_streams(store)
+    found = {*publishers_in_use(messages), *streams, *failures.failed}
+    aliases = [*configured, *sorted(found - {*configured})]
     publishers: list[PublisherStatus] = []
     blocked: list[BlockedKey] = []
     for alias in aliases:
         heads = read_heads(store, alias)
         blocked += heads.blocked
-        queue = read_queue(using, alias, now, heads)
+        queue = read_queue(using, alias, now, heads, has_stream=alias in streams)
         processed, _, failed = _in_last_minute(counts, now, alias)
         figures = PublisherStatus(
             alias=alias,

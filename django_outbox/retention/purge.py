@@ -4,7 +4,7 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,12 +13,14 @@ from django.db import connections, router
 from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.models import OutboxMessage
+from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
 from django_outbox.stores.cursor import Position
+from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.removal import PROCESSED, Page, Removal
+from django_outbox.stores.stream import Stream
 from django_outbox.text import describe
 from django_outbox.threads import in_background, own_connection
 
@@ -52,8 +54,8 @@ def purge(
 
     Args:
         using: the database alias; by default the one that the router chooses for writing.
-        older_than: delete messages that were processed longer ago than this; `OUTBOX["RETENTION"]` by default. If that
-            is None, nothing is deleted.
+        older_than: delete messages that were processed longer ago than this, and streamed ones that are delivered and
+            were enqueued longer ago; `OUTBOX["RETENTION"]` by default. If that is None, nothing is deleted.
         max_seconds: begin no further batch after this time; no limit by default.
         is_stopping: called between two batches; if it returns True, the purge ends.
         batch_size: maximum number of messages that one statement deletes. With an archive, its `max_rows` counts.
@@ -117,6 +119,12 @@ def _purge(
     archive = get_settings().archive
     seconds = min(age, MAX_AGE).total_seconds()
     total = 0
+    for number in _purge_streams(using, seconds, batch_size, archive=archive is not None):
+        # Those that are archived are counted when they are deleted.
+        total += 0 if archive else number
+        on_progress(total)
+        if is_stopping() or time.monotonic() >= deadline:
+            return total, False
     # Only the first batch may be a sweep.
     after = position.start()
     while not is_stopping() and time.monotonic() < deadline:
@@ -131,6 +139,20 @@ def _purge(
             return total, True
         after = batch.at
     return total, False
+
+
+def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool) -> Iterator[int]:
+    """Purge delivered messages of streams, and yield the number of each batch."""
+    store = get_store(connections[using])
+    if not isinstance(store, PostgreSQLStore):
+        return
+    for publisher in StreamPosition.objects.using(using).values_list("publisher", flat=True):
+        stream = Stream(store, publisher)
+        at: str | None = "0"
+        while at is not None:
+            purged = stream.purge(seconds, batch_size, at, archive=archive)
+            yield purged.deleted
+            at = purged.at
 
 
 def _delete_batch(using: str, batch_size: int, seconds: float, after: Any) -> Removed:

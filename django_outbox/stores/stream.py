@@ -9,11 +9,13 @@ Messages that are new together are delivered by their ids. If they are too many 
 which they are visible is kept as a page, and the position within the page is an id.
 """
 
+import datetime
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import StreamPosition
 from django_outbox.stores.heads import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
@@ -22,9 +24,6 @@ STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
 
 # The same condition, as the planner does not connect it with the index of streamed messages.
 STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
-
-NOTHING = "3:3:"
-"""The snapshot in which nothing is visible: transactions are numbered from 3."""
 
 POSITION = "SELECT ctid::text, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE "
 
@@ -78,6 +77,8 @@ SELECT ARRAY(
 )
 """
 
+HAS_MESSAGES = f"SELECT EXISTS (SELECT FROM {{table}} WHERE publisher = %s AND {STREAMED})"
+
 # A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
 READ = BATCH.format(
     order="id",
@@ -98,7 +99,8 @@ READ = BATCH.format(
 
 MOVE = """
 UPDATE {positions}
-SET server = %s, passed = %s, page = %s, page_start = %s, page_end = %s, last_id = %s, moved_at = statement_timestamp()
+SET server = %s, passed = %s, page = %s, page_start = %s, page_end = %s, last_id = %s, relay = %s,
+    moved_at = statement_timestamp()
 WHERE ctid = %s::tid AND publisher = %s RETURNING ctid::text
 """
 
@@ -121,28 +123,26 @@ UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
 """
 
+WAITING = f"""
+SELECT count(*), min(occurred_at) FROM (
+    SELECT occurred_at FROM {{table}}
+    WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND {AHEAD} ORDER BY publisher, xid, id LIMIT %s
+) ahead
+"""
+
+# Looks at the oldest ones only: whether a message is old is not in the index.
+OLD = f"""
+SELECT id, xid::text, occurred_at < statement_timestamp() - %s * interval '1 second' FROM {{table}}
+WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8 ORDER BY publisher, xid, id LIMIT %s
+"""
+
+PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
+
+TO_ARCHIVE = f"""
+UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
+"""
+
 SERVER = "SELECT system_identifier::text FROM pg_control_system()"
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The transactions that are visible: those before `end` that are not `running`, as `pg_snapshot` has them."""
-
-    begin: int
-    end: int
-    running: tuple[int, ...]
-
-    @classmethod
-    def read(cls, text: str, own: str | None = None) -> "Snapshot":
-        """Read a `pg_snapshot`; without the reader's `own` transaction, which it does not name."""
-        begin, end, running = text.split(":")
-        numbers = {int(number) for number in running.split(",") if number}
-        if own is not None and int(begin) <= int(own) < int(end):
-            numbers.add(int(own))
-        return cls(int(begin), int(end), tuple(sorted(numbers)))
-
-    def __str__(self) -> str:
-        return f"{self.begin}:{self.end}:{','.join(map(str, self.running))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +194,33 @@ class Listing:
         return replace(self, place=place, ids=ids)
 
 
+class Waiting(NamedTuple):
+    """The messages of a stream that are not delivered: how many were counted, and since when the oldest waits."""
+
+    number: int
+    oldest: datetime.datetime | None
+
+
+class Purged(NamedTuple):
+    """How many messages of a stream were deleted, and the transaction at which to go on; None at the end."""
+
+    deleted: int
+    at: str | None
+
+
 class Stream:
     """One publisher's stream, over one Django connection.
 
     Args:
         store: the store of the connection.
         publisher: the publisher's alias.
+        relay: the name of the process that moves the position.
     """
 
-    def __init__(self, store: PostgreSQLStore, publisher: str) -> None:
+    def __init__(self, store: PostgreSQLStore, publisher: str, relay: str = "") -> None:
         self._store = store
         self._publisher = publisher
+        self._relay = relay
         self._positions = store.connection.ops.quote_name(StreamPosition._meta.db_table)
 
     def lock(self, address: str) -> Place | None:
@@ -222,6 +238,10 @@ class Stream:
         """Return the snapshot up to which all streamed messages are delivered; blank if there is no stream."""
         rows = StreamPosition.objects.using(self._store.connection.alias).filter(publisher=self._publisher)
         return rows.values_list("passed", flat=True).first() or ""
+
+    def has_messages(self) -> bool:
+        """Return whether there are streamed messages, delivered ones included."""
+        return bool(self._fetch(HAS_MESSAGES, [self._publisher])[0][0])
 
     def list_new(self, place: Place, limit: int) -> Listing:
         """List at most `limit` messages from a position on.
@@ -256,7 +276,7 @@ class Stream:
 
     def move(self, place: Place) -> Place:
         """Store a position, which this transaction has locked, and return it with its new address."""
-        values = [place.server, place.passed, place.page, place.page_start, place.page_end, place.last_id]
+        values = [place.server, place.passed, place.page, place.page_start, place.page_end, place.last_id, self._relay]
         ((address,),) = self._fetch(MOVE, [*values, place.address, self._publisher])
         return replace(place, address=address)
 
@@ -267,6 +287,33 @@ class Stream:
     def move_one_to_table(self, place: Place, id: int) -> None:
         """Do the same for one message, unless it is not streamed or is behind a position."""
         self._store.execute(MOVE_ONE, [id, *place.of_states])
+
+    # For operators.
+
+    def measure(self, limit: int) -> Waiting:
+        """Count the messages that are not delivered, at most `limit`."""
+        rows = self._fetch(f"{POSITION} publisher = %s", [self._publisher])
+        place = Place(*rows[0]) if rows else Place("", "", NOTHING, "", 0, 0, 0)
+        begin = Snapshot.read(place.passed).begin
+        return Waiting(*self._fetch(WAITING, [self._publisher, str(begin), *place.of_states, limit])[0])
+
+    def purge(self, older_than: float, limit: int, at: str, *, archive: bool) -> Purged:
+        """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
+
+        Args:
+            older_than: the age in seconds.
+            limit: maximum number of messages.
+            at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
+            archive: whether they get the state "processed" in the table instead, where they are archived.
+        """
+        passed = self.read_passed()
+        if not passed:
+            return Purged(0, None)
+        begin = str(Snapshot.read(passed).begin)
+        rows = self._fetch(OLD, [older_than, self._publisher, at, begin, limit])
+        old = [id for id, _, is_old in rows if is_old]
+        deleted = self._store.execute(TO_ARCHIVE if archive else PURGE, [array(old)]) if old else 0
+        return Purged(deleted, rows[-1][1] if deleted and len(rows) == limit else None)
 
     # After a restore.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.utils.module_loading import import_string
 
+from django_outbox.conf import SOURCES
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import claimed, make_messages, make_topics
@@ -39,14 +40,19 @@ class Case(NamedTuple):
     broker: str
     work: str = "limit"
     workers: int = 1
+    source: str = ""
 
     def __str__(self) -> str:
-        return f"{self.broker}: {self.work}" + (f", workers: {self.workers}" if self.work != "limit" else "")
+        more = [f"workers: {self.workers}"] if self.work != "limit" else []
+        return ", ".join([f"{self.broker}: {self.work}", *more, *filter(None, [self.source])])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker", nargs="+", choices=BROKERS, default=["rabbitmq"], help="Where to (default: rabbitmq)."
+    )
+    parser.add_argument(
+        "--source", nargs="+", choices=SOURCES, default=["table"], help="Sources to compare (default: table)."
     )
     # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
     add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
@@ -65,14 +71,15 @@ def run(options: argparse.Namespace) -> Report:
         def measure(case: Case) -> Run:
             broker, sizes = brokers[case.broker], {"workers": case.workers, "batch_size": options.batch_size}
             if case.work in ("unkeyed", "keyed"):
-                return timed_drain(broker, case.work, **sizes)
+                return timed_drain(broker, case.work, source=case.source, **sizes)
             made = claimed(make_messages(options.messages, **content))
             return broker.measure_limit(made) if case.work == "limit" else broker.measure_publisher(made, **sizes)
 
         cases = []
         for name in brokers:
-            works = product(("publisher", "unkeyed", "keyed"), options.workers)
-            cases += [Case(name), *(Case(name, *each) for each in works)]
+            cases += [Case(name), *(Case(name, "publisher", workers) for workers in options.workers)]
+            works = product(("unkeyed", "keyed"), options.workers, options.source)
+            cases += [Case(name, *each) for each in works]
         return compare(
             f"From {connection.display_name} to the broker, every message confirmed",
             cases * options.repeats,

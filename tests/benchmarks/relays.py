@@ -8,7 +8,7 @@ from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import Run, timed
 from tests.benchmarks.messages import fill
 from tests.benchmarks.tables import empty, restore
-from tests.benchmarks.workspace import outbox_settings
+from tests.benchmarks.workspace import ACCEPTING, outbox_settings
 
 
 def timed_drain(
@@ -19,6 +19,7 @@ def timed_drain(
     batch_size: int = 2000,
     above: int = 0,
     publisher: Mapping[str, Any] | None = None,
+    source: str = "table",
     **settings: Any,
 ) -> Run:
     """Deliver the messages of a saved table to a broker, or to the publisher that accepts everything.
@@ -30,14 +31,18 @@ def timed_drain(
         batch_size: messages in a claim.
         above: rows up to this id stay in the table.
         publisher: additional options of the publisher.
+        source: the publisher's `SOURCE`.
         settings: more settings of `OUTBOX`.
     """
-    entry = broker.publisher(**(publisher or {})) if broker else None
-    with outbox_settings(entry, **settings), Relay(workers=workers, batch_size=batch_size) as relay:
+    entry = broker.publisher(**(publisher or {})) if broker else ACCEPTING
+    with (
+        outbox_settings({**entry, "SOURCE": source}, **settings),
+        Relay(workers=workers, batch_size=batch_size) as relay,
+    ):
         empty(above=above)
         fill(1, topics=broker.topics if broker else ())
         warm = relay.deliver_once().processed
-        restore(table, above=above)
+        restore(table, above=above, streamed=source != "table")
         if broker:
             broker.purge()
         run = timed(lambda: relay.drain().processed - warm, broker.process if broker else "")

@@ -53,10 +53,13 @@ def _end_sessions() -> None:
             )
 
 
+ACCEPTING = settings.OUTBOX["PUBLISHERS"]["default"]
+"""The entry of `PUBLISHERS` for the publisher that accepts everything."""
+
+
 def outbox_settings(publisher: Mapping[str, Any] | None = None, **others: Any) -> override_settings:
     """Return a context with this entry of `PUBLISHERS`, or with the publisher that accepts everything."""
-    publishers = {"default": publisher} if publisher else settings.OUTBOX["PUBLISHERS"]
-    return override_settings(OUTBOX={"PUBLISHERS": publishers, **others})
+    return override_settings(OUTBOX={"PUBLISHERS": {"default": publisher or ACCEPTING}, **others})
 
 
 def require_url(setting: str, example: str) -> str:

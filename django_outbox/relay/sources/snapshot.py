@@ -9,12 +9,14 @@ from typing import Any, cast
 
 from django.db import connections
 
+from django_outbox.db.snapshots import NOTHING
+from django_outbox.deployment import name_process
 from django_outbox.messages import Message
 from django_outbox.relay.sources.polling import PollingSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import read_messages
-from django_outbox.stores.stream import NOTHING, Listing, Place, Stream
+from django_outbox.stores.stream import Listing, Place, Stream
 
 LISTED = 10_000
 """Maximum number of ids that one listing reads."""
@@ -123,7 +125,7 @@ class SnapshotSource(PollingSource):
 
     @property
     def _stream(self) -> Stream:
-        return Stream(self._store, self._publisher_alias)
+        return Stream(self._store, self._publisher_alias, name_process())
 
     @contextmanager
     def _claim_from_table(self, limit: int) -> Iterator[Claim]:
@@ -164,7 +166,7 @@ class SnapshotSource(PollingSource):
         self._listing = None
         self._stream_is_empty = True
         self._passed = stream.read_passed()
-        if not self._passed and self._streams:
+        if not self._passed and (self._streams or stream.has_messages()):
             stream.create()
             return stream.lock("")
         if not self._passed:

@@ -1,0 +1,253 @@
+"""Messages with SOURCE "snapshot" are delivered as others are, and their rows are not touched."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.conf import get_settings
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
+from django_outbox.messages import ACCEPTED, Message, rejected, retry_later, unanswered
+from django_outbox.models import Status, StreamPosition
+from django_outbox.monitoring.status import read_status
+from django_outbox.pausing import pause, resume
+from django_outbox.relay import Relay
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.retention.purge import purge
+from tests.conftest import ALIASES
+from tests.support.databases import statements
+from tests.support.effects import HANDLERS
+from tests.support.messages import put, rows, write
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+PG = "postgresql"
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
+
+
+@pytest.fixture(autouse=True)
+def streamed() -> Iterator[None]:
+    with override_settings(OUTBOX=OUTBOX):
+        yield
+
+
+def drain() -> int:
+    with Relay(using=PG) as relay:
+        return relay.drain().processed
+
+
+def versions() -> dict[int, tuple[str, str]]:
+    """The version of each row, which every UPDATE changes."""
+    with connections[PG].cursor() as cursor:
+        cursor.execute("SELECT id, xmin::text, ctid::text FROM django_outbox_outboxmessage")
+        return {id: (xmin, ctid) for id, xmin, ctid in cursor.fetchall()}
+
+
+def states() -> list[Status]:
+    return [message.status for message in OutboxMessage.objects.using(PG).order_by("id")]
+
+
+@pytest.mark.parametrize("keys", [0, 3])
+def test_delivered_messages_keep_their_rows(keys: int):
+    ids = [*put(5, PG, keys=keys), *write(PG, 2, key="k0" if keys else "")]
+    before = versions()
+    assert states() == [Status.PENDING] * 7
+    assert drain() == 7
+    assert ScriptedPublisher.published() == ids
+    assert versions() == before
+    assert states() == [Status.PROCESSED] * 7
+    assert drain() == 0
+
+
+def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 1000.0)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    for number in (1, 0):
+        put(number, PG)
+        batches.run(10)
+    put(4, PG)
+    with CaptureQueriesContext(connections[PG]) as queries:
+        batches.run(10)
+    assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "SELECT", "UPDATE"]
+    assert len(ScriptedPublisher.published()) == 5
+
+
+def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on():
+    put(6, PG, keys=2)
+    ScriptedPublisher.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
+    assert drain() == 5
+    assert [row["error"] for row in rows(PG).values() if row["failed_at"]] == ["wrong"]
+
+
+def test_a_message_that_is_put_off_waits_in_the_table_with_the_later_ones_of_its_key():
+    ids = put(6, PG, keys=2)
+    ScriptedPublisher.answer = lambda message: retry_later("full") if message.payload == b"0" else ACCEPTED
+    assert drain() == 3
+    more = put(2, PG, keys=2, first=6)
+    assert drain() == 1
+    waiting = [id for id, row in rows(PG).items() if row["available_at"]]
+    assert sorted(waiting) == [ids[0], ids[2], ids[4], more[0]]
+    ScriptedPublisher.reset()
+    OutboxMessage.objects.using(PG).retry_now()
+    assert drain() == 4
+    assert ScriptedPublisher.published() == sorted(waiting)
+
+
+def test_an_outage_leaves_the_messages_in_the_stream():
+    put(3, PG)
+    before = versions()
+    ScriptedPublisher.answer = lambda message: unanswered("silence")
+    with pytest.raises(Exception, match="silence"):
+        drain()
+    assert versions() == before
+    ScriptedPublisher.reset()
+    assert drain() == 3
+
+
+def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream():
+    with transaction.atomic(using=PG):
+        first = enqueue("t", 1, key="k", using=PG).pk
+        second = enqueue("t", 2, key="k", using=PG, delay=0.001).pk
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    # The stream is not read yet, as behind a backlog.
+    StreamPosition.objects.using(PG).create(publisher="default")
+    source._stream_at = float("inf")
+    source._passed = "3:3:"
+    with source.claim(10) as claim:
+        assert claim.messages == []
+    assert drain() == 2
+    assert ScriptedPublisher.published() == [first, second]
+
+
+def test_a_message_that_a_handler_enqueues_is_delivered_although_others_commit_meanwhile():
+    """The snapshot of a claim does not name its own transaction, in which the handler writes."""
+    handled: list[Any] = []
+
+    def handle(payload: Any, message: Message) -> None:
+        handled.append(payload)
+        # Another transaction begins and ends, so that the claim's own one lies before the end of the next snapshot.
+        other = connections.create_connection(PG)
+        try:
+            with other.cursor() as cursor:
+                cursor.execute("SELECT pg_current_xact_id()")
+        finally:
+            other.close()
+        if len(handled) < 5:
+            enqueue("test.again", len(handled), using=PG)
+
+    with (
+        override_settings(OUTBOX={"PUBLISHERS": {"default": {**HANDLERS, "SOURCE": "snapshot"}}}),
+        registry.scratch(),
+    ):
+        handler("test.again")(handle)
+        with transaction.atomic(using=PG):
+            enqueue("test.again", 0, using=PG)
+        drain()
+    assert len(handled) == 5
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["never served", "served"])
+def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: bool):
+    if served:
+        drain()
+    ids = put(4, PG, keys=2)
+    with override_settings(OUTBOX=FROM_TABLE):
+        more = put(4, PG, keys=2, first=4)
+        assert drain() == 8
+    published = [message.id for batch in ScriptedPublisher.batches for message in batch]
+    assert sorted(published) == [*ids, *more]
+    for key in ("k0", "k1"):
+        of_key = [message.id for batch in ScriptedPublisher.batches for message in batch if message.key == key]
+        assert of_key == sorted(of_key)
+
+
+def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream():
+    with override_settings(OUTBOX=FROM_TABLE):
+        ids = put(4, PG, keys=2)
+    more = put(4, PG, keys=2, first=4)
+    assert drain() == 8
+    assert sorted(ScriptedPublisher.published()) == [*ids, *more]
+    for key in ("k0", "k1"):
+        of_key = [message.id for batch in ScriptedPublisher.batches for message in batch if message.key == key]
+        assert of_key == sorted(of_key)
+
+
+def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers():
+    """Delivered messages are not sent again, and those that were not, before and after the dump, are delivered."""
+    delivered = put(3, PG, keys=2)
+    drain()
+    waiting = put(3, PG, keys=2)
+    positions = StreamPosition.objects.using(PG)
+    with connections[PG].cursor() as cursor:
+        # As from a server that is far ahead.
+        cursor.execute(
+            "UPDATE django_outbox_outboxmessage "
+            "SET xid = CASE WHEN id <= %s THEN '1000000000' ELSE '1000000009' END::xid8",
+            [delivered[-1]],
+        )
+    positions.update(server="another", passed="1000000005:1000000005:")
+    since = put(2, PG, keys=2)
+    ScriptedPublisher.reset()
+    assert drain() == 5
+    assert sorted(ScriptedPublisher.published()) == [*waiting, *since]
+    assert set(states()) == {Status.PROCESSED}
+    assert put(1, PG)
+    assert drain() == 1
+
+
+def test_a_purge_deletes_only_delivered_messages():
+    put(4, PG)
+    drain()
+    waiting = put(2, PG)
+    OutboxMessage.objects.using(PG).update(occurred_at=timezone.now() - datetime.timedelta(days=30))
+    # What is delivered is older than every transaction that is open, once the position has moved past another one.
+    assert purge(using=PG) == 4
+    assert sorted(rows(PG)) == waiting
+    assert drain() == 2
+
+
+def test_messages_of_a_paused_type_are_held_and_come_when_it_is_resumed():
+    pause("default", "t", using=PG)
+    put(3, PG)
+    assert drain() == 0
+    resume("default", "t", using=PG)
+    assert drain() == 3
+
+
+def test_the_status_counts_what_waits_in_the_stream():
+    put(3, PG)
+    figures = read_status(PG).publishers[0]
+    assert figures.due.number == 3
+    assert figures.oldest_due is not None
+    drain()
+
+
+def test_a_relay_takes_over_when_the_session_of_another_one_ends():
+    ids = put(3, PG)
+    first, second = (SnapshotSource(PG, "default", get_settings(), streams=True) for _ in range(2))
+    with first.claim(2) as claim:
+        assert [message.id for message in claim.messages] == ids[:2]
+    other = connections.create_connection(PG)
+    try:
+        with second.claim(2) as claim:
+            assert [message.id for message in claim.messages] == ids[:2]
+    finally:
+        other.close()
+
+
+def test_many_messages_are_streamed_by_one_insert():
+    with transaction.atomic(using=PG):
+        enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using=PG)
+    assert {row["available_at"] for row in rows(PG).values()} == {None}
+    assert drain() == 3
