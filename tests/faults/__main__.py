@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from django_outbox.conf import SOURCES
 from tests.faults.arguments import run, whole
 from tests.faults.kinds import BROKERS, faults_for
 from tests.faults.overlap import SECONDS, overlap, text
@@ -51,6 +52,7 @@ def planned(options: argparse.Namespace) -> Plan:
         poison=not options.no_poison,
         retention=options.retention,
         notify=options.notify,
+        source=options.source,
         unroutable=options.unroutable,
         locked=options.locked or "even",
         operator=not options.no_operator,
@@ -83,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds for which published messages are kept; 0 deletes them (default: forever)",
     )
+    found.add_argument("--source", choices=SOURCES, default=plan.source, help="the publishers' SOURCE (%(default)s)")
     found.add_argument("--notify", action="store_true", help="the writers wake the relays, on PostgreSQL")
     found.add_argument("--minutes", type=float, default=plan.minutes, help="maximum duration of the run (%(default)s)")
     found.add_argument(

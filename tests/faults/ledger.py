@@ -329,7 +329,7 @@ def check_rows(ledger: Ledger, written: dict[str, Written], database: DatabaseSe
             ledger.unfailed += 1
             ledger.sample("deserved to fail, and did not", f"{name} {each}")
     for id, attempts, error in database.rows(
-        f"SELECT message_id, attempts, error FROM {TABLE} WHERE available_at IS NOT NULL"
+        f"SELECT message_id, attempts, error FROM {TABLE} WHERE {database.undelivered}"
     ):
         name = hexadecimal(id)
         pending.add(name)

@@ -93,6 +93,8 @@ class Plan:
     """Whether failed messages are copied to a dead-letter queue."""
     notify: bool = False
     """Whether the writers wake the relays, where the database can."""
+    source: str = "table"
+    """The publishers' `SOURCE`."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -47,4 +47,5 @@ def django_environment(plan: Plan, database_url: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "FAULTS_DATABASE_URL": database_url,
         "FAULTS_OUTBOX": json.dumps(plan.settings),
+        "FAULTS_SOURCE": plan.source,
     }

@@ -296,7 +296,7 @@ class Run:
     def _drain(self, stage: Stage) -> None:
         """Wait until nothing is pending, for as long as there is progress."""
         stage.say("all faults are healed; draining")
-        pending = f"SELECT count(*) FROM {TABLE} WHERE available_at IS NOT NULL"
+        pending = f"SELECT count(*) FROM {TABLE} WHERE {stage.database.undelivered}"
         patience = DRAIN_PATIENCE if self._plan.seconds is None else QUIET
         best, since, told = ENDLESS + 1, time.monotonic(), 0.0
         while left := stage.database.rows(pending)[0][0]:

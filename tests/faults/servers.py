@@ -29,6 +29,8 @@ class DatabaseServer(abc.ABC):
     """A database, as the suite starts and asks it. `vendor` is what `--database` calls it."""
 
     vendor: str
+    undelivered = "available_at IS NOT NULL"
+    """SQL condition of the messages that are not delivered and have not failed."""
     port = 0
     """Port on which it listens; 0 for none."""
 
@@ -84,6 +86,11 @@ class PostgreSQL(NetworkServer):
     """A cluster with `fsync` off: what was committed survives a kill of the processes, not one of the machine."""
 
     vendor = "postgresql"
+    undelivered = """(available_at IS NOT NULL OR processed_at IS NULL AND failed_at IS NULL AND NOT EXISTS (
+        SELECT FROM django_outbox_streamposition position
+        WHERE position.publisher = django_outbox_outboxmessage.publisher
+            AND pg_visible_in_snapshot(xid, passed::pg_snapshot)
+    ))"""
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
 

@@ -62,6 +62,7 @@ if HANDLERS:
         "RETRY": PUBLISHERS["default"]["RETRY"],
     }
     OUTBOX["RETENTION"] = None
+PUBLISHERS["default"] = {**PUBLISHERS["default"], "SOURCE": env.str("FAULTS_SOURCE", default="table")}
 if dead := OUTBOX.get("DEAD_LETTER_PUBLISHER"):
     PUBLISHERS.setdefault(dead, NOWHERE["default"])
 if OUTBOX.get("RETENTION") is not None:
