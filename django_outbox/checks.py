@@ -309,7 +309,8 @@ def _unknown_vendor(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
 
 
 def _check_store(store: Store) -> list[CheckMessage]:
-    return _check_version(store) + _check_utc(store) + _check_characters(store) + _check_encoding(store)
+    checks = (_check_version, _check_sources, _check_utc, _check_characters, _check_encoding)
+    return [problem for check in checks for problem in check(store)]
 
 
 def _check_version(store: Store) -> list[CheckMessage]:
@@ -322,6 +323,21 @@ def _check_version(store: Store) -> list[CheckMessage]:
             hint="Upgrade it to PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer.",
             id="django_outbox.E011",
         )
+    ]
+
+
+def _check_sources(store: Store) -> list[CheckMessage]:
+    settings = _read_settings()
+    if store.streams or settings is None:
+        return []
+    return [
+        Warning(
+            f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]['SOURCE'] is 'snapshot', but the database "
+            f"{store.connection.alias!r} is not PostgreSQL, so its messages are delivered from the table.",
+            hint="Remove SOURCE.",
+            id="django_outbox.W028",
+        )
+        for publisher_alias in sorted(settings.streamed)
     ]
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from django.contrib import admin
 from django.contrib.admin.views.main import PAGE_VAR, SEARCH_VAR, ChangeList
+from django.db import connections
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.html import format_html
@@ -19,6 +20,7 @@ from django_outbox.admin.states import (
     PARAMETER,
     PUBLISHER_PARAMETER,
     STATES,
+    STREAMED,
     TIME_OF,
     in_state,
     pending_publisher,
@@ -26,7 +28,8 @@ from django_outbox.admin.states import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.deployment import publishers_in_use
-from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status, StreamPosition
+from django_outbox.stores import get_store
 
 
 class Wanted(NamedTuple):
@@ -71,7 +74,9 @@ class StateFilter(ChoiceFilter):
         super().__init__(request, params, *args)
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return list(STATES.items())
+        using = model_admin.get_queryset(request).db
+        has_streams = get_store(connections[using]).streams and StreamPosition.objects.using(using).exists()
+        return [(state, name) for state, name in STATES.items() if state != STREAMED or has_streams]
 
     def chosen(self) -> str:
         return self.state
@@ -204,7 +209,7 @@ class TimeFilter(admin.ListFilter):
         self.state = state_of(request)
         self.start = read_local(params.pop(self.parameter_name, [""])[-1])
         self.end = read_local(params.pop(self.end_parameter, [""])[-1])
-        self.field = {**TIME_OF, ALL: "occurred_at"}[self.state]
+        self.field = {**TIME_OF, STREAMED: "occurred_at", ALL: "occurred_at"}[self.state]
 
     def has_output(self) -> bool:
         return True

@@ -9,11 +9,12 @@ from django.db.models import Q
 from django.utils import timezone
 
 from django_outbox.admin.search import of_partition
-from django_outbox.admin.states import ALL, TIME_OF
+from django_outbox.admin.states import ALL, STREAMED, TIME_OF
 from django_outbox.deployment import publishers_in_use
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
+from django_outbox.stores import get_store
 
 COUNT_LIMIT = 100_000
 """Maximum number of messages of a state that are counted."""
@@ -35,10 +36,12 @@ def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
         Status.PENDING.value: _count_pending(messages, failed, limit),
         Status.PROCESSED.value: processed,
     }
+    if get_store(connections[messages.db]).streams:
+        counts[STREAMED] = count_up_to(messages.streamed().order_by("publisher", "xid"), limit)
     known = [count for count in counts.values() if count is not None]
     total = sum(count.number for count in known)
     more = total > limit or any(count.more for count in known)
-    counts[ALL] = Count(min(total, limit), more) if more or len(known) == len(Status) else None
+    counts[ALL] = Count(min(total, limit), more) if more or len(known) == len(counts) else None
     return counts
 
 
@@ -190,6 +193,11 @@ def _in_list(
     """
     name = TIME_OF[message.status]
     time = getattr(message, name)
+    if time is None:
+        # It is streamed.
+        of_stream = messages.streamed().filter(publisher=message.publisher).only(*FIELDS)
+        later, earlier = of_stream.filter(pk__gt=message.pk), of_stream.filter(pk__lt=message.pk)
+        return later.order_by("id").first(), earlier.order_by("-id").first()
     group: Any = messages.with_status(message.status).only(*FIELDS)
     if message.status is Status.PENDING:
         group = group.filter(WITH_KEY if message.partition else WITHOUT_KEY, publisher=message.publisher)

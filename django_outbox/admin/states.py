@@ -14,10 +14,13 @@ PARAMETER = "state"
 PUBLISHER_PARAMETER = "publisher"
 ALL = "all"
 
+STREAMED = "streamed"
+
 STATES: dict[str, Any] = {
     Status.FAILED: Status.FAILED.label,
     Status.PENDING: Status.PENDING.label,
     Status.PROCESSED: Status.PROCESSED.label,
+    STREAMED: _("Streamed"),
     ALL: _("All"),
 }
 """The choices of the state filter, the most important to an operator first."""
@@ -26,6 +29,7 @@ TITLES: dict[str, Any] = {
     Status.FAILED: _("Failed messages"),
     Status.PENDING: _("Pending messages"),
     Status.PROCESSED: _("Processed messages"),
+    STREAMED: _("Streamed messages"),
     ALL: _("All messages"),
 }
 
@@ -33,6 +37,7 @@ ORDER = {
     Status.FAILED: ("-failed_at", "-id"),
     Status.PENDING: ("available_at", "id"),
     Status.PROCESSED: ("-processed_at", "-id"),
+    STREAMED: ("-publisher", "-xid", "-id"),
     ALL: ("-id",),
 }
 
@@ -57,4 +62,6 @@ def pending_publisher(request: HttpRequest) -> str:
 
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
     """Return the messages that are in this state."""
+    if state == STREAMED:
+        return messages.streamed()
     return messages if state == ALL else messages.with_status(Status(state))

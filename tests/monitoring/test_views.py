@@ -99,7 +99,8 @@ def test_an_outbox_that_does_not_deliver_is_unhealthy(using: str):
     }
     figures = found["databases"][using]["publishers"]["default"]
     assert figures["due"] == 1
-    assert figures["oldest_due_seconds"] >= 47 * 60
+    # Two clocks.
+    assert figures["oldest_due_seconds"] > 47 * 60 - 1
 
 
 @pytest.mark.django_db(databases=ALIASES)

@@ -108,7 +108,7 @@ def test_relays_deliver_a_backlog_behind_a_queue_without_quorum(
     publishers = {
         "default": {
             "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
-            "OPTIONS": {"url": nodes[0].url, "exchange": SHOP, "timeout": 12},
+            "OPTIONS": {"url": nodes[0].url, "exchange": SHOP, "timeout": 18},
         }
     }
     topics = backlog(600, 8000, keys)

@@ -74,6 +74,7 @@ class SnapshotSource(PollingSource):
         self._streams = streams
         self._only_from_table = only_from_table
         self._address = ""
+        self._has_position = False
         self._listing: Listing | None = None
         self._passed = self._polled_passed = ""
         self._checked_session: object = None
@@ -144,7 +145,7 @@ class SnapshotSource(PollingSource):
         nested = connections[self.using].in_atomic_block
         with self._store.transaction(self._claim_timeout, transactional=self._transactional):
             stream = self._stream
-            place = stream.lock(self._address) or self._find_place(stream)
+            place = self._lock(stream)
             claim = Claim([])
             if place is not None and nested:
                 self._move_uncommitted(stream, place)
@@ -161,17 +162,26 @@ class SnapshotSource(PollingSource):
                 self._stream.move_one_to_table(place, message.id)
             yield Claim([*store.find_unchanged(self._publisher_alias, message)])
 
-    def _find_place(self, stream: Stream) -> Place | None:
-        """Return the position of a stream that begins now; None if another relay has it, or if there is no stream."""
-        self._listing = None
-        self._stream_is_empty = True
-        self._passed = stream.read_passed()
-        if not self._passed and (self._streams or stream.has_messages()):
-            stream.create()
-            return stream.lock("")
-        if not self._passed:
+    def _lock(self, stream: Stream) -> Place | None:
+        """Lock the position; return None if another relay has it, or if there is no stream."""
+        if not self._has_position and not self._find_position(stream):
+            self._stream_is_empty = True
             self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
-        return None
+            return None
+        place = stream.lock(self._address)
+        if place is None:
+            self._listing, self._stream_is_empty = None, True
+            self._passed = stream.read_passed()
+            self._has_position = bool(self._passed)
+        return place
+
+    def _find_position(self, stream: Stream) -> bool:
+        """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
+        self._passed = stream.read_passed()
+        self._has_position = bool(self._passed) or self._streams or stream.has_messages()
+        if self._has_position and not self._passed:
+            stream.create()
+        return self._has_position
 
     def _move_uncommitted(self, stream: Stream, place: Place) -> None:
         """Move messages to the table in a transaction, a test's, whose number no snapshot can contain."""

@@ -1,0 +1,75 @@
+"""The reads of a stream follow an index from the position on, however many messages are kept or wait."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections
+
+from django_outbox.models import StreamPosition
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.stream import Stream
+from tests.conftest import ALIASES
+
+pytestmark = pytest.mark.django_db(databases=ALIASES)
+
+PG = "postgresql"
+KEPT, WAITING = 20_000, 3_000
+FILL = """
+INSERT INTO django_outbox_outboxmessage (
+    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error, error_class,
+    available_at, xid
+)
+SELECT gen_random_uuid(), 't', '', '', 0, false, '{}', '{}', 'default', 0, '', '', NULL,
+    (CASE WHEN number <= %s THEN 1000 + number / 10 ELSE 1000000 + number END)::text::xid8
+FROM generate_series(1, %s) number
+"""
+
+
+@pytest.fixture
+def plans() -> Iterator[list[str]]:
+    """A table of messages that are delivered and others that wait, and the plan of each statement that reads it."""
+    found: list[str] = []
+    with connections[PG].cursor() as cursor:
+        cursor.execute(FILL, [KEPT, KEPT + WAITING])
+        cursor.execute("ANALYZE django_outbox_outboxmessage")
+    StreamPosition.objects.using(PG).create(publisher="default", passed="500000:500000:")
+
+    def explain(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.lstrip().startswith("SELECT") and "outboxmessage" in sql:
+            execute(f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) {sql}", params, many, context)
+            found.append("\n".join(line for (line,) in context["cursor"].fetchall()))
+        return execute(sql, params, many, context)
+
+    with connections[PG].execute_wrapper(explain):
+        yield found
+
+
+def rows_read(plan: str) -> int:
+    """The most rows that one node of a plan has read, those included that it has thrown away."""
+    nodes = "\n".join(line for line in plan.splitlines() if "Bitmap Index Scan" not in line)
+    kept = [int(rows) * int(loops) for rows, loops in re.findall(r"actual rows=(\d+)(?:\.\d+)? loops=(\d+)", nodes)]
+    return max([*kept, *map(int, re.findall(r"Rows Removed by Filter: (\d+)", plan))])
+
+
+@pytest.mark.parametrize("limit", [100, 10_000], ids=["a page of a backlog", "all at once"])
+def test_new_messages_are_read_without_those_that_are_delivered(plans: list[str], limit: int):
+    stream = Stream(PostgreSQLStore(connections[PG]), "default")
+    place = stream.lock("")
+    assert place is not None
+    listing = stream.list_new(place, limit)
+    assert len(listing.ids) == min(limit, WAITING)
+    assert len(stream.read(listing.ids[:100], max_bytes=10**6)) == 100
+    assert stream.measure(1000).number == 1000
+    for plan in plans:
+        assert "Seq Scan" not in plan, plan
+        assert rows_read(plan) <= WAITING, plan
+
+
+def test_a_purge_reads_no_more_than_it_deletes(plans: list[str]):
+    stream = Stream(PostgreSQLStore(connections[PG]), "default")
+    assert stream.purge(-1, 500, "0", archive=False).deleted == 500
+    for plan in plans:
+        assert "Seq Scan" not in plan, plan
+        assert rows_read(plan) <= 500, plan
