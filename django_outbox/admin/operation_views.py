@@ -23,6 +23,7 @@ from django_outbox.admin.operations import (
     HOLD,
     MAX_GROUPS,
     MAX_REASON_LENGTH,
+    NOT_TYPED,
     OPERATIONS,
     REQUEUE,
     RETRY_NOW,
@@ -32,6 +33,8 @@ from django_outbox.admin.operations import (
     effects_on_keys,
     find_targets,
     group,
+    is_typed,
+    number_to_type,
     outcome,
     read_ids,
     with_count,
@@ -115,6 +118,9 @@ class OperationsAdmin(BaseAdmin):
             raise BadRequest("ids") from error
         if "confirmed" not in request.POST:
             return self._confirm(request, operation, ids) or response
+        if not is_typed(operation, len(ids), request.POST):
+            self.message_user(request, NOT_TYPED, messages.ERROR)
+            return self._confirm(request, operation, ids) or response
         try:
             reason, by = request.POST.get("reason", ""), request.user.get_username()
             done = apply(operation, ids, request.user.pk, reason, by=by)
@@ -174,6 +180,7 @@ class OperationsAdmin(BaseAdmin):
             "operation": operation,
             "keys": effects_on_keys(operation, targets),
             "button": with_count(operation.button, len(targets)),
+            "type_number": number_to_type(operation, len(targets)),
             "action_url": self._url(request, operation.name),
             "back_url": self._url(request, "changelist"),
             "ids": ",".join(str(target.id) for target in targets),

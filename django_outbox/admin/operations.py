@@ -2,7 +2,7 @@
 
 import datetime
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from django_outbox.admin.ages import number
 from django_outbox.admin.states import LIMIT
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
+from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
@@ -28,6 +29,11 @@ MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
 
 MAX_SUBJECT_LENGTH = 200
+
+MAX_DISCARDED_UNTYPED = 1000
+"""Maximum number of messages that are discarded without typing their number."""
+
+NOT_TYPED = _("Type the number of messages to discard them. Nothing was changed.")
 
 MAX_GROUPS = 20
 """Maximum number of groups that a confirmation shows."""
@@ -276,9 +282,25 @@ def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = 
         return Applied(targets, count)
 
 
-def with_count(text: Any, count: int) -> str:
+def with_count(text: Any, count: int | Count) -> str:
     """Return the singular or plural of a text, with the count in it."""
-    return str(text % {"number": count, "count": number(count)})
+    if isinstance(count, int):
+        return str(text % {"number": count, "count": number(count)})
+    shown = number(count.number)
+    if count.more:
+        shown = gettext("more than %(count)s") % {"count": shown}
+    return str(text % {"number": count.number + count.more, "count": shown})
+
+
+def number_to_type(operation: Operation, count: int) -> str:
+    """Return the number that the operator has to type before so many messages are deleted; blank if none."""
+    return number(count) if operation is DISCARD and count > MAX_DISCARDED_UNTYPED else ""
+
+
+def is_typed(operation: Operation, count: int, form: Mapping[str, Any]) -> bool:
+    """Return whether the operator has typed the number of messages, if that is required."""
+    typed = "".join(filter(str.isdecimal, form.get("number", "")))
+    return not number_to_type(operation, count) or typed == str(count)
 
 
 def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "") -> int:

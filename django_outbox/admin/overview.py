@@ -1,6 +1,7 @@
 """The overview in the admin: whether messages are delivered, what stands in the way, and the operations that help."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,17 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.ages import number
 from django_outbox.admin.display import breakable
-from django_outbox.admin.operations import MAX_REASON_LENGTH, log, outcome, with_count, with_reason
+from django_outbox.admin.operations import (
+    MAX_REASON_LENGTH,
+    NOT_TYPED,
+    Operation,
+    is_typed,
+    log,
+    number_to_type,
+    outcome,
+    with_count,
+    with_reason,
+)
 from django_outbox.admin.overview_groups import (
     GROUP_OPERATIONS,
     Group,
@@ -189,22 +200,24 @@ class OverviewAdmin(BaseAdmin):
         group = Group(self._database(request), *values)
         if request.method == "POST" and "state" in request.POST:
             return self._continue(request, group)
+        return self._confirm(request, operation, group)
+
+    def _confirm(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
+        """Show what an operation would change. The state in the form leaves out messages that join the group later."""
         found = survey(operation, group)
         if not found.count:
             self.message_user(request, _("These messages no longer exist."), messages.WARNING)
             return self._back(request)
-        if request.method == "POST":
-            assert found.last is not None
-            reason = request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH]
-            until, user_id = found.last.isoformat(), str(request.user.pk)
-            return self._step(request, Progress(name, group, until, found.count, user_id, reason))
+        user_id = str(request.user.pk)
+        progress = Progress(operation.name, group, found.until.isoformat(), found.count.number, user_id)
         effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
         context = {
             "operation": operation,
             "explanation": _WAITING if operation.state is Status.PENDING else operation.explanation,
             "group": group,
             "error_class": breakable(group.error_class),
-            "found": found,
+            "state": progress.sign(),
+            "type_number": number_to_type(operation, progress.expected),
             "effects": [with_count(text, count) for text, count in effects if count],
             "button": with_count(operation.button, found.count),
             "max_length": MAX_REASON_LENGTH,
@@ -222,6 +235,12 @@ class OverviewAdmin(BaseAdmin):
             text = outcome(find_operation(progress.operation), progress.done, progress.done)
             self.message_user(request, _("Stopped. %(result)s") % {"result": text}, messages.WARNING)
             return self._back(request)
+        if not progress.is_confirmed:
+            operation = find_operation(progress.operation)
+            if not is_typed(operation, progress.expected, request.POST):
+                self.message_user(request, NOT_TYPED, messages.ERROR)
+                return self._confirm(request, operation, group)
+            progress = replace(progress, reason=request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH])
         return self._step(request, progress)
 
     def _step(self, request: HttpRequest, progress: Progress) -> HttpResponse:

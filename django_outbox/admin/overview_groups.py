@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from django.contrib.admin.models import LogEntry
 from django.core import signing
 from django.db import connections, router
+from django.db.models import Count as CountRows
 from django.db.models import F, Func, Q
 
 from django_outbox.admin.operations import (
@@ -27,9 +28,11 @@ from django_outbox.admin.operations import (
     with_reason,
     without_leased,
 )
+from django_outbox.db.functions import IsExactly
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
+from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.monitoring.queues import list_retrying
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
@@ -239,6 +242,12 @@ def _place(found: list[tuple[datetime.datetime, int]], before: Place | None) -> 
     return (found[-1][0].isoformat(), found[-1][1]) if found else before
 
 
+MAX_COUNT = 100_000
+"""Number up to which the messages of a group are counted exactly before an operation changes them."""
+
+MAX_ROWS = 1_000_000
+"""Maximum number of failed messages that are looked at to count those of a group, the oldest first."""
+
 SALT = "django_outbox.admin.overview"
 MAX_AGE = 24 * 3600
 
@@ -248,21 +257,19 @@ GROUP_OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The messages that an operation on a group would change, in one window.
+    """The messages that an operation on a group would change, counted up to `MAX_COUNT`.
 
     Args:
+        until: the time up to which messages belong to the group.
         count: the messages of the group.
         blocking: the failed messages that block their keys.
         not_blocking: the failed messages that have a key and do not block it.
-        complete: False if further messages were not read.
-        last: the time up to which messages belong to the group.
     """
 
-    count: int = 0
-    blocking: int = 0
-    not_blocking: int = 0
-    complete: bool = True
-    last: datetime.datetime | None = None
+    until: datetime.datetime
+    count: Count
+    blocking: Count = NONE
+    not_blocking: Count = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +300,11 @@ class Progress:
     entry: int | None = None
     finished: bool = False
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the operator has confirmed it, so that it has begun."""
+        return self.after is not None
+
     def sign(self) -> str:
         """Return the state as text that only this project can make."""
         return signing.dumps(asdict(self), salt=SALT, compress=True)
@@ -317,34 +329,47 @@ def find_operation(name: str) -> Operation:
 
 
 def survey(operation: Operation, group: Group) -> Survey:
-    """Count the messages of a group: the newest failed ones, or the waiting ones that are retried first."""
+    """Count the messages of a group."""
     return _survey_failed(group) if operation.state is Status.FAILED else _survey_waiting(group)
 
 
 def _survey_failed(group: Group) -> Survey:
-    window = WINDOW
-    fields = ("failed_at", "blocks_key", "partition", "publisher", "error_class", "type")
-    failed = OutboxMessageQuerySet(OutboxMessage, using=group.using).failed()
-    rows = list(failed.order_by("-failed_at", "-id").values_list(*fields)[: window + 1])
-    wanted = (group.publisher, group.error_class, group.type)
-    found = [row for row in rows[:window] if row[3:] == wanted]
-    return Survey(
-        count=len(found),
-        blocking=sum(1 for row in found if row[1]),
-        not_blocking=sum(1 for row in found if row[2] and not row[1]),
-        complete=len(rows) <= window,
-        last=found[0][0] if found else None,
+    until = read_clock(group.using)
+    failed = OutboxMessageQuerySet(OutboxMessage, using=group.using).failed().order_by("failed_at", "id")
+    members = Q(
+        # The database's collation may ignore case.
+        IsExactly(F("publisher"), group.publisher),
+        IsExactly(F("error_class"), group.error_class),
+        IsExactly(F("type"), group.type),
+        failed_at__lte=until,
     )
+    found = failed[: MAX_ROWS + 1].aggregate(
+        rows=CountRows("pk"),
+        count=CountRows("pk", filter=members),
+        blocking=CountRows("pk", filter=members & Q(blocks_key=True)),
+        not_blocking=CountRows("pk", filter=members & Q(partition__gt=0, blocks_key=False)),
+    )
+    is_cut = found["rows"] > MAX_ROWS
+    return Survey(until, *(_more_than(found[name], is_cut) for name in ("count", "blocking", "not_blocking")))
 
 
 def _survey_waiting(group: Group) -> Survey:
-    now = read_clock(group.using)
-    members = WaitingMembers(group, now)
-    first = members.list_window(None)
-    if first.after != WaitingMembers.WITH_KEY:
-        return Survey(len(members.select(first.ids)), complete=False, last=now)
-    second = members.list_window(first.after)
-    return Survey(len(members.select([*first.ids, *second.ids])), complete=second.at_end, last=now)
+    until = read_clock(group.using)
+    members = WaitingMembers(group, until)
+    window, count = members.list_window(None), 0
+    for _ in range(MAX_COUNT // WINDOW):
+        count += len(members.select(window.ids))
+        if window.at_end:
+            break
+        window = members.list_window(window.after)
+    return Survey(until, _more_than(count, not window.at_end))
+
+
+def _more_than(number: int, is_cut: bool) -> Count:
+    """Return a number as it is; if there are or may be more, a number that is certainly exceeded."""
+    if number > MAX_COUNT:
+        return Count(MAX_COUNT, more=True)
+    return Count(max(number - 1, 0), more=number > 0) if is_cut else Count(number)
 
 
 def advance(progress: Progress, *, by: str, seconds: float) -> Progress:

@@ -145,7 +145,7 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
         "retrying": number(publisher.retrying),
         "delayed": number(publisher.delayed),
         "failed": number(publisher.failed),
-        "blocking": number(publisher.blocking) if publisher.blocking else "",
+        "blocking": number(publisher.blocking) if publisher.blocking.number else "",
         "rate": number(publisher.processed_per_minute),
         "breaker": breakers.get(publisher.breaker, "-"),
         "outage": publisher.outage,
@@ -189,6 +189,7 @@ def _failed_group(group: FailureGroup, status: Status, links: Links) -> dict[str
     return {
         **_group(group, status, links, State.FAILED),
         "blocking": number(group.blocking),
+        "first": with_age(group.first, _("%(age)s or earlier") if group.count.more else "%(age)s", status.at),
         "look": links.messages(state=State.FAILED.value, **cause),
     }
 

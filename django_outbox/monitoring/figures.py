@@ -157,16 +157,16 @@ class FailureGroup:
 
     Args:
         publisher, error_class, type: what they have in common.
-        count: their number among the failed messages that were looked at.
+        count: their number; there may be more if older failed messages were not looked at.
         blocking: how many of them block their key.
-        first, last: the times of the first and the last failure.
+        first, last: the times of the first and the last failure; there may be an earlier one if there may be more.
     """
 
     publisher: str
     error_class: str
     type: str
-    count: int
-    blocking: int
+    count: Count
+    blocking: Count
     first: datetime.datetime
     last: datetime.datetime
 

@@ -276,10 +276,16 @@ def read_failures(using: str) -> Failures:
             blocking[publisher] += 1
             blocking_ids.setdefault((publisher, partition), id)
     listed = [
-        FailureGroup(*cause, count=group.count, blocking=group.blocking, first=group.first, last=group.last)
+        FailureGroup(
+            *cause,
+            count=Count(group.count, more=not complete),
+            blocking=Count(group.blocking, more=not complete),
+            first=group.first,
+            last=group.last,
+        )
         for cause, group in groups.items()
     ]
-    listed.sort(key=lambda group: (-group.count, group.publisher, group.error_class, group.type))
+    listed.sort(key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type))
     return Failures(tuple(listed), complete, dict(failed), dict(blocking), blocking_ids)
 
 

@@ -29,7 +29,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import CODES, PeriodCount, judge
 from tests.conftest import ALIASES
 from tests.support.admin.overview_figures import NOW, a_bad_night
-from tests.support.admin.overview_pages import address, run_to_the_end
+from tests.support.admin.overview_pages import address, confirm, finish, run_to_the_end
 from tests.support.admin.tools import client_with, put, statuses, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -132,7 +132,7 @@ class TestPermissions:
     def test_each_operation_needs_its_permission(self, permission: str):
         client = client_with("view", permission)
         page = text(client.get(address()))
-        put(Status.FAILED, error_class="shop.Timeout")
+        put(Status.FAILED, age=60, error_class="shop.Timeout")
         for view in ("pause", "requeue", "discard"):
             assert (address(view) in page) is (view == permission)
             allowed = client.get(address(view, **CAUSE)).status_code == 200
@@ -162,9 +162,9 @@ class TestGroups:
         chosen = put(Status.FAILED, 7, using=using, age=60, error_class="shop.Timeout")
         others = put(Status.FAILED, 3, using=using, age=90, error_class="shop.timeout")
         url = address(operation, using=using, **CAUSE)
-        assert admin_client.get(url).context["found"].count == 4, "of the newest that are looked at"
+        assert admin_client.get(url).context["button"] == f"{operation.capitalize()} 7 messages"
         assert statuses(using).keys() == {*chosen, *others}
-        assert run_to_the_end(admin_client, url, reason="fixed") == 3
+        assert finish(admin_client, url, confirm(admin_client, url, reason="fixed")) == 3
         left = statuses(using)
         assert {left[id] for id in others} == {Status.FAILED}
         assert {left.get(id) for id in chosen} == ({Status.PENDING} if operation == "requeue" else {None})
@@ -179,8 +179,8 @@ class TestGroups:
         monkeypatch.setattr(overview_groups, "WINDOW", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 5, age=60, error_class="shop.Timeout")
-        page = admin_client.post(address("requeue", **CAUSE))
-        assert (page.context["done"], page.context["expected"]) == (2, 2)
+        page = confirm(admin_client, address("requeue", **CAUSE))
+        assert (page.context["done"], page.context["expected"]) == (2, 5)
         admin_client.post(address("requeue", **CAUSE), {"state": page.context["state"], "stop": "1"})
         assert OutboxMessage.objects.pending().count() == 2
         assert LogEntry.objects.get().change_message == "2 messages were requeued."
@@ -192,8 +192,9 @@ class TestGroups:
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
         url = address("requeue", **CAUSE)
-        page = admin_client.post(url)
-        (late,) = put(Status.FAILED, error_class="shop.Timeout")
+        page = admin_client.get(url)
+        assert page.context["button"] == "Requeue 3 messages"
+        (late,) = put(Status.FAILED, age=-1, error_class="shop.Timeout")
         run_to_the_end(admin_client, url, state=page.context["state"])
         assert OutboxMessage.objects.failed().get().pk == late
 
@@ -204,8 +205,8 @@ class TestGroups:
             raise ArchiveUnavailable("the disk is full")
 
         monkeypatch.setattr(operations, "discard", fail)
-        put(Status.FAILED, 2, error_class="shop.Timeout")
-        response = admin_client.post(address("discard", **CAUSE))
+        put(Status.FAILED, 2, age=60, error_class="shop.Timeout")
+        response = confirm(admin_client, address("discard", **CAUSE))
         (notice,) = get_messages(response.wsgi_request)
         assert str(notice).startswith("Messages could not be archived")
         assert OutboxMessage.objects.failed().count() == 2
@@ -213,7 +214,7 @@ class TestGroups:
 
     @pytest.mark.parametrize("state", ["", "x", "x:y"])
     def test_a_state_that_was_not_signed_here_is_refused(self, admin_client: Client, state: str):
-        put(Status.FAILED, error_class="shop.Timeout")
+        put(Status.FAILED, age=60, error_class="shop.Timeout")
         assert admin_client.post(address("discard", **CAUSE), {"state": state}).status_code == 400
         assert admin_client.post(address("resume", **CAUSE), {"state": state}).status_code == 400
 
@@ -222,21 +223,44 @@ class TestGroups:
     ):
         monkeypatch.setattr(overview_groups, "WINDOW", 1)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
-        put(Status.FAILED, 3, error_class="shop.Timeout")
-        state = {"state": admin_client.post(address("requeue", **CAUSE)).context["state"]}
+        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
+        state = {"state": confirm(admin_client, address("requeue", **CAUSE)).context["state"]}
         other = client_with("view", "requeue")
         assert other.post(address("requeue", **CAUSE), state).status_code == 400
         assert admin_client.post(address("requeue", **{**CAUSE, "type": "t"}), state).status_code == 400
 
     def test_the_confirmation_says_what_will_happen_to_the_keys(self, admin_client: Client):
-        put(Status.FAILED, 2, key="a", blocks_key=True, error_class="shop.Timeout")
-        put(Status.FAILED, 1, key="b", error_class="shop.Timeout")
+        put(Status.FAILED, 2, key="a", blocks_key=True, age=60, error_class="shop.Timeout")
+        put(Status.FAILED, 1, key="b", age=60, error_class="shop.Timeout")
         page = admin_client.get(address("discard", **CAUSE))
         assert page.context["effects"] == [
             "2 messages block their keys. The messages that wait behind them will be delivered.",
             "1 message does not block its key. No message waits for it.",
         ]
         assert page.context["button"] == "Discard 3 messages"
+
+    def test_the_confirmation_counts_up_to_a_limit(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
+        put(Status.FAILED, 2, age=60, error_class="other")
+        url = address("requeue", **CAUSE)
+        monkeypatch.setattr(overview_groups, "MAX_COUNT", 3)
+        assert admin_client.get(url).context["button"] == "Requeue 3 messages"
+        monkeypatch.setattr(overview_groups, "MAX_COUNT", 2)
+        assert admin_client.get(url).context["button"] == "Requeue more than 2 messages"
+
+    def test_discarding_many_messages_asks_for_their_number(
+        self, admin_client: Client, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(operations, "MAX_DISCARDED_UNTYPED", 2)
+        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
+        assert "outbox-number" not in text(admin_client.get(address("requeue", **CAUSE)))
+        url = address("discard", **CAUSE)
+        assert "Type 3 to confirm:" in text(admin_client.get(url))
+        for typed in ("", "2"):
+            assert "Nothing was changed." in text(confirm(admin_client, url, number=typed))
+        assert OutboxMessage.objects.failed().count() == 3
+        assert confirm(admin_client, url, number="3").status_code == 302
+        assert not OutboxMessage.objects.exists()
 
     def test_a_group_that_is_gone_changes_nothing(self, admin_client: Client):
         assert admin_client.get(address("discard", **CAUSE)).status_code == 302

@@ -12,7 +12,7 @@ from django_outbox.admin import overview, overview_groups
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
-from tests.support.admin.overview_pages import address, run_to_the_end
+from tests.support.admin.overview_pages import address, confirm, finish
 from tests.support.admin.tools import client_with, put, text
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
@@ -55,8 +55,8 @@ def test_a_group_is_retried_in_batches_and_that_is_one_log_entry(
     url = address("retry_now", using=using, **WAITING)
     page = admin_client.get(url)
     assert "They become due at once and keep their attempts. Held messages remain held." in text(page)
-    assert page.context["button"] == "Retry 2 messages"
-    assert run_to_the_end(admin_client, url, reason="fixed") > 4
+    assert page.context["button"] == "Retry 8 messages"
+    assert finish(admin_client, url, confirm(admin_client, url, reason="fixed")) > 4
     assert due(using) == set(chosen)
     assert set(OutboxMessage.objects.using(using).due().values_list("attempts", flat=True)) == {2}
     entry = LogEntry.objects.get()
@@ -91,7 +91,8 @@ def test_a_message_that_a_relay_may_have_leased_is_left_alone(admin_client: Clie
     """SQLite has no row locks: a relay moves the time of the message ahead."""
     put_waiting(seconds=60)
     (keyed,) = put_waiting(seconds=60, key="k", partition=1, blocks_key=True)
-    run_to_the_end(admin_client, address("retry_now", **WAITING))
+    url = address("retry_now", **WAITING)
+    finish(admin_client, url, confirm(admin_client, url))
     assert due("default") == {keyed}
 
 
@@ -122,4 +123,4 @@ def test_each_operation_needs_its_permission():
     (group,) = viewer.get(address()).context["waiting_groups"]
     assert (group["operations"], group["pause"]) == ([], "")
     assert viewer.post(address("retry_now", **WAITING)).status_code == 403
-    assert client_with("view", "requeue").post(address("retry_now", **WAITING)).status_code == 302
+    assert confirm(client_with("view", "requeue"), address("retry_now", **WAITING)).status_code == 302

@@ -212,8 +212,9 @@ def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch
     def run() -> None:
         found = overview_groups.survey(overview_groups.find_operation("retry_now"), group)
         assert found.count
-        assert found.last is not None
-        progress = overview_groups.Progress("retry_now", group, found.last.isoformat(), found.count, "1", entry=1)
+        progress = overview_groups.Progress(
+            "retry_now", group, found.until.isoformat(), found.count.number, "1", entry=1
+        )
         while not progress.finished:
             progress = overview_groups.advance(progress, by="", seconds=0.0)
         assert progress.done > 100
@@ -226,13 +227,13 @@ def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
     using: str, monkeypatch: pytest.MonkeyPatch, operation: str
 ):
     monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
+    monkeypatch.setattr(overview_groups, "MAX_ROWS", LIMIT)
     group = overview_groups.Group(using, "other", "", "order.paid")
 
     def run() -> None:
         found = overview_groups.survey(overview_groups.find_operation(operation), group)
         assert found.count
-        assert found.last is not None
-        progress = overview_groups.Progress(operation, group, found.last.isoformat(), found.count, "1", entry=1)
+        progress = overview_groups.Progress(operation, group, found.until.isoformat(), found.count.number, "1", entry=1)
         while not progress.finished:
             progress = overview_groups.advance(progress, by="", seconds=0.0)
         assert progress.done

@@ -105,7 +105,7 @@ def test_failed_messages_are_grouped_by_cause(using: str):
     fail(using, ids[3:4], "rabbitmq.nack", minutes_ago=1)
     fail(using, ids[4:], "rabbitmq.unroutable", type="other")
     result = read_status(using)
-    groups = [(group.publisher, group.error_class, group.type, group.count) for group in result.failures]
+    groups = [(group.publisher, group.error_class, group.type, group.count.number) for group in result.failures]
     assert groups == [("default", "rabbitmq.nack", "t", 4), ("default", "rabbitmq.unroutable", "other", 2)]
     assert result.failures[0].last - result.failures[0].first == pytest.approx(minutes(4), abs=minutes(1))
     assert figures(using).failed == Count(6)

@@ -63,7 +63,7 @@ def troubled_status(using: str = "default", **changes: Any) -> Status:
         using=using,
         at=NOW,
         publishers=(TROUBLED, FORGOTTEN),
-        failures=(FailureGroup("default", f"{SECRET}.Error", f"{SECRET}.type", 3, 1, NOW, NOW),),
+        failures=(FailureGroup("default", f"{SECRET}.Error", f"{SECRET}.type", Count(3), Count(1), NOW, NOW),),
         blocked_keys=(
             BlockedKey("default", f"{SECRET}-customer", 1, "order.paid", True, "Timeout", NOW, Count(41)),
             BlockedKey("default", f"{SECRET}-customer-2", 2, "order.paid", False, "Timeout", NOW, Count(1)),

@@ -129,9 +129,9 @@ def _failures(figures: Status) -> Iterable[Sequence[str]]:
             each.error_class or "-",
             each.type,
             each.publisher,
-            f"{each.count:,}",
-            f"{each.blocking:,}",
-            _ago(figures, each.first),
+            str(each.count),
+            str(each.blocking),
+            _ago(figures, each.first) + (" or earlier" if each.count.more else ""),
             _ago(figures, each.last),
         )
 

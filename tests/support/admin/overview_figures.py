@@ -75,8 +75,24 @@ def a_bad_night(using: str = "default") -> Status:
             PublisherStatus("old_alias", configured=False, due=Count(7), oldest_due=86_400.0 * 3),
         ),
         failures=(
-            FailureGroup("default", "rabbitmq.unroutable", "invoice.sent", 620, 0, before(hours=3), before(minutes=12)),
-            FailureGroup("default", "shop.errors.Timeout", "order.paid", 518, 12, before(days=2), before(seconds=50)),
+            FailureGroup(
+                "default",
+                "rabbitmq.unroutable",
+                "invoice.sent",
+                Count(620),
+                Count(0),
+                before(hours=3),
+                before(minutes=12),
+            ),
+            FailureGroup(
+                "default",
+                "shop.errors.Timeout",
+                "order.paid",
+                Count(518),
+                Count(12),
+                before(days=2),
+                before(seconds=50),
+            ),
         ),
         blocked_keys=(
             BlockedKey("default", "order-5", 17, "order.paid", True, "shop.errors.Timeout", before(hours=2), Count(41)),

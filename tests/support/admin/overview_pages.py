@@ -1,5 +1,7 @@
 """The pages of the overview, as a test asks for them."""
 
+from typing import Any
+
 from django.test import Client
 from django.urls import reverse
 
@@ -11,9 +13,19 @@ def address(view: str = "", **parameters: str) -> str:
     return f"{url}?{query(**parameters)}" if parameters else url
 
 
+def confirm(client: Client, url: str, **fields: str) -> Any:
+    """Ask for the confirmation of an operation, and submit its form."""
+    form = {"state": client.get(url).context["state"], **fields}
+    return client.post(url, form)
+
+
 def run_to_the_end(client: Client, url: str, **fields: str) -> int:
     """Submit a form, and all that follow it; return the number of requests."""
-    response = client.post(url, {"reason": "", **fields})
+    return finish(client, url, client.post(url, {"reason": "", **fields}))
+
+
+def finish(client: Client, url: str, response: Any) -> int:
+    """Submit the forms that follow a response; return the number of requests."""
     for requests in range(1, 100):
         if response.status_code == 302:
             return requests
