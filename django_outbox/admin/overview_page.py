@@ -7,10 +7,11 @@ from urllib.parse import urlencode
 
 from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from django_outbox.admin.ages import duration, exact, number, with_age
 from django_outbox.admin.display import breakable
+from django_outbox.admin.operations import with_count
 from django_outbox.admin.overview_chart import draw
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
 from django_outbox.models import Status as State
@@ -61,6 +62,8 @@ REMEDIES = {
 
 LEVELS = {Level.OK: "ok", Level.WARNING: "warning", Level.CRITICAL: "critical"}
 """The names of the levels in CSS classes."""
+
+_DRAINS = ngettext_lazy("and %(count)s drain", "and %(count)s drains", "number")
 
 PERIODS = ("hour", "day")
 
@@ -151,6 +154,7 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
         "outage": publisher.outage,
         "outage_since": with_age(publisher.outage_since, now=status.at) if publisher.outage_since else "",
         "relays": number(publisher.relays),
+        "drains": with_count(_DRAINS, publisher.drains) if publisher.drains else "",
         "pauses": list(_pauses(publisher, status, links)),
         "pause": _pause_link(publisher, links),
     }

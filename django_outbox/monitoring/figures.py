@@ -127,6 +127,9 @@ class PublisherStatus:
         outage: why it is unavailable; blank if it is available.
         outage_since: since when.
         relays: number of relays that serve it and were seen lately.
+        drains: number of drains, or single batches, of it that ended lately. They are no relays.
+        last_drain: the time at which the last of them ended.
+        last_drain_outage: why that one could not deliver; blank if it could.
         paused: the pause of the whole publisher, if there is one.
         paused_types: the types of its messages that are paused.
     """
@@ -147,6 +150,9 @@ class PublisherStatus:
     outage: str = ""
     outage_since: datetime.datetime | None = None
     relays: int = 0
+    drains: int = 0
+    last_drain: datetime.datetime | None = None
+    last_drain_outage: str = ""
     paused: PausedType | None = None
     paused_types: tuple[PausedType, ...] = ()
 
@@ -208,7 +214,7 @@ class RelayStatus:
 
     Args:
         name: host name, process id and a random part, such as `web-7f9c:7:3fa2c1`.
-        alive: whether it was seen lately and has not ended. Drains are alive only if they end often enough.
+        alive: whether it was seen lately and has not ended. Drains report when they end, so they are never alive.
         seconds_since_seen: the age of the report.
         mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, by alias.
@@ -398,16 +404,30 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
-    elif late and not (publisher.processed_lately and publisher.relays):
+    elif late and not (publisher.processed_lately and (publisher.relays or publisher.drains)):
         text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay seen.")
+        if publisher.last_drain_outage:
+            text = _(
+                "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain, "
+                "%(ended)s ago, failed (%(reason)s)."
+            )
+        elif publisher.drains:
+            text = _(
+                "Not delivering for %(age)s: %(due)s due for %(publisher)r. No relay is running; the last drain ended "
+                "%(ended)s ago."
+            )
         if publisher.relays:
             text = ngettext_lazy(
                 "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relay.",
                 "Not delivering for %(age)s: %(due)s due for %(publisher)r, %(count)s relays.",
                 "number",
             )
-        age = duration(round(oldest))
-        yield found(Level.CRITICAL, "not_delivering", text, age=age, **_counted(Count(publisher.relays)))
+        values = {
+            "age": duration(round(oldest)),
+            "ended": duration(round(_seconds_since(publisher.last_drain, status))),
+            "reason": publisher.last_drain_outage.rstrip("."),
+        }
+        yield found(Level.CRITICAL, "not_delivering", text, **values, **_counted(Count(publisher.relays)))
     elif late:
         text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due.")
         yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))
@@ -471,7 +491,7 @@ def _all_is_well(status: Status) -> Finding:
             "number",
         )
         return Finding(Level.OK, "delivering", text, values=_counted(due))
-    if any(relay.alive for relay in status.relays):
+    if any(relay.alive for relay in status.relays) or any(publisher.drains for publisher in status.publishers):
         return Finding(Level.OK, "idle", _("Nothing is due."))
     return Finding(Level.OK, "idle", _("Nothing is due. No relay has been seen lately."))
 

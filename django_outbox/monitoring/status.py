@@ -123,7 +123,7 @@ def read_status(using: str) -> Status:
             failed_per_minute=failed,
             processed_lately=_processed_lately(counts, now, alias),
         )
-        figures = _add_reports(figures, [report for report in reports if report.alive and alias in report.publishers])
+        figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
         if figures.configured or _has_messages(figures, failures):
             publishers.append(figures)
@@ -145,13 +145,21 @@ def read_status(using: str) -> Status:
 
 
 def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> PublisherStatus:
-    """Add what the living relays that serve a publisher report of it."""
+    """Add the reports of the living relays that serve a publisher, and of the drains that ended lately."""
     alias = figures.alias
-    states = {report.publishers[alias] for report in reports}
-    outages = sorted((report.outages[alias] for report in reports if alias in report.outages), key=lambda o: o.since)
+    living = [report for report in reports if report.alive]
+    drains = [
+        report for report in reports if report.mode != "run" and report.seconds_since_seen <= ALIVE_SECONDS_OF_DRAINS
+    ]
+    states = {report.publishers[alias] for report in living}
+    outages = sorted((report.outages[alias] for report in living if alias in report.outages), key=lambda o: o.since)
+    last = drains[0] if drains else None
     return replace(
         figures,
-        relays=len(reports),
+        relays=len(living),
+        drains=len(drains),
+        last_drain=last.seen_at if last else None,
+        last_drain_outage=last.outages[alias].reason if last and alias in last.outages else "",
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
         outage=outages[0].reason if outages else "",
         outage_since=outages[0].since if outages else None,
@@ -238,7 +246,7 @@ def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayS
         seen_at=report.seen_at,
         stopped_at=report.stopped_at,
         seconds_since_seen=seconds,
-        alive=_is_alive(report, now, limit),
+        alive=report.mode == "run" and _is_alive(report, now, limit),
         processed=report.processed,
         retried=report.retried,
         failed=report.failed,

@@ -150,7 +150,29 @@ def test_a_relay_counts_as_dead_after_four_reports_that_did_not_come(using: str)
     common = {"version": "1", "workers": 2, "pid": 7, "host": "a", "publishers": {}}
     for name, mode, silence in (("a", "run", 3), ("b", "run", 5), ("c", "drain", 5)):
         Heartbeat.objects.using(using).create(relay=name, mode=mode, seen_at=now - silence * interval, **common)
-    assert {relay.name: relay.alive for relay in read_status(using).relays} == {"a": True, "b": False, "c": True}
+    assert {relay.name: relay.alive for relay in read_status(using).relays} == {"a": True, "b": False, "c": False}
+
+
+def test_a_drain_that_has_ended_is_no_relay_and_its_outage_is_over(using: str):
+    now = read_clock(using)
+    state = {"state": "open", "reason": "connection refused.", "since": (now - minutes(2)).timestamp()}
+    common = {"version": "1", "workers": 1, "pid": 7, "host": "a", "mode": "drain"}
+    reports = Heartbeat.objects.using(using)
+    ended = now - datetime.timedelta(seconds=102)
+    reports.create(relay="a", publishers={"default": state}, seen_at=ended, stopped_at=ended, **common)
+    assert read_status(using).verdict.sentence == "Nothing is due."
+    change(using, put(2, using), available_at=now - minutes(1.5))
+    found = figures(using)
+    assert (found.relays, found.drains, found.breaker, found.outage) == (0, 1, "", "")
+    (verdict, *_) = read_status(using).verdicts
+    assert verdict.code == "not_delivering"
+    assert verdict.sentence == (
+        "Not delivering for 1 min 30 s: 2 due for 'default'. No relay is running; the last drain, 1 min 42 s ago, "
+        "failed (connection refused)."
+    )
+    # The next one reaches the broker, and does not deliver all of them.
+    reports.create(relay="b", publishers={"default": {"state": "closed"}}, seen_at=now, stopped_at=now, **common)
+    assert "the last drain ended 0 s ago" in read_status(using).verdict.sentence
 
 
 def test_a_relay_that_has_just_begun_to_deliver_is_not_idle(using: str):

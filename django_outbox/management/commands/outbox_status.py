@@ -17,7 +17,7 @@ from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
-from django_outbox.text import describe, duration
+from django_outbox.text import counted, describe, duration
 
 MAX_LINES = 10
 """Maximum number of lines of each list; `--json` has all of them."""
@@ -118,7 +118,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
             str(each.blocking),
             f"{each.processed_per_minute:,}",
             "paused" if each.paused else each.breaker or "-",
-            f"{each.relays:,}",
+            f"{each.relays:,}" + (f" + {counted(each.drains, 'drain')}" if each.drains else ""),
         )
 
 
