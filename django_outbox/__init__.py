@@ -16,6 +16,8 @@ the due messages, publishes them to a broker and settles them: it writes each me
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 if TYPE_CHECKING:
     from django_outbox.enqueueing.asynchronous import aenqueue, aenqueue_many, atomic_async
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
@@ -51,4 +53,11 @@ def __getattr__(name: str) -> Any:
     # Django imports this package before models can be imported, so the names are imported when they are first used.
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    module = f"{__name__}.{_MODULE_OF[name]}"
+    try:
+        return getattr(import_module(module), name)
+    except RuntimeError as error:
+        # Django's own error names a model that the project has never heard of.
+        if "INSTALLED_APPS" not in str(error):
+            raise
+        raise ImproperlyConfigured("Add 'django_outbox' to INSTALLED_APPS.") from error

@@ -65,14 +65,18 @@ def describe_database(connection: BaseDatabaseWrapper) -> str:
 
 def require_schema(connection: BaseDatabaseWrapper, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> None:
     """Raise NotMigrated if an error of the database comes from a table or a column of these models that is missing."""
-    missing = ""
+    problem = ""
     with suppress(DatabaseError, InterfaceError):
         if connection.connection is not None and connection.is_usable():
-            missing = missing_schema(connection, models)
-    if missing:
-        raise NotMigrated(
-            f'The database {connection.alias!r} lacks {missing}. Run "manage.py migrate --database={connection.alias}".'
-        ) from error
+            problem = describe_missing_schema(connection, models)
+    if problem:
+        raise NotMigrated(problem) from error
+
+
+def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
+    """Return the `missing_schema` of a database in a sentence, with the remedy; blank if nothing is missing."""
+    alias, missing = connection.alias, missing_schema(connection, models)
+    return missing and f'The database {alias!r} lacks {missing}. Run "manage.py migrate --database={alias}".'
 
 
 def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:

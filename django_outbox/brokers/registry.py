@@ -1,5 +1,7 @@
 """Construct publishers from the settings."""
 
+from difflib import get_close_matches
+
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
@@ -8,6 +10,25 @@ from django_outbox.conf import PublisherConfig, SettingsProblem, get_settings
 
 EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
 """The extras of this app. Each one installs the driver for the package of the same name."""
+
+SHIPPED = (
+    "django_outbox.brokers.aws.SNSPublisher",
+    "django_outbox.brokers.aws.SQSPublisher",
+    "django_outbox.brokers.celery.CeleryPublisher",
+    "django_outbox.brokers.console.ConsolePublisher",
+    "django_outbox.brokers.http.HTTPPublisher",
+    "django_outbox.brokers.kafka.KafkaConsumer",
+    "django_outbox.brokers.kafka.KafkaPublisher",
+    "django_outbox.brokers.memory.MemoryPublisher",
+    "django_outbox.brokers.nats.JetStreamConsumer",
+    "django_outbox.brokers.nats.JetStreamPublisher",
+    "django_outbox.brokers.rabbitmq.RabbitMQConsumer",
+    "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
+    "django_outbox.brokers.redis.RedisStreamsConsumer",
+    "django_outbox.brokers.redis.RedisStreamsPublisher",
+    "django_outbox.handlers.HandlersPublisher",
+)
+"""The dotted paths of the publishers and consumers of this app."""
 
 
 def make_publisher(publisher_alias: str) -> Publisher:
@@ -46,14 +67,19 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
         return backend(publisher_alias, **config.options)
     except (TypeError, ImproperlyConfigured) as error:
         reason = str(error).replace(f"{backend.__name__}.__init__() ", "").rstrip(".")
+        # Python asks whether another name was meant.
+        end = "" if reason.endswith("?") else "."
         raise SettingsProblem(
-            "E008", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
+            "E008", f"{where}: OPTIONS are invalid: {reason}{end}", f"See the options of {backend.__name__}."
         ) from error
 
 
 def import_hint(backend: str) -> str:
     """Return the remedy for a publisher or consumer that cannot be imported from this dotted path."""
     parts = backend.split(".")
-    if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS:
+    paths = {path.rpartition(".")[2]: path for path in SHIPPED}
+    if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS and parts[-1] in paths:
         return f'Correct the dotted path, or install the driver: pip install "django-transactional-outbox[{parts[2]}]".'
+    if parts[0] == "django_outbox" and (similar := get_close_matches(parts[-1], paths, n=1)):
+        return f"Did you mean {paths[similar[0]]!r}?"
     return "Correct the dotted path, or install what it imports."

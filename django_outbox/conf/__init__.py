@@ -220,7 +220,10 @@ SOURCES = ("table", "snapshot")
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
     if not isinstance(raw, Mapping) or "default" not in raw:
-        problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", EXAMPLE))
+        hint = EXAMPLE
+        if isinstance(raw, Mapping) and raw:
+            hint = f"Messages go to it by default. Rename {next(iter(raw))!r} to 'default', or add another publisher."
+        problems.append(SettingsProblem("E004", "OUTBOX['PUBLISHERS'] has no publisher 'default'.", hint))
         return {}
     publishers = {}
     for publisher_alias, entry in raw.items():

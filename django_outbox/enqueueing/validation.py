@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -94,8 +95,12 @@ def check_message(message: OutboxMessage, store: Store, source: str = "") -> Che
     check_name("key", message.key, store)
     publisher: object = message.publisher
     if not isinstance(publisher, str) or publisher not in settings.publishers:
+        similar = get_close_matches(publisher, settings.publishers, n=1) if isinstance(publisher, str) else []
+        hint = f" Did you mean {similar[0]!r}?" if similar else ""
         known = ", ".join(sorted(settings.publishers))
-        raise InvalidMessage("publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.")
+        raise InvalidMessage(
+            "publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.{hint}"
+        )
     check_name("publisher", publisher, store)
     limit = settings.max_payload_bytes
     # Encoded again, with spaces and without exponents, JSON becomes less than five times as long.
@@ -476,15 +481,17 @@ def _not_json(error: BaseException, value: object) -> str:
     return f"is not JSON: {reason}. {_remedy(value)}"
 
 
+_REMEDIES: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((Model,), "Pass the fields that the consumer needs."),
+    ((QuerySet,), "Pass list(queryset.values(...)), with the fields that the consumer needs."),
+    ((set, frozenset), "Pass a list."),
+    ((bytes, bytearray, memoryview), "Pass text, for example base64."),
+    ((float, decimal.Decimal), "Pass None, or a finite number."),
+    ((object,), "Pass dicts, lists, strings, numbers, booleans, None, dates, Decimals or UUIDs."),
+)
+
+
 def _remedy(value: object) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "Pass dataclasses.asdict(value)."
-    if isinstance(value, Model):
-        return "Pass the fields that the consumer needs."
-    if isinstance(value, QuerySet):
-        return "Pass list(queryset.values(...)), with the fields that the consumer needs."
-    if isinstance(value, set | frozenset):
-        return "Pass a list."
-    if isinstance(value, bytes | bytearray | memoryview):
-        return "Pass text, for example base64."
-    return "Pass dicts, lists, strings, numbers, booleans, None, dates, Decimals or UUIDs."
+    return next(remedy for kinds, remedy in _REMEDIES if isinstance(value, kinds))

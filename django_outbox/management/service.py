@@ -3,13 +3,15 @@
 import gc
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import Model
 
+from django_outbox.deployment import describe_missing_schema
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.proof import CheckResult
@@ -65,6 +67,18 @@ class ServiceCommand(OutboxCommand):
         # The system checks run within it, so that a signal stops them, too.
         with self.signals, log:
             return super().execute(*args, **options)
+
+    def require_schema(self, using: str, models: Sequence[type[Model]]) -> None:
+        """Raise CommandError if the database lacks a table or a column; an unavailable one is waited for later."""
+        connection = connections[using]
+        is_new, problem = connection.connection is None, ""
+        with suppress(DatabaseError, InterfaceError):
+            problem = describe_missing_schema(connection, models)
+        if is_new:
+            # The threads that work have their own.
+            connection.close()
+        if problem:
+            raise CommandError(problem)
 
     def report_findings(self, findings: Iterable[CheckResult], verbosity: int) -> None:
         """Print the result of each check.

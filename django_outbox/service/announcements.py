@@ -74,16 +74,20 @@ def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
         now, counts = time.monotonic(), life.read()
         first = next(iter(counts))
         doing = state.hindrance or (life.busy if counts[first] > before[first] else life.idle)
-        logger.info("Last %s: %s; %s.", duration(now - then), _figures(before, counts, now - then), doing)
+        period = duration(now - then)
+        shown = "minute" if period == "1 min" else period
+        logger.info("In the last %s: %s; %s.", shown, _figures(before, counts, now - then), doing)
         state.outages.remind()
         then, before = now, counts
 
 
 def _figures(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> str:
     passed = {name: count - before[name] for name, count in after.items()}
+    texts = [f"{count:,} {name}" for name, count in passed.items()]
     rate = next(iter(passed.values())) / max(seconds, 0.001)
-    shown = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-    return ", ".join([*(f"{count:,} {name}" for name, count in passed.items()), f"{shown} messages a second"])
+    if rate >= 1:
+        texts.append(f"{rate:,.0f} messages a second" if rate >= 10 else f"{rate:.1f} messages a second")
+    return ", ".join(texts)
 
 
 def _log_in_time(level: int, text: str, *arguments: object) -> None:

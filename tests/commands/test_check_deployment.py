@@ -21,6 +21,7 @@ from django_outbox.checks import TAG
 from django_outbox.deployment import describe_database, find_unknown_publishers
 from django_outbox.management.proof import check_deployment
 from tests.conftest import ALIASES
+from tests.settings import NATS_URL
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import Broker, TcpProxy, broker_url
@@ -118,8 +119,9 @@ def test_pending_messages_of_an_unknown_publisher_are_a_warning(using: str):
         (broker_url().replace("guest:guest", "guest:wrong"), "the login is refused, check user and password in url"),
         (broker_url().replace("%2F", "nowhere"), "access to the vhost is refused, check the vhost in url"),
         (broker_url(scheme="amqps"), "this port does not speak TLS"),
+        (f"amqp://{NATS_URL.partition('://')[2]}/%2F", "this port does not speak AMQP"),
     ],
-    ids=["port", "password", "vhost", "tls"],
+    ids=["port", "password", "vhost", "tls", "protocol"],
 )
 @pytest.mark.parametrize("flag", ["--check", "--drain", "--once"])
 def test_a_wrong_address_is_reported_although_nothing_is_due(url: str, problem: str, flag: str):

@@ -104,6 +104,15 @@ def test_an_unknown_publisher_is_refused_and_the_error_lists_the_configured_publ
     refused("publisher", "OUTBOX['PUBLISHERS']", "configured: default", publisher=publisher)
 
 
+def test_a_misspelled_publisher_is_refused_with_the_one_that_was_meant():
+    refused("publisher", "Did you mean 'default'?", publisher="defualt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), decimal.Decimal("NaN")])
+def test_a_number_that_is_not_finite_is_refused_with_a_remedy(value: Any):
+    refused("payload", "Pass None", payload={"total": value})
+
+
 BAD_VALUES = [
     (float("nan"), "not JSON"),
     (float("-inf"), "not JSON"),

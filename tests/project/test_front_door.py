@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -159,3 +160,12 @@ def test_the_tests_that_ci_runs_once_exist():
     named = re.findall(r"tests/[\w/]+\.py", (ROOT / ".ci" / "run").read_text())
     assert len(named) > 2
     assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_an_import_without_the_app_in_the_settings_names_what_to_add():
+    program = (
+        "import django\nfrom django.conf import settings\nsettings.configure(INSTALLED_APPS=[])\ndjango.setup()\n"
+        "from django_outbox import enqueue"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.stderr.splitlines()[-1].endswith("ImproperlyConfigured: Add 'django_outbox' to INSTALLED_APPS.")

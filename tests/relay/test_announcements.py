@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 TALKATIVE = replace(QUICK, announce_interval=0.05)
-FIGURES = r"[\d,]+ delivered, [\d,]+ will be retried, [\d,]+ failed, [\d,.]+ messages a second"
+FIGURES = r"[\d,]+ delivered, [\d,]+ will be retried, [\d,]+ failed(, [\d,.]+ messages a second)?"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(usin
         start()
         put(3, using)
         eventually(lambda: len(ScriptedPublisher.published()) == 3)
-        eventually(lambda: lines(log, "Last "))
+        eventually(lambda: lines(log, "In the last "))
     begin, *_, end = log.messages
     name = re.escape(f"database {using!r} (")
     assert re.fullmatch(
@@ -55,10 +55,10 @@ def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(usin
         begin,
     )
     assert all(
-        re.fullmatch(rf"Last [\d.]+ s: {FIGURES}; (delivering|nothing delivered|stopping)\.", line)
-        for line in lines(log, "Last ")
+        re.fullmatch(rf"In the last [\d.]+ s: {FIGURES}; (delivering|nothing delivered|stopping)\.", line)
+        for line in lines(log, "In the last ")
     )
-    assert re.fullmatch(r"Relay ended after .+: 3 delivered, 0 will be retried, 0 failed, [\d.,]+ messages .+", end)
+    assert re.fullmatch(r"Relay ended after .+: 3 delivered, 0 will be retried, 0 failed.*", end)
 
 
 def test_the_totals_count_retries(using: str, log: Any):
@@ -209,4 +209,4 @@ def test_the_end_is_logged_whatever_ends_the_work(error: BaseException, caplog: 
     with pytest.raises(type(error)), announcing(life, state):
         raise error
     assert caplog.messages[-1].startswith("Relay ended after")
-    assert caplog.messages[-1].endswith(": 0 delivered, 0.0 messages a second.")
+    assert caplog.messages[-1].endswith(": 0 delivered.")

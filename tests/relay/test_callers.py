@@ -87,12 +87,13 @@ class TestMigrations:
         with renamed(using, there, back), Relay(using=using, max_messages=1) as relay, missing:
             relay.run()
 
-    def test_the_command_fails_with_the_same_remedy(self, using: str):
+    def test_the_command_fails_with_the_same_remedy(self, using: str, caplog: pytest.LogCaptureFixture):
         there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
         remedy = pytest.raises(CommandError, match=f'Run "manage.py migrate --database={using}"')
         with renamed(using, there, back), remedy as info:
             call_command("run_outbox", "--database", using)
         assert info.value.returncode == 1
+        assert caplog.messages == [], "nothing else is tried before"
 
 
 @pytest.mark.parametrize("workers", [0, -1, MAX_WORKERS + 1, 1000])

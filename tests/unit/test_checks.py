@@ -1,6 +1,7 @@
 """The system checks, each by its ID."""
 
 import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,8 +10,10 @@ import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 from django.test import override_settings
+from django.utils.module_loading import import_string
 
-from django_outbox import OutboxMessage
+from django_outbox import OutboxMessage, brokers
+from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
 from tests.support.publishers import ScriptedPublisher
@@ -104,6 +107,32 @@ def test_e006_backend_cannot_be_imported(backend: str):
     assert backend in only(found(publishers(BACKEND=backend)), "E006").msg
 
 
+@pytest.mark.parametrize(
+    "backend", ["django_outbox.publishers.RabbitMQPublisher", "django_outbox.brokers.rabbitmq.RabbitPublisher"]
+)
+def test_e006_names_the_publisher_that_was_meant(backend: str):
+    problem = only(found(publishers(BACKEND=backend)), "E006")
+    assert problem.hint == "Did you mean 'django_outbox.brokers.rabbitmq.RabbitMQPublisher'?"
+
+
+def test_every_publisher_and_consumer_of_the_app_is_offered():
+    assert all(isinstance(import_string(path), type) for path in SHIPPED)
+    rooms = [room.name for room in Path(brokers.__path__[0]).iterdir() if room.is_dir() and room.name != "__pycache__"]
+    exported = [
+        f"django_outbox.brokers.{room}.{name}"
+        for room in rooms
+        for name in getattr(import_module(f"django_outbox.brokers.{room}"), "__all__", [])
+        if name.endswith(("Publisher", "Consumer"))
+    ]
+    assert set(exported) <= set(SHIPPED)
+
+
+def test_e004_a_single_publisher_with_another_name():
+    with override_settings(OUTBOX={"PUBLISHERS": {"main": {"BACKEND": SCRIPTED}}}):
+        (problem,) = run_checks(tags=[TAG], databases=[])
+    assert problem.hint == "Messages go to it by default. Rename 'main' to 'default', or add another publisher."
+
+
 def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
     rabbitmq = "django_outbox.brokers.rabbitmq.publisher"
     with mock.patch.dict("sys.modules", {"pika": None, rabbitmq: None}):
@@ -130,6 +159,8 @@ def test_e008_ends_in_one_full_stop():
     problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": 3})), "E008")
     assert problem.msg.endswith(".")
     assert not problem.msg.endswith("..")
+    problem = only(found(publishers(BACKEND=rabbitmq, OPTIONS={"url": "amqp://a", "exchang": "x"})), "E008")
+    assert not problem.msg.endswith("?.")
 
 
 def test_e008_is_reported_for_each_publisher():

@@ -37,6 +37,8 @@ def explain(error: BaseException) -> str:
         text = f"the login is refused, check user and password in url: {error.args[0]}"
     elif isinstance(error, exceptions.ProbableAccessDeniedError):
         text = f"access to the vhost is refused, check the vhost in url: {error.args[0]}"
+    elif isinstance(error, exceptions.IncompatibleProtocolError):
+        text = "this port does not speak AMQP, correct host and port in url; if it expects TLS, use amqps://"
     elif isinstance(error, exceptions.ConnectionOpenAborted | AMQPConnectorStackTimeout):
         text = "no response in time"
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):

@@ -61,7 +61,8 @@ class Command(OutboxCommand):
             using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} deleted")
         )
         self.show_progress("")
-        self.report(f"{counted(deleted, 'message')} deleted.")
+        done = "archived and deleted" if get_settings().archive else "deleted"
+        self.report(f"{counted(deleted, 'message')} {done}.")
 
     def _count(self, messages: OutboxMessageQuerySet) -> str:
         """Return the number of processed messages in words, up to a limit; blank if there is none."""

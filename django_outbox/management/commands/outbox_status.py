@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, connections
 from django.utils.translation import override
 
-from django_outbox.deployment import missing_schema
+from django_outbox.deployment import describe_missing_schema
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.monitoring import Level, Status, status
@@ -186,9 +186,7 @@ def _ago(figures: Status, time: Any) -> str:
 def _explain(using: str, error: DatabaseError) -> str:
     """Return why the figures could not be read, with the remedy if the tables are missing."""
     try:
-        missing = missing_schema(connections[using])
+        problem = describe_missing_schema(connections[using])
     except DatabaseError:
-        missing = ""
-    if missing:
-        return f'The database {using!r} lacks {missing}. Run "manage.py migrate --database={using}".'
-    return f"The database {using!r} is unavailable: {describe(error)}"
+        problem = ""
+    return problem or f"The database {using!r} is unavailable: {describe(error)}"

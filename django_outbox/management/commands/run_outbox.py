@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from django_outbox.deployment import REQUIRED
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.live import RelayFigures, live_line
@@ -101,6 +102,7 @@ class Command(ServiceCommand):
             with relay:
                 self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
             return
+        self.require_schema(relay.using, REQUIRED)
         terminal = sys.stderr if options["verbosity"] > 0 else None
         figures = RelayFigures(relay, draining=options["drain"])
         with relay, frozen(), live_line(relay.using, figures.read, terminal):

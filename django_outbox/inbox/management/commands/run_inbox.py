@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
-from django_outbox.deployment import missing_schema
+from django_outbox.deployment import REQUIRED, missing_schema
 from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
@@ -89,6 +89,7 @@ class Command(ServiceCommand):
         if options["check_inbox"]:
             self.report_findings(check_inbox(inbox.using, inbox.consumers), options["verbosity"])
             return
+        self.require_schema(inbox.using, [*REQUIRED, HandledMessage])
         terminal = sys.stderr if options["verbosity"] > 0 else None
         with frozen(), live_line(inbox.using, InboxFigures(inbox).read, terminal):
             try:
