@@ -16,8 +16,6 @@ the due messages, publishes them to a broker and settles them: it writes each me
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ImproperlyConfigured
-
 if TYPE_CHECKING:
     from django_outbox.enqueueing.asynchronous import aenqueue, aenqueue_many, atomic_async
     from django_outbox.enqueueing.enqueue import enqueue, enqueue_many
@@ -60,4 +58,6 @@ def __getattr__(name: str) -> Any:
         # Django's own error names a model that the project has never heard of.
         if "INSTALLED_APPS" not in str(error):
             raise
+        from django.core.exceptions import ImproperlyConfigured  # noqa: PLC0415 - settings may import this package
+
         raise ImproperlyConfigured("Add 'django_outbox' to INSTALLED_APPS.") from error

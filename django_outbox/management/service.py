@@ -3,15 +3,18 @@
 import gc
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
 
 from django_outbox.deployment import describe_missing_schema
+from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.proof import CheckResult
@@ -36,7 +39,7 @@ class ServiceCommand(OutboxCommand):
     signals: StopSignals
 
     def add_stop_arguments(self, parser: CommandParser) -> None:
-        """Add `--max-messages` and `--stop-timeout`."""
+        """Add `--max-messages`, `--stop-timeout` and `--noreload`."""
         parser.add_argument(
             "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
         )
@@ -46,6 +49,12 @@ class ServiceCommand(OutboxCommand):
             type=seconds,
             default=20.0,
             help="Maximum time from the first signal to the end of the process (default: 20).",
+        )
+        parser.add_argument(
+            "--noreload",
+            action="store_false",
+            dest="use_reloader",
+            help="Do not restart when the code changes. Only with DEBUG, and on a terminal, the command does.",
         )
 
     def check(self, *args: Any, **kwargs: Any) -> None:
@@ -61,12 +70,19 @@ class ServiceCommand(OutboxCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
-        self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
+        reloads = until_exit and is_reloading(options)
+        if reloads and not reloading.is_child():
+            sys.exit(reloading.supervise(self.stderr.write))
+        watch = reloading.Watch() if reloads else None
         # Otherwise, the log of the whole process is left alone.
         log = shown_log(options["verbosity"]) if until_exit else nullcontext()
         # The system checks run within it, so that a signal stops them, too.
+        self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
         with self.signals, log:
-            return super().execute(*args, **options)
+            result = super().execute(*args, **options)
+        if watch and watch.changed:
+            sys.exit(reloading.CHANGED)
+        return result
 
     def require_schema(self, using: str, models: Sequence[type[Model]]) -> None:
         """Raise CommandError if the database lacks a table or a column; an unavailable one is waited for later."""
@@ -97,6 +113,12 @@ class ServiceCommand(OutboxCommand):
             print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
+
+
+def is_reloading(options: dict[str, Any]) -> bool:
+    """Return whether a command restarts when the code changes: in development, on a terminal, if it runs on."""
+    ends = options.get("drain") or options.get("once") or options.get("check_deployment") or options.get("check_inbox")
+    return settings.DEBUG and options["use_reloader"] and not ends and sys.stdin is not None and sys.stdin.isatty()
 
 
 @contextmanager

@@ -1,0 +1,94 @@
+"""Reload of a command in development: it restarts when a file of the project changes, as `runserver` does.
+
+A parent process starts the command again and again. In the child, a thread watches the files; a change stops the
+command as SIGTERM does, so that the batches in hand are finished.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from django.utils import autoreload
+
+CHANGED = 3
+"""The exit code after a change, as in Django."""
+
+
+def is_child() -> bool:
+    """Return whether this process was started by `supervise`."""
+    return os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true"
+
+
+def supervise(announce: Callable[[str], object]) -> int:
+    """Run this process's command in a child, again after each change, and return the exit code of the last one.
+
+    A command that fails, because of a syntax error for example, is started again after the next change.
+    """
+    received = False
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received = True
+        # Ctrl-C reaches all processes of the terminal.
+        if number == signal.SIGTERM and child is not None:
+            child.send_signal(number)
+        elif child is None or child.returncode is not None:
+            sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    while True:
+        # A change while the child starts counts, too.
+        files = Files()
+        environ = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+        child = subprocess.Popen(autoreload.get_child_arguments(), env=environ, close_fds=False)  # noqa: S603
+        code = child.wait()
+        if received or code == 0:
+            return code if code >= 0 else 128 - code
+        if code != CHANGED:
+            announce("Waiting for a change of the code; Ctrl-C ends.")
+            files.wait_for_change()
+
+
+class Files:
+    """The files that this process has imported, and when they were changed."""
+
+    def __init__(self) -> None:
+        self._times: dict[Path, float] = {}
+        self._read()
+
+    def wait_for_change(self) -> None:
+        """Return when a file has changed since this object was constructed, or since it was imported later."""
+        while not self._read():
+            time.sleep(autoreload.StatReloader.SLEEP_TIME)
+
+    def _read(self) -> bool:
+        now = dict(autoreload.StatReloader().snapshot_files())
+        changed = any(now.get(path) != time for path, time in self._times.items())
+        self._times = now
+        return changed
+
+
+class Watch:
+    """Stops this process, a child of `supervise`, when a file changes.
+
+    Attributes:
+        changed: whether a file has changed.
+    """
+
+    def __init__(self) -> None:
+        self.changed = False
+        self._files = Files()
+        threading.Thread(target=self._watch, name="outbox-reload", daemon=True).start()
+
+    def _watch(self) -> None:
+        self._files.wait_for_change()
+        self.changed = True
+        os.kill(os.getpid(), signal.SIGTERM)

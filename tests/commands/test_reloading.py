@@ -1,0 +1,82 @@
+"""`run_outbox` in development: it restarts when the code changes, and survives code that cannot be imported."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.project_files import ROOT
+from tests.support.terminals import on_a_terminal
+
+SETTINGS = """
+DEBUG = {debug}
+SECRET_KEY = "only for tests"
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{folder}/db.sqlite3"}}}}
+INSTALLED_APPS = ["django_outbox", "shop"]
+ROOT_URLCONF = "urls"
+OUTBOX = {{"PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.handlers.HandlersPublisher"}}}}}}
+"""
+HANDLERS = """
+from django_outbox.handlers import handler
+
+@handler("order.created")
+def first(event, message): ...
+"""
+STARTED = "started on"
+
+
+@pytest.fixture
+def project(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "shop" / "handlers.py").write_text(HANDLERS)
+    (tmp_path / "urls.py").write_text("urlpatterns = []")
+    (tmp_path / "settings.py").write_text(SETTINGS.format(folder=tmp_path, debug=getattr(request, "param", True)))
+    subprocess.run(manage("migrate", "--verbosity=0"), env=environment(tmp_path), check=True)
+    return tmp_path
+
+
+def manage(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "django", *arguments]
+
+
+def environment(project: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(project), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings", "TERM": "dumb"}
+
+
+def count(lines: list[str], part: str) -> int:
+    return "\n".join(lines).count(part)
+
+
+@pytest.mark.slow
+def test_it_restarts_with_each_change_and_waits_while_the_code_is_broken(project: Path):
+    handlers = project / "shop" / "handlers.py"
+    with on_a_terminal(manage("run_outbox"), columns=200, env=environment(project)) as terminal:
+        terminal.until(lambda lines: count(lines, STARTED) == 1)
+        handlers.write_text(HANDLERS + "# changed\n")
+        lines = terminal.until(lambda lines: count(lines, STARTED) == 2)
+        assert count(lines, "Relay ended after") == 1, "the first one has finished its work"
+        handlers.write_text("def broken(")
+        terminal.until(lambda lines: count(lines, "Waiting for a change of the code"))
+        handlers.write_text(HANDLERS)
+        terminal.until(lambda lines: count(lines, STARTED) == 3)
+        # A terminal sends Ctrl-C to all its processes.
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        lines = terminal.until_end()
+    assert terminal.process.returncode == 0
+    assert count(lines, "Relay ended after") == 3
+    assert count(lines, "Traceback") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("project", "flags"), [(False, []), (True, ["--noreload"])], indirect=["project"])
+def test_it_runs_in_one_process_without_debug_and_with_noreload(project: Path, flags: list[str]):
+    with on_a_terminal(manage("run_outbox", *flags), columns=200, env=environment(project)) as terminal:
+        terminal.until(lambda lines: count(lines, f"process {terminal.process.pid}:"))
+        terminal.process.terminate()
+        terminal.until_end()
+    assert terminal.process.returncode == 0
