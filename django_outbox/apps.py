@@ -1,9 +1,11 @@
 """The Django app."""
 
+import sys
 from typing import Any
 
 from django.apps import AppConfig
 from django.apps import apps as all_apps
+from django.conf import settings
 from django.db import connections, router
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
@@ -29,6 +31,13 @@ class DjangoOutboxConfig(AppConfig):
         autodiscover_modules("events", "handlers")
         post_migrate.connect(add_key_locks, sender=self, dispatch_uid="django_outbox.key_locks")
         add_tracer_when_imported("opentelemetry.trace", make_opentelemetry_tracer)
+        if settings.DEBUG and sys.argv[1:2] == ["runserver"]:
+            from django.utils.autoreload import autoreload_started  # noqa: PLC0415 - only development needs it
+
+            from django_outbox.management.runserver import start_relay  # noqa: PLC0415 - needs the models
+
+            # Sent in the process that serves requests, not in its parent.
+            autoreload_started.connect(start_relay, dispatch_uid="django_outbox.runserver")
 
 
 def make_opentelemetry_tracer() -> Tracer:

@@ -89,6 +89,7 @@ class OutboxSettings:
     notify: bool = False
     dead_letter_publisher: str | None = None
     tracing: bool = True
+    deliver_in_runserver: bool = False
     consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
     inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
     streamed: Set[str] = field(init=False)
@@ -360,6 +361,7 @@ _READERS: dict[str, Reader] = {
     "NOTIFY": flag,
     "DEAD_LETTER_PUBLISHER": publisher_alias_or_none,
     "TRACING": flag,
+    "DELIVER_IN_RUNSERVER": flag,
     "CONSUMERS": read_consumers,
     "INBOX_RETENTION": retention,
 }

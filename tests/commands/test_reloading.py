@@ -1,4 +1,4 @@
-"""`run_outbox` in development: it restarts when the code changes, and survives code that cannot be imported."""
+"""In development, `run_outbox` restarts when the code changes, and `runserver` delivers if the settings ask for it."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.project_files import ROOT
 from tests.support.terminals import on_a_terminal
 
@@ -15,15 +16,21 @@ SETTINGS = """
 DEBUG = {debug}
 SECRET_KEY = "only for tests"
 DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{folder}/db.sqlite3"}}}}
-INSTALLED_APPS = ["django_outbox", "shop"]
+INSTALLED_APPS = ["django.contrib.staticfiles", "django_outbox", "shop"]
+STATIC_URL = "static/"
+ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "urls"
-OUTBOX = {{"PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.handlers.HandlersPublisher"}}}}}}
+OUTBOX = {{
+    "DELIVER_IN_RUNSERVER": True,
+    "PUBLISHERS": {{"default": {{"BACKEND": "django_outbox.handlers.HandlersPublisher"}}}},
+}}
 """
 HANDLERS = """
 from django_outbox.handlers import handler
 
 @handler("order.created")
-def first(event, message): ...
+def first(event, message):
+    print("handled", event)
 """
 STARTED = "started on"
 
@@ -80,3 +87,38 @@ def test_it_runs_in_one_process_without_debug_and_with_noreload(project: Path, f
         terminal.process.terminate()
         terminal.until_end()
     assert terminal.process.returncode == 0
+
+
+def enqueue(project: Path, number: int) -> None:
+    code = (
+        "from django.db import transaction\nfrom django_outbox import enqueue\n"
+        f"with transaction.atomic(): enqueue('order.created', {{'id': {number}}})"
+    )
+    subprocess.run(manage("shell", "--command", code), env=environment(project), check=True)
+
+
+@pytest.mark.slow
+def test_runserver_delivers_and_restarts_its_relay(project: Path):
+    with on_a_terminal(manage("runserver", str(free_port())), columns=200, env=environment(project)) as terminal:
+        lines = terminal.until(lambda lines: count(lines, STARTED) == 1)
+        assert count(lines, "This server also delivers the outbox's messages") == 1
+        enqueue(project, 1)
+        terminal.until(lambda lines: count(lines, "handled {'id': 1}") == 1)
+        (project / "shop" / "handlers.py").write_text(HANDLERS.replace("handled", "handled again"))
+        lines = terminal.until(lambda lines: count(lines, STARTED) == 2)
+        assert count(lines, "Relay ended after") == 1
+        enqueue(project, 2)
+        terminal.until(lambda lines: count(lines, "handled again {'id': 2}") == 1)
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        terminal.until_end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("project", [False], indirect=True)
+def test_runserver_delivers_nothing_without_debug(project: Path):
+    command = manage("runserver", "--insecure", str(free_port()))
+    with on_a_terminal(command, columns=200, env=environment(project)) as terminal:
+        lines = terminal.until(lambda lines: count(lines, "Quit the server"))
+        os.killpg(terminal.process.pid, signal.SIGINT)
+        lines = terminal.until_end()
+    assert count(lines, "delivers") == 0

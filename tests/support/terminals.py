@@ -5,6 +5,7 @@ import io
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -66,9 +67,9 @@ class TerminalProcess:
         return self.shown
 
     def close(self) -> None:
-        """Kill the process if it still runs."""
-        if self.process.poll() is None:
-            self.process.kill()
+        """Kill the process and its children if they still run."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE)
         os.close(self._keyboard)
 
