@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
-from django_outbox.models import StreamPosition
+from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.heads import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
 
@@ -126,17 +126,11 @@ UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
 """
 
-WAITING = f"""
-SELECT count(*), min(occurred_at) FROM (
-    SELECT occurred_at FROM {{table}}
-    WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND {AHEAD} ORDER BY publisher, xid, id LIMIT %s
-) ahead
-"""
-
 # Looks at the oldest ones only: whether a message is old is not in the index.
 OLD = f"""
 SELECT id, xid::text AS at, occurred_at < statement_timestamp() - %s * interval '1 second' FROM {{table}}
-WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8 ORDER BY publisher, xid, id LIMIT %s
+WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
+    AND pg_visible_in_snapshot(xid, %s) ORDER BY publisher, xid, id LIMIT %s
 """
 
 PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
@@ -253,15 +247,18 @@ class Stream:
         """
         if place.page:
             return self._list_page(place, limit)
-        passed = Snapshot.read(place.passed)
-        late = [array(passed.running), self._publisher, limit + 1]
-        params = [self._publisher, str(passed.end), limit + 1, *late, limit + 1]
-        ((text, own, ids),) = self._fetch(LIST_NEW, params)
-        page = str(Snapshot.read(text, own))
+        page, ids = self._list_all(place, limit + 1)
         if len(ids) <= limit:
-            return Listing(place, page, sorted(ids), complete=True)
-        ((start,),) = self._fetch(FIND_START, [self._publisher, str(passed.end), page])
+            return Listing(place, page, ids, complete=True)
+        ((start,),) = self._fetch(FIND_START, [self._publisher, str(Snapshot.read(place.passed).end), page])
         return self._list_page(replace(place, page=page, page_start=start, page_end=0), limit)
+
+    def _list_all(self, place: Place, limit: int) -> tuple[str, list[int]]:
+        """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
+        passed = Snapshot.read(place.passed)
+        late = [array(passed.running), self._publisher, limit]
+        ((text, own, ids),) = self._fetch(LIST_NEW, [self._publisher, str(passed.end), limit, *late, limit])
+        return str(Snapshot.read(text, own)), sorted(ids)
 
     def _list_page(self, place: Place, limit: int) -> Listing:
         passed, after = Snapshot.read(place.passed), place.page_end + 1
@@ -297,8 +294,9 @@ class Stream:
         """Count the messages that are not delivered, at most `limit`."""
         rows = self._fetch(f"{POSITION} publisher = %s", [self._publisher])
         place = Place(*rows[0]) if rows else Place("", "", NOTHING, "", 0, 0, 0)
-        begin = Snapshot.read(place.passed).begin
-        return Waiting(*self._fetch(WAITING, [self._publisher, str(begin), *place.of_states, limit])[0])
+        ids = self._list_page(place, limit).ids if place.page else self._list_all(place, limit)[1][:limit]
+        oldest = OutboxMessage.objects.using(self._store.connection.alias).filter(pk__in=ids[:1])
+        return Waiting(len(ids), oldest.values_list("occurred_at", flat=True).first() if ids else None)
 
     def purge(self, older_than: float, limit: int, at: str, *, archive: bool) -> Purged:
         """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
@@ -312,8 +310,7 @@ class Stream:
         passed = self.read_passed()
         if not passed:
             return Purged(0, None)
-        begin = str(Snapshot.read(passed).begin)
-        rows = self._fetch(OLD, [older_than, self._publisher, at, begin, limit])
+        rows = self._fetch(OLD, [older_than, self._publisher, at, str(Snapshot.read(passed).end), passed, limit])
         old = [id for id, _, is_old in rows if is_old]
         deleted = self._store.execute(TO_ARCHIVE if archive else PURGE, [array(old)]) if old else 0
         return Purged(deleted, rows[-1][1] if deleted and len(rows) == limit else None)

@@ -217,6 +217,29 @@ def test_a_purge_deletes_only_delivered_messages():
     assert drain() == 2
 
 
+def test_a_purge_deletes_what_is_delivered_although_a_transaction_stays_open():
+    other = connections.create_connection(PG)
+    try:
+        other.set_autocommit(False)
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+        put(4, PG)
+        drain()
+        assert purge(using=PG, older_than=datetime.timedelta(0)) == 4
+    finally:
+        other.close()
+
+
+def test_handlers_outside_of_a_transaction_get_messages_from_the_table():
+    handled: list[Any] = []
+    entry = {**HANDLERS, "OPTIONS": {"transaction": False}, "SOURCE": "snapshot"}
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}), registry.scratch():
+        handler("t")(lambda payload, message: handled.append(payload))
+        put(4, PG, keys=2)
+        assert drain() == 4
+    assert sorted(handled) == [0, 1, 2, 3]
+
+
 def test_messages_of_a_paused_type_are_held_and_come_when_it_is_resumed():
     pause("default", "t", using=PG)
     put(3, PG)

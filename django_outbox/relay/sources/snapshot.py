@@ -27,6 +27,9 @@ TABLE_INTERVAL = 0.1
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
 
+STANDBY_INTERVAL = 1.0
+"""Seconds between two attempts to take over a stream from another worker, which is fastest if it goes on."""
+
 RECOVERED = 5000
 """Maximum number of messages that one transaction settles after a restore."""
 
@@ -158,7 +161,7 @@ class SnapshotSource(PollingSource):
     def _open_one(self, message: Message) -> Iterator[Claim]:
         store = self._store
         with store.transaction(self._claim_timeout, transactional=True):
-            if place := self._stream.lock(self._address):
+            if self._has_position and (place := self._stream.lock(self._address)):
                 self._stream.move_one_to_table(place, message.id)
             yield Claim([*store.find_unchanged(self._publisher_alias, message)])
 
@@ -171,6 +174,7 @@ class SnapshotSource(PollingSource):
         place = stream.lock(self._address)
         if place is None:
             self._listing, self._stream_is_empty = None, True
+            self._stream_at = time.monotonic() + STANDBY_INTERVAL
             self._passed = stream.read_passed()
             self._has_position = bool(self._passed)
         return place
