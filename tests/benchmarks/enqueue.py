@@ -17,9 +17,10 @@ from django.db import connection, connections, transaction
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import make_messages
-from tests.benchmarks.options import add_numbers
+from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import empty, refresh
+from tests.benchmarks.workspace import ACCEPTING, outbox_settings
 
 
 class Case(NamedTuple):
@@ -33,6 +34,7 @@ class Case(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
     add_numbers(parser, messages=1000, writers=16, repeats=7)
 
 
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace) -> Report:
     writers = options.writers if connection.vendor != "sqlite" else 1
     # No process may inherit a connection.
     connections.close_all()
-    with ProcessPoolExecutor(writers, mp_context=get_context("fork")) as pool:
+    publisher = {**ACCEPTING, "SOURCE": options.source}
+    with outbox_settings(publisher), ProcessPoolExecutor(writers, mp_context=get_context("fork")) as pool:
         list(pool.map(_warm_up, range(writers)))
 
         def measure(case: Case) -> Run:

@@ -23,11 +23,11 @@ from django_outbox.pausing import pause, resume
 from django_outbox.stores import get_store
 from tests.benchmarks.brokers.rabbitmq import QuorumQueues
 from tests.benchmarks.measuring import BenchmarkError, seconds_of, seconds_of_database
-from tests.benchmarks.options import add_numbers
+from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.relay_process import relay_process, wait_for
 from tests.benchmarks.report import Report, measure_all
 from tests.benchmarks.tables import empty, insert_rows, refresh
-from tests.benchmarks.workspace import outbox_settings
+from tests.benchmarks.workspace import ACCEPTING, outbox_settings
 
 PERCENTILES = (50, 95, 99, 100)
 
@@ -53,6 +53,7 @@ class Case(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
     add_numbers(parser, seconds=20, rates=[1, 100, 500], workers=2)
     parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
     parser.add_argument("--paused", metavar="N", type=int, default=0, help="Paused messages a second (default: 0).")
@@ -66,14 +67,15 @@ def run(options: argparse.Namespace) -> Report:
         insert_rows(options.waiting, available="-60", keys=1)
         refresh()
     with QuorumQueues(1) as queues:
+        publisher = {**queues.publisher(), "SOURCE": options.source}
 
         def measure(case: Case) -> list[float]:
             """Return the sorted latencies, or the share of a core that an idle relay and its database take."""
             if not options.waiting:
                 empty()
             with (
-                outbox_settings(NOTIFY=case.notify),
-                relay_process(queues.publisher(), workers=options.workers, notify=case.notify) as relay,
+                outbox_settings({**ACCEPTING, "SOURCE": options.source}, NOTIFY=case.notify),
+                relay_process(publisher, workers=options.workers, notify=case.notify) as relay,
             ):
                 relay.begin()
                 if options.waiting:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from django_outbox.conf import SOURCES
 from django_outbox.management.arguments import whole_number
 
 HELP = {
@@ -40,3 +41,8 @@ def add_numbers(parser: argparse.ArgumentParser, **defaults: int | list[int]) ->
             default=default,
             help=f"{HELP[name]} (default: {' '.join(f'{number:,}' for number in numbers)}).",
         )
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--source`."""
+    parser.add_argument("--source", choices=SOURCES, default="table", help="The publisher's SOURCE (default: table).")

@@ -22,7 +22,7 @@ LISTED = 10_000
 """Maximum number of ids that one listing reads."""
 
 TABLE_INTERVAL = 0.1
-"""Seconds between two looks at the table while messages come from the stream, if the last one found none."""
+"""Seconds between two looks at the table of a publisher that has a stream, if the last one found nothing."""
 
 NO_STREAM_INTERVAL = 10.0
 """Seconds between two looks for the stream of a publisher that has none: one may have been left to deliver."""
@@ -77,7 +77,7 @@ class SnapshotSource(PollingSource):
         self._streams = streams
         self._only_from_table = only_from_table
         self._address = ""
-        self._has_position = False
+        self._has_position = self._stands_by = False
         self._listing: Listing | None = None
         self._passed = self._polled_passed = ""
         self._checked_session: object = None
@@ -94,8 +94,9 @@ class SnapshotSource(PollingSource):
             first = second
         elif self._was_streamed and now >= self._table_at:
             first, second = second, first
+        is_enough = first == second or (second == self._claim_from_table and now < self._table_at)
         with first(limit) as claim:
-            if claim.messages or first == second:
+            if claim.messages or is_enough:
                 yield claim
                 return
         with second(limit) as claim:
@@ -116,6 +117,10 @@ class SnapshotSource(PollingSource):
     def exhausted(self) -> bool:
         # The table may have had a message that waited for the stream.
         return self._stream_is_empty and self._polled_passed == self._passed and super().exhausted
+
+    def sweep_next(self) -> None:
+        super().sweep_next()
+        self._table_at = 0.0
 
     @property
     def lags(self) -> bool:
@@ -174,9 +179,11 @@ class SnapshotSource(PollingSource):
         place = stream.lock(self._address)
         if place is None:
             self._listing, self._stream_is_empty = None, True
-            self._stream_at = time.monotonic() + STANDBY_INTERVAL
+            # Once, another worker may only have looked.
+            self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
             self._passed = stream.read_passed()
             self._has_position = bool(self._passed)
+        self._stands_by = place is None
         return place
 
     def _find_position(self, stream: Stream) -> bool:
