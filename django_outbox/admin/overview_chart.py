@@ -95,3 +95,12 @@ def draw(periods: Sequence[PeriodCount]) -> Chart | None:
 
 def _height(count: int, most: int, room: int) -> float:
     return max(count / most * room, MIN_BAR) if count else 0.0
+
+
+def draw_sparkline(periods: Sequence[PeriodCount]) -> str:
+    """Return the delivered messages of each period as the points of a line, 100 wide and 20 high."""
+    most = max((period.processed for period in periods), default=0)
+    step = 100 / max(len(periods) - 1, 1)
+    return " ".join(
+        f"{index * step:.1f},{19 - 18 * period.processed / (most or 1):.1f}" for index, period in enumerate(periods)
+    )

@@ -12,12 +12,13 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_outbox.admin.ages import duration, exact, number, with_age
 from django_outbox.admin.display import breakable
 from django_outbox.admin.operations import with_count
-from django_outbox.admin.overview_chart import draw
+from django_outbox.admin.overview_chart import draw, draw_sparkline
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
 from django_outbox.models import Status as State
 from django_outbox.monitoring.figures import (
     BlockedKey,
     ConsumerStatus,
+    Count,
     FailureGroup,
     Finding,
     Level,
@@ -102,6 +103,8 @@ def describe(
         "refreshed_at": exact(status.at),
         "verdict": _verdict(first),
         "other_verdicts": [_verdict(each) for each in others if each.level > Level.OK],
+        "totals": _totals(status.publishers),
+        "sparkline": draw_sparkline(status.last_hour),
         "publishers": [_publisher(each, status, links) for each in status.publishers],
         "chart": draw(status.last_day if period == "day" else status.last_hour),
         "periods": [
@@ -124,6 +127,20 @@ def describe(
 def query(**parameters: str) -> str:
     """Return parameters as the query of an address, without blank ones."""
     return urlencode({name: value for name, value in parameters.items() if value})
+
+
+def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
+    """Return the names and values of the figures that matter most, over all publishers."""
+    ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
+    oldest = duration(max(ages)) if ages else "-"
+    if not all(each.oldest_is_exact for each in publishers):
+        oldest = _("%(age)s or more") % {"age": oldest}
+    return [
+        (_("due"), number(sum((each.due for each in publishers), Count()))),
+        (_("oldest"), oldest),
+        (_("failed"), number(sum((each.failed for each in publishers), Count()))),
+        (_("delivered a minute"), number(sum(each.processed_per_minute for each in publishers))),
+    ]
 
 
 def _verdict(finding: Finding) -> dict[str, str]:

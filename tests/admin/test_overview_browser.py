@@ -93,6 +93,7 @@ def test_an_operator_sees_at_once_that_nothing_is_delivered(page: Operator):
     )
     cells = [cell.text for cell in page.find_all("section[aria-labelledby=outbox-publishers] tbody tr:first-child td")]
     assert cells[:-1] == ["100,000+", "47 min", "61", "12", "1,138 (12)", "0", "-", "0"]
+    assert [figure.text for figure in page.find_all(".outbox-totals dd")] == ["100,007+", "3 d", "1,138", "1,204"]
     rects = page.find_all(".outbox-chart .outbox-delivered")
     assert len(rects) == 60
     page.picture("overview")
