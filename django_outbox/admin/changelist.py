@@ -1,26 +1,21 @@
 """The admin's list of messages. All its queries are bounded, so it stays fast with millions of rows."""
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.ages import duration
 from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
-from django_outbox.admin.listing import KEYED_LIMIT, Due, Overdue, by_id, count_states, due_first, find_overdue
+from django_outbox.admin.listing import KEYED_LIMIT, Due, by_id, count_states, due_first
 from django_outbox.admin.search import find
 from django_outbox.admin.states import (
     ALL,
     LIMIT,
     ORDER,
-    PARAMETER,
-    PUBLISHER_PARAMETER,
     TITLES,
     in_state,
     pending_publisher,
@@ -28,6 +23,7 @@ from django_outbox.admin.states import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.models import Status
+from django_outbox.monitoring import status
 
 SUGGESTED = 1000
 """Number of messages from which types and error classes are suggested."""
@@ -69,8 +65,8 @@ class MessageList(ChangeList):
     looked_through_all = True
     """Whether all messages were considered in finding `ids`."""
 
-    overdue: Overdue | None = None
-    """The message that has been due for the longest time, if the list is empty and it has been due for long."""
+    warning = ""
+    """The overview's verdict, if an empty list would look as if all were well; else blank."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.state = state_of(request)
@@ -79,7 +75,8 @@ class MessageList(ChangeList):
         self.counts = count_states(self.root_queryset)
         self.title = self._title()
         if not self.result_count and not self.query and self.state != Status.PENDING:
-            self.overdue = find_overdue(self.root_queryset)
+            verdict = status(self.root_queryset.db).verdict
+            self.warning = verdict.sentence if verdict.level else ""
         left_out = self._columns_left_out()
         self.list_display = [name for name in self.list_display if name not in left_out]
 
@@ -217,24 +214,6 @@ class MessageList(ChangeList):
         else:
             text = _("Only the newest %(limit)s messages are listed.")
         return text % {"limit": limit}
-
-    @property
-    def warning(self) -> str:
-        """The sentence about overdue messages, if an empty list would look as if all were well; else blank."""
-        if self.overdue is None:
-            return ""
-        text = _("Messages for the publisher %(publisher)s have been due for %(duration)s. Is a relay running?")
-        return text % {
-            "publisher": self.overdue.publisher,
-            "duration": duration((timezone.now() - self.overdue.since).total_seconds()),
-        }
-
-    @property
-    def overdue_url(self) -> str:
-        """The query string of the list of the overdue messages."""
-        return (
-            f"?{urlencode({PARAMETER: Status.PENDING, PUBLISHER_PARAMETER: self.overdue and self.overdue.publisher})}"
-        )
 
     @property
     def empty_text(self) -> str:

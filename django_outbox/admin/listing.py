@@ -1,16 +1,13 @@
 """Bounded queries of the admin's list: counts of messages, pending messages by due time, neighbours of a message."""
 
-import datetime
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Q
-from django.utils import timezone
 
 from django_outbox.admin.search import of_partition
 from django_outbox.admin.states import ALL, STREAMED, TIME_OF
-from django_outbox.deployment import publishers_in_use
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
@@ -59,12 +56,6 @@ def _count_pending(messages: OutboxMessageQuerySet, failed: Count, limit: int) -
 
 KEYED_LIMIT = 50_000
 """Maximum number of messages with a key among which the oldest are looked for."""
-
-OVERDUE_LIMIT = 5000
-"""Maximum number of messages of a publisher with a key among which overdue ones are looked for."""
-
-OVERDUE = datetime.timedelta(minutes=1)
-"""A message that has been due for longer than this is overdue."""
 
 # Sorted by the database, because to Python this many rows would take long.
 OLDEST = """
@@ -118,24 +109,6 @@ def due_first(messages: OutboxMessageQuerySet, *, limit: int, keyed_limit: int |
     ids = [id for _, id in rows if id is not None]
     exact = rows[0][0] <= keyed_limit
     return Due(ids[:limit], len(ids) > limit or not exact, exact)
-
-
-class Overdue(NamedTuple):
-    """The oldest message that is overdue, and its publisher."""
-
-    publisher: str
-    since: datetime.datetime
-
-
-def find_overdue(messages: OutboxMessageQuerySet) -> Overdue | None:
-    """Return the message that has been due for the longest time, if that is longer than `OVERDUE`."""
-    found: list[Overdue] = []
-    for publisher in publishers_in_use(messages):
-        for id in due_first(messages.filter(publisher=publisher), limit=1, keyed_limit=OVERDUE_LIMIT).ids:
-            since = messages.filter(Q(pk=id)).values_list("available_at", flat=True).first()
-            if since is not None and since < timezone.now() - OVERDUE:
-                found.append(Overdue(publisher, since))
-    return min(found, key=lambda overdue: overdue.since, default=None)
 
 
 def by_id(messages: OutboxMessageQuerySet, ids: list[int]) -> list[OutboxMessage]:

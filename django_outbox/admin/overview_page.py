@@ -71,6 +71,9 @@ PERIODS = ("hour", "day")
 MAX_GROUPS = 20
 """Maximum number of causes that are shown."""
 
+MAX_KEYS = 10
+"""Maximum number of blocked keys that are shown."""
+
 MAX_RELAYS = 20
 """Maximum number of relays that are shown."""
 
@@ -116,7 +119,8 @@ def describe(
         "waiting_groups": [_group(each, status, links, State.PENDING) for each in waiting[0][:MAX_GROUPS]],
         "waiting_is_complete": waiting[1] and len(waiting[0]) <= MAX_GROUPS,
         "failures_are_complete": status.failures_are_complete,
-        "keys": [_key(each, status, links) for each in status.blocked_keys],
+        "keys": [_key(each, status, links) for each in status.blocked_keys[:MAX_KEYS]],
+        "more_keys": _more_keys(status),
         "relays": [_relay(each, status) for each in relays[:MAX_RELAYS]],
         "more_relays": len(relays) > MAX_RELAYS,
         "consumers": [_consumer(each, status) for each in status.consumers],
@@ -256,6 +260,11 @@ def _key(key: BlockedKey, status: Status, links: Links) -> dict[str, Any]:
         "waiting": number(key.waiting),
         "look": links.message(key.id),
     }
+
+
+def _more_keys(status: Status) -> str:
+    more = Count(max(len(status.blocked_keys) - MAX_KEYS, 0), more=not status.blocked_keys_are_complete)
+    return _("and %(count)s more") % {"count": more} if more.number else ""
 
 
 def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:

@@ -38,13 +38,16 @@ CODES = (
     "not_receiving",
     "behind",
     "backlog",
-    "paused",
-    "blocked",
     "failed",
+    "blocked",
+    "paused",
     "delivering",
     "idle",
 )
 """The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
+
+OUTAGES = ("unavailable", "not_receiving")
+"""The codes of findings beside which nothing counts as well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
 """Seconds that a due message may wait before the outbox counts as not delivering."""
@@ -325,7 +328,8 @@ class Status:
         publishers: the figures of each publisher; publishers in the settings come first.
         failures: the newest failed messages, grouped by cause, the largest group first.
         failures_are_complete: False if older failed messages were not looked at.
-        blocked_keys: the blocked keys; the one with the most waiting messages comes first.
+        blocked_keys: the keys with messages that wait; the one with the most of them comes first.
+        blocked_keys_are_complete: False if there may be more.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
         last_hour: counts of each minute, the oldest first.
@@ -339,6 +343,7 @@ class Status:
     failures: tuple[FailureGroup, ...] = ()
     failures_are_complete: bool = True
     blocked_keys: tuple[BlockedKey, ...] = ()
+    blocked_keys_are_complete: bool = True
     relays: tuple[RelayStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
     last_hour: tuple[PeriodCount, ...] = ()
@@ -366,7 +371,7 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
     findings = [finding for publisher in status.publishers for finding in _judge_publisher(publisher, status, max_age)]
     findings += _judge_failures(status)
     findings += [finding for consumer in status.consumers for finding in _judge_consumer(consumer, status, max_age)]
-    if not any(finding.level == Level.CRITICAL for finding in findings):
+    if not any(finding.level == Level.CRITICAL or finding.code in OUTAGES for finding in findings):
         findings.append(_all_is_well(status))
     findings.sort(key=lambda finding: (-finding.level, CODES.index(finding.code)))
     return tuple(findings)
@@ -464,7 +469,10 @@ def _judge_failures(status: Status) -> Iterator[Finding]:
             "%(count)s keys are blocked, for example %(key)r.",
             "number",
         )
-        values = {"key": first.key, **_counted(Count(len(status.blocked_keys)))}
+        values = {
+            "key": first.key,
+            **_counted(Count(len(status.blocked_keys), more=not status.blocked_keys_are_complete)),
+        }
         yield Finding(Level.WARNING, "blocked", text, first.publisher, values=values)
     failed = sum((publisher.failed for publisher in status.publishers), NONE)
     if failed:

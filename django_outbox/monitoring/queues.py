@@ -6,7 +6,7 @@ bounded and reads an index.
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -61,7 +61,9 @@ SELECT id FROM (
 ) due ORDER BY due_at, id LIMIT 1
 """
 
-BLOCKED = "SELECT id, size - 1 {heads} WHERE state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
+BLOCKED = (
+    "SELECT id, size - 1 {heads} WHERE size > 1 AND state IN ('failed', 'retrying') ORDER BY size DESC, id LIMIT %s"
+)
 
 
 RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
@@ -289,19 +291,30 @@ def read_failures(using: str) -> Failures:
     return Failures(tuple(listed), complete, dict(failed), dict(blocking), blocking_ids)
 
 
-def find_blocked_keys(using: str, failures: Failures, known: Iterable[BlockedKey]) -> tuple[BlockedKey, ...]:
-    """Return the keys that failed messages block, in addition to the keys known from the heads."""
+def find_blocked_keys(
+    using: str, failures: Failures, known: Iterable[BlockedKey], publishers: Collection[str]
+) -> tuple[BlockedKey, ...]:
+    """Return the keys that failed messages block, in addition to the keys known from the heads.
+
+    Args:
+        using: the database alias.
+        failures: the failed messages.
+        known: the keys known from the heads.
+        publishers: those of which not all heads were read.
+    """
     messages = OutboxMessage.objects.using(using)
     ids = {key.id for key in known}
+    further = [
+        (publisher, partition, id)
+        for (publisher, partition), id in failures.blocking_ids.items()
+        if publisher in publishers and id not in ids
+    ]
     waiting: dict[int, Count] = {}
-    for (publisher, partition), id in failures.blocking_ids.items():
-        if id in ids:
-            continue
-        if len(waiting) == MAX_BLOCKED:
-            break
+    for publisher, partition, id in further[:MAX_BLOCKED]:
         behind = messages.filter(publisher=publisher, partition=partition, blocks_key=True, processed_at=None)
         number = (
             behind.filter(pk__gt=id).values("pk").order_by("publisher", "partition", "id")[: MAX_WAITING + 1].count()
         )
-        waiting[id] = Count(min(number, MAX_WAITING), number > MAX_WAITING)
+        if number:
+            waiting[id] = Count(min(number, MAX_WAITING), number > MAX_WAITING)
     return describe_blocked(messages.all(), waiting)

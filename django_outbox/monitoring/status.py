@@ -28,6 +28,7 @@ from django_outbox.monitoring.figures import (
     judge,
 )
 from django_outbox.monitoring.queues import (
+    MAX_BLOCKED,
     Failures,
     find_blocked_keys,
     find_streams,
@@ -104,9 +105,14 @@ def read_status(using: str) -> Status:
     aliases = [*configured, *sorted(found - {*configured})]
     publishers: list[PublisherStatus] = []
     blocked: list[BlockedKey] = []
+    not_all_heads: list[str] = []
+    all_keys = True
     for alias in aliases:
         heads = read_heads(store, alias)
         blocked += heads.blocked
+        all_keys &= heads.complete and len(heads.blocked) < MAX_BLOCKED
+        if not heads.complete:
+            not_all_heads.append(alias)
         queue = read_queue(using, alias, now, heads, has_stream=alias in streams)
         processed, _, failed = _in_last_minute(counts, now, alias)
         figures = PublisherStatus(
@@ -127,7 +133,7 @@ def read_status(using: str) -> Status:
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
         if figures.configured or _has_messages(figures, failures):
             publishers.append(figures)
-    blocked += find_blocked_keys(using, failures, blocked)
+    blocked += find_blocked_keys(using, failures, blocked, not_all_heads)
     blocked.sort(key=lambda key: (-key.waiting.number, key.id))
     result = Status(
         using=using,
@@ -136,6 +142,7 @@ def read_status(using: str) -> Status:
         failures=failures.groups,
         failures_are_complete=failures.complete,
         blocked_keys=tuple(blocked),
+        blocked_keys_are_complete=all_keys,
         relays=reports,
         consumers=_read_consumers(using, now),
         last_hour=_last_hour(counts, now),

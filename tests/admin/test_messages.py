@@ -9,10 +9,12 @@ from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import localtime
 
+from django_outbox.admin import changelist
 from django_outbox.admin import display as admin_display
 from django_outbox.admin import listing as admin_counts
 from django_outbox.admin.filters import local_text
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.monitoring.status import read_status
 from tests.conftest import ALIASES
 from tests.support.admin.tools import CHANGELIST, listed, put, text, url
 from tests.support.messages import ago
@@ -143,14 +145,16 @@ class TestStates:
         assert "Pending messages (2+)" in text(page)
 
     @pytest.mark.parametrize("key", ["", "order-1"])
-    def test_an_empty_list_warns_of_messages_that_are_overdue(self, using: str, admin_client: Client, key: str):
-        put(Status.PENDING, using=using, publisher="other", age=-60)
+    def test_an_empty_list_shows_the_verdict_of_the_overview(
+        self, using: str, admin_client: Client, key: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(changelist, "status", read_status)
+        put(Status.PENDING, using=using, age=-60)
         put(Status.PENDING, using=using, age=50)
-        assert "Is a relay running?" not in text(admin_client.get(CHANGELIST))
-        put(Status.PENDING, using=using, publisher="other", key=key, age=47 * 60 + 5)
+        assert "outbox-warning" not in text(admin_client.get(CHANGELIST))
+        put(Status.PENDING, using=using, key=key, age=47 * 60 + 5)
         page = admin_client.get(CHANGELIST)
-        assert "Messages for the publisher other have been due for 47 min. Is a relay running?" in text(page)
-        assert 'href="?state=pending&amp;publisher=other"' in text(page)
+        assert "Not delivering for 47 min: 2 due for &#x27;default&#x27;, no relay seen." in text(page)
 
 
 def test_an_unknown_state_shows_the_failed_messages(admin_client: Client):

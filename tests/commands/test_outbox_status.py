@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from typing import Any
 
@@ -48,8 +49,8 @@ def test_failed_messages_are_a_warning_and_exit_1(using: str):
     code, output = run(using)
     assert code == 1
     assert output.splitlines()[:3] == [
-        "WARNING: 1 key is blocked, for example 'order-7'.",
         "WARNING: 1 message failed.",
+        "WARNING: 1 key is blocked, for example 'order-7'.",
         "OK: 2 messages are due, none of them late.",
     ]
     assert re.search(rf"order-7 +default +t \(id {first.pk}\) +failed", output)
@@ -99,6 +100,19 @@ def test_long_lists_are_cut(using: str):
     for number in range(13):
         Heartbeat.objects.using(using).create(relay=f"a:{number}", host="a", pid=number, workers=1)
     assert "… and 3 more" in run(using)[1]
+
+
+def test_a_reader_that_leaves_does_not_change_the_exit_code(using: str):
+    class Pipe(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    make_late(using)
+    with open(os.devnull, "w") as stdout, pytest.MonkeyPatch.context() as patch:  # noqa: PTH123
+        patch.setattr("sys.stdout", stdout)
+        with pytest.raises(SystemExit) as end:
+            call_command("outbox_status", "--database", using, stdout=Pipe())
+    assert end.value.code == 2
 
 
 @pytest.mark.parametrize("using", LOCKING)

@@ -125,6 +125,13 @@ def test_a_key_stands_still_behind_a_message_that_failed_or_is_retried(using: st
     assert figures(using).blocking == Count(1)
 
 
+def test_a_key_with_nothing_behind_its_failed_message_is_not_blocked(using: str):
+    fail(using, put(1, using, key="order-5"))
+    result = read_status(using)
+    assert result.blocked_keys == ()
+    assert [verdict.code for verdict in result.verdicts] == ["failed", "idle"]
+
+
 def test_a_blocked_key_is_found_behind_more_keys_than_are_looked_at(using: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queues, "MAX_ENTRIES", 3)
     ids = put(24, using, keys=12)
@@ -197,6 +204,10 @@ def test_relays_report_breakers_outages_and_their_age(using: str):
     assert (figures(using, "audit").relays, figures(using, "audit").outage) == (0, "")
     assert result.verdict.code == "unavailable"
     assert "unavailable for 12 min (connection refused)" in result.verdict.sentence
+    state["since"] = (now - datetime.timedelta(seconds=26)).timestamp()
+    reports.filter(relay="a:7").update(publishers={"default": state})
+    result = read_status(using)
+    assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "unavailable")]
 
 
 def test_rates_are_added_up_over_relays(using: str):

@@ -1,6 +1,7 @@
 """`manage.py outbox_status`: what the outbox delivers and what it does not, for people and for monitoring systems."""
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -62,12 +63,17 @@ class Command(OutboxCommand):
         except DatabaseError as error:
             raise CommandError(_explain(using, error), returncode=int(Level.CRITICAL)) from error
         figures = replace(figures, verdicts=judge(figures, options["max_age"]))
-        if options["json"]:
-            values = asdict(replace(figures, verdicts=()))
-            values |= {"verdicts": list(map(_finding, figures.verdicts)), "level": figures.level.name}
-            self.stdout.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2))
-        else:
-            self._print(figures, options["verbosity"])
+        try:
+            if options["json"]:
+                values = asdict(replace(figures, verdicts=()))
+                values |= {"verdicts": list(map(_finding, figures.verdicts)), "level": figures.level.name}
+                self.stdout.write(json.dumps(values, cls=DjangoJSONEncoder, indent=2))
+            else:
+                self._print(figures, options["verbosity"])
+            self.stdout.flush()
+        except BrokenPipeError:
+            # The reader, such as `head`, has enough. Python would complain when it flushes at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if figures.level:
             sys.exit(int(figures.level))
 
