@@ -46,6 +46,11 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 
 
 @pytest.mark.slow
+def test_every_promise_is_kept_by_streams_under_faults():
+    run(database="postgresql", source="snapshot", messages=4_000, keys=100, faults=8, notify=True)
+
+
+@pytest.mark.slow
 def test_every_promise_is_kept_on_mariadb_under_faults():
     run(database="mariadb", messages=5_000, keys=100, faults=8, failed_blocks_key=True, unroutable=0.01)
 
