@@ -81,7 +81,7 @@ class SnapshotSource(PollingSource):
         self._listing: Listing | None = None
         self._passed = self._polled_passed = ""
         self._checked_session: object = None
-        self._recovering = False
+        self._goes_on = False
         self._stream_is_empty = False
         self._was_streamed = False
         self._stream_at = self._table_at = 0.0
@@ -125,7 +125,7 @@ class SnapshotSource(PollingSource):
 
     @property
     def lags(self) -> bool:
-        return self._recovering or super().lags
+        return self._goes_on or super().lags
 
     @property
     def _store(self) -> PostgreSQLStore:
@@ -204,7 +204,7 @@ class SnapshotSource(PollingSource):
 
     def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
         """Return the next messages of the stream, and move the position past those that are not to be published."""
-        self._stream_is_empty = False
+        self._stream_is_empty = self._goes_on = False
         recovered = self._check_server(stream, place)
         if recovered is None:
             return Claim([])
@@ -230,6 +230,10 @@ class SnapshotSource(PollingSource):
             if messages:
                 return claim
             self._settle_streamed(stream, claim, Settlement())
+            if ids:
+                # As many as a hot key has may wait, too many for one transaction.
+                self._goes_on = True
+                return Claim([])
             assert self._listing is not None
             place = self._listing.place
 
@@ -261,12 +265,13 @@ class SnapshotSource(PollingSource):
         server = stream.find_server()
         if place.server and place.server != server:
             self._passed = NOTHING
-            self._recovering = bool(stream.settle_in_table(place, RECOVERED))
-            if self._recovering:
+            self._goes_on = bool(stream.settle_in_table(place, RECOVERED))
+            if self._goes_on:
                 return None
             place = replace(place, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
         if place.server != server:
-            place = stream.move(replace(place, server=server))
+            # It is looked at again, because this transaction may be rolled back.
+            return stream.move(replace(place, server=server))
         self._checked_session = session
         return place
 
