@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
-from django_outbox.messages import ACCEPTED, Message, rejected, retry_later, unanswered
+from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause, resume
@@ -22,6 +23,7 @@ from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.retention.purge import purge
+from django_outbox.stores import Settlement
 from tests.conftest import ALIASES
 from tests.support.databases import statements
 from tests.support.effects import HANDLERS
@@ -130,31 +132,62 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream():
     assert ScriptedPublisher.published() == [first, second]
 
 
-def test_a_message_that_a_handler_enqueues_is_delivered_although_others_commit_meanwhile():
-    """The snapshot of a claim does not name its own transaction, in which the handler writes."""
-    handled: list[Any] = []
+@contextmanager
+def other_session() -> Iterator[Any]:
+    """Another session, in a transaction that has a number already."""
+    session = connections.create_connection(PG)
+    try:
+        session.set_autocommit(False)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+        yield session
+    finally:
+        session.close()
 
-    def handle(payload: Any, message: Message) -> None:
-        handled.append(payload)
-        # Another transaction begins and ends, so that the claim's own one lies before the end of the next snapshot.
-        other = connections.create_connection(PG)
-        try:
-            with other.cursor() as cursor:
-                cursor.execute("SELECT pg_current_xact_id()")
-        finally:
-            other.close()
-        if len(handled) < 5:
-            enqueue("test.again", len(handled), using=PG)
 
-    with (
-        override_settings(OUTBOX={"PUBLISHERS": {"default": {**HANDLERS, "SOURCE": "snapshot"}}}),
-        registry.scratch(),
-    ):
-        handler("test.again")(handle)
-        with transaction.atomic(using=PG):
-            enqueue("test.again", 0, using=PG)
-        drain()
-    assert len(handled) == 5
+def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_by_the_next():
+    """A snapshot does not name the transaction that takes it, which may lie before transactions that have ended."""
+    put(1, PG)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+
+    def commit_first(execute: Any, sql: str, *arguments: Any) -> Any:
+        if "pg_current_snapshot" in sql:
+            with other_session() as other:
+                other.commit()
+        return execute(sql, *arguments)
+
+    with connections[PG].execute_wrapper(commit_first), source.claim(10) as claim:
+        written = enqueue("t", 2, using=PG).pk
+        source.settle(claim, Settlement(processed=[message.id for message in claim.messages]))
+    with source.claim(10) as claim:
+        assert [message.id for message in claim.messages] == [written]
+
+
+def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", 2)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    with other_session() as other:
+        ids = put(1, PG)
+        batches.run(2)
+        ids += put(4, PG)
+        with other.cursor() as cursor:
+            cursor.execute(
+                """
+                INSERT INTO django_outbox_outboxmessage (
+                    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error,
+                    error_class, available_at
+                )
+                VALUES (gen_random_uuid(), 't', '', '', 0, false, '5', '{}', 'default', 0, '', '', NULL) RETURNING id
+                """
+            )
+            late = cursor.fetchone()[0]
+        batches.run(2)
+        assert ScriptedPublisher.published() == ids[:3]
+        other.commit()
+    for _ in range(10):
+        batches.run(2)
+    assert ScriptedPublisher.published() == [*ids, late]
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["never served", "served"])
@@ -218,21 +251,17 @@ def test_a_purge_deletes_only_delivered_messages():
 
 
 def test_a_purge_deletes_what_is_delivered_although_a_transaction_stays_open():
-    other = connections.create_connection(PG)
-    try:
-        other.set_autocommit(False)
-        with other.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id()")
+    with other_session():
         put(4, PG)
         drain()
         assert purge(using=PG, older_than=datetime.timedelta(0)) == 4
-    finally:
-        other.close()
 
 
-def test_handlers_outside_of_a_transaction_get_messages_from_the_table():
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_handlers_get_each_message_once(in_transaction: bool):
+    """Outside of a transaction, they get messages from the table."""
     handled: list[Any] = []
-    entry = {**HANDLERS, "OPTIONS": {"transaction": False}, "SOURCE": "snapshot"}
+    entry = {**HANDLERS, "OPTIONS": {"transaction": in_transaction}, "SOURCE": "snapshot"}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}), registry.scratch():
         handler("t")(lambda payload, message: handled.append(payload))
         put(4, PG, keys=2)
