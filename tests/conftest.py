@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from tests.settings import DATABASES
 from tests.support.flushing import flush_quickly
+from tests.support.kafka.shared import Keeper, start_keeper
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -23,6 +24,21 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 flush_quickly()
+
+KEEPER = pytest.StashKey[Keeper]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The processes of pytest-xdist inherit its address.
+    keeper = start_keeper()
+    if keeper:
+        config.stash[KEEPER] = keeper
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if KEEPER in config.stash:
+        config.stash[KEEPER].end()
+
 
 ALIASES = list(DATABASES)
 """The databases that the tests run on: `mysql` is one of them if MYSQL_URL is set."""

@@ -277,19 +277,19 @@ def stays_same(count: Callable[[], int]) -> bool:
 
 
 def test_an_inbox_reconnects_when_its_connection_is_lost(source, make_inbox, proxies):
-    proxy = proxies.open(source.port)
-    with running(make_inbox(**source.via(proxy.port), batch_size=5)):
+    options, cut = source.through(proxies)
+    with running(make_inbox(**options, batch_size=5)):
         for round in range(2):
             source.send(*range(round * 100, round * 100 + 100))
             eventually(lambda: len(payloads("default")) > round * 100 + 20)  # noqa: B023
-            proxy.cut()
+            cut()
         eventually(lambda: len(payloads("default")) == 200)
         eventually(lambda: source.unsettled() == 0)
     assert sorted(payloads("default")) == [*range(200)]
 
 
 def test_an_outage_is_logged_once_and_the_inbox_can_be_stopped(source, make_inbox, caplog):
-    with running(make_inbox(**source.via(free_port()))) as inbox:
+    with running(make_inbox(**source.at(free_port()))) as inbox:
         eventually(lambda: inbox.outages)
         time.sleep(0.3)
     assert len([text for text in caplog.messages if "is unavailable" in text]) == 1
@@ -297,7 +297,7 @@ def test_an_outage_is_logged_once_and_the_inbox_can_be_stopped(source, make_inbo
 
 def test_a_drain_gives_up_if_the_broker_remains_unavailable(source, make_inbox):
     with pytest.raises(RelayUnavailable, match="Its messages are still in the queue"):
-        make_inbox(**source.via(free_port())).drain()
+        make_inbox(**source.at(free_port())).drain()
 
 
 def test_messages_are_received_again_when_the_database_was_unavailable_for_long(source, make_inbox, monkeypatch):

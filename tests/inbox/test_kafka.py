@@ -20,10 +20,10 @@ from django_outbox.models import Status
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, running, stored
-from tests.inbox.sources.kafka import GROUP, QUICK, KafkaSource
+from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka.cluster import PRODUCE
-from tests.support.kafka.tools import read_topic
+from tests.support.kafka.mock import PRODUCE
+from tests.support.kafka.tools import alter_topic, read_topic
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -33,10 +33,14 @@ PATIENCE = 90
 
 
 @pytest.fixture
-def source() -> Iterator[KafkaSource]:
-    source = KafkaSource(partitions=4)
+def source(request: pytest.FixtureRequest) -> Iterator[KafkaSource]:
+    source: KafkaSource = getattr(request, "param", partial(KafkaSource, partitions=4))()
     yield source
     source.close()
+
+
+on_a_mock = pytest.mark.parametrize("source", [MockKafkaSource], indirect=True, ids=["mock"])
+"""Runs a test whose broker refuses what it is told to refuse."""
 
 
 # Groups
@@ -80,7 +84,7 @@ def test_a_member_that_leaves_hands_its_partitions_over(source, make_inbox):
 def test_groups_read_independently_of_each_other(source, make_inbox):
     source.send(1, 2)
     make_inbox().drain()
-    make_inbox("postgresql", group="shipping").drain()
+    make_inbox("postgresql", group=f"{source.group}-2").drain()
     assert sorted(payloads("default")) == sorted(payloads("postgresql")) == [1, 2]
 
 
@@ -113,7 +117,9 @@ def test_a_member_stays_paused_when_it_gets_other_partitions(source):
 
 def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
     """librdkafka waits for a broker in two of three cases, so there are several consumers."""
-    consumers = [KafkaConsumer("billing", **source.options | {"group": f"billing-{n}"}) for n in range(4)]
+    config = {**source.options["config"], "bootstrap.servers": source.gateway.servers}
+    groups = [f"{source.group}-{n}" for n in range(4)]
+    consumers = [KafkaConsumer("billing", **source.options | {"config": config, "group": group}) for group in groups]
     source.send(*range(20))
     for consumer in consumers:
         consumer.open()
@@ -127,14 +133,14 @@ def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
             return not left
 
         eventually(settle_all)
-    with source.cluster.down():
-        for consumer in consumers:
-            with pytest.raises(Unavailable):
-                eventually(partial(consumer.receive, 0.1))
-        threads = Threads()
-        for consumer in consumers:
-            threads.start(consumer.close, name="close")
-        assert threads.wait(2 * LEAVE_TIMEOUT), "a consumer did not end"
+    source.gateway.go_down()
+    for consumer in consumers:
+        with pytest.raises(Unavailable):
+            eventually(partial(consumer.receive, 0.1))
+    threads = Threads()
+    for consumer in consumers:
+        threads.start(consumer.close, name="close")
+    assert threads.wait(2 * LEAVE_TIMEOUT), "a consumer did not end"
 
 
 # Records
@@ -146,7 +152,7 @@ def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
     )
     formats: list[dict[str, Any]] = [{}, {"format": "cloudevents", "source": "/shop"}]
     for options in formats:
-        publisher = KafkaPublisher("default", config={"bootstrap.servers": source.cluster.servers}, **options)
+        publisher = KafkaPublisher("default", config={"bootstrap.servers": source.servers}, **options)
         publisher.publish([message])
         publisher.close()
     make_inbox().drain()
@@ -159,14 +165,14 @@ def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
 
 
 def test_a_record_of_another_program_is_stored(source, make_inbox):
-    source._producer.produce(
+    source.producer.produce(
         source.name,
         b'{"a": 1}',
         b"order-7",
         headers=[("trace", b"1"), ("trace", b"2"), ("none", None)],
         timestamp=10**12,
     )
-    source._producer.flush()
+    source.producer.flush()
     make_inbox().drain()
     (message,) = stored("default")
     assert (message.type, message.topic, message.key) == (source.name, "", "order-7")
@@ -177,10 +183,10 @@ def test_a_record_of_another_program_is_stored(source, make_inbox):
 def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(source, make_inbox):
     attributes = {"specversion": "1.0", "id": "7", "source": "/a", "type": "order.paid"}
     binary = [*((f"ce_{name}", value.encode()) for name, value in attributes.items()), ("content-type", b"text/json")]
-    source._producer.produce(source.name, b'{"n": 1}', headers=binary)
+    source.producer.produce(source.name, b'{"n": 1}', headers=binary)
     structured = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
-    source._producer.produce(source.name, structured, headers=[("content-type", b"application/cloudevents+json")])
-    source._producer.flush()
+    source.producer.produce(source.name, structured, headers=[("content-type", b"application/cloudevents+json")])
+    source.producer.flush()
     make_inbox().drain()
     # The two may be in different partitions.
     found = sorted(stored("default"), key=lambda message: message.payload["n"])
@@ -191,15 +197,15 @@ def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(sour
 
 
 def test_a_record_without_a_value_has_the_payload_null(source, make_inbox):
-    source._producer.produce(source.name, None, b"order-7")
-    source._producer.flush()
+    source.producer.produce(source.name, None, b"order-7")
+    source.producer.flush()
     make_inbox(batch_size=2).drain()
     assert payloads("default") == [None]
 
 
 def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
-    source._producer.produce(source.name, b"1", b"\xff\xfe")
-    source._producer.flush()
+    source.producer.produce(source.name, b"1", b"\xff\xfe")
+    source.producer.flush()
     make_inbox().drain()
     (message,) = stored("default")
     assert message.status is Status.FAILED
@@ -212,7 +218,7 @@ def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
 def test_a_dead_letter_has_the_key_and_headers_and_names_its_origin(source, make_inbox):
     (id,) = source.send(raw=b"{", key="order-7", headers={"trace": "a"})
     make_inbox(invalid="reject").drain()
-    (record,) = read_topic(source.cluster.servers, source.dead_letters, {})
+    (record,) = read_topic(source.servers, source.dead_letters, {})
     headers = dict(record.headers())
     origin, partition, offset = headers.pop("outbox-rejected-from").decode().split("/")
     assert (origin, offset) == (source.name, "0")
@@ -222,6 +228,7 @@ def test_a_dead_letter_has_the_key_and_headers_and_names_its_origin(source, make
     assert headers["trace"] == b"a"
 
 
+@on_a_mock
 def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, make_inbox):
     source.send(raw=b"{")
     source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
@@ -234,6 +241,7 @@ def test_offsets_are_not_committed_while_dead_letters_cannot_be_written(source, 
     assert [each.body for each in source.take_dead()] == [b"{"]
 
 
+@on_a_mock
 def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_written(source, make_inbox):
     source.send(raw=b"{")
     source.cluster.fail(PRODUCE, *[KafkaError.MSG_SIZE_TOO_LARGE] * 100)
@@ -248,9 +256,9 @@ def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_writte
 # Refusals
 
 
-def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committed():
+@on_a_mock
+def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committed(source):
     """The records behind it were received with it, and are read ahead."""
-    source = KafkaSource()
     consumer = KafkaConsumer("billing", **source.options, batch_bytes=10_000, timeout=1.0)
     for n in range(5):
         source.send(str(n) * 6_000)
@@ -270,14 +278,14 @@ def test_nothing_behind_a_record_whose_dead_letter_cannot_be_written_is_committe
         assert again[0].body == first[0].body
     finally:
         consumer.close()
-        source.close()
 
 
-def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer():
+def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer(source):
     """Its record was within the limits of its own topic, and the header that is added counts."""
-    source = KafkaSource()
+    for topic in (source.name, source.dead_letters):
+        alter_topic(source.servers, topic, max_message_bytes="10000000")
     consumer = KafkaConsumer("billing", **source.options)
-    source._producer = Producer({"bootstrap.servers": source.cluster.servers, "message.max.bytes": 3_000_000})
+    source.producer = Producer({"bootstrap.servers": source.servers, "message.max.bytes": 3_000_000})
     source.send("x" * 2_000_000)
     try:
         consumer.open()
@@ -286,7 +294,6 @@ def test_a_dead_letter_may_be_larger_than_the_default_of_the_producer():
         eventually(source.take_dead)
     finally:
         consumer.close()
-        source.close()
 
 
 def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
@@ -294,6 +301,7 @@ def test_a_topic_that_does_not_exist_has_a_remedy(make_inbox):
         make_inbox(topics="missing").read_once()
 
 
+@on_a_mock
 def test_a_topic_that_may_not_be_read_has_a_remedy(source, make_inbox):
     source.cluster.set_topic_error(source.name, KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(RelayUnavailable, match="give the user of config the permission to read the topic"):
@@ -322,7 +330,7 @@ CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
 )
 def test_a_wrong_option_is_named_with_the_remedy(options, text):
     with pytest.raises(ImproperlyConfigured) as raised:
-        KafkaConsumer("billing", **{"config": CONFIG, "group": GROUP, "topics": "orders", **options})
+        KafkaConsumer("billing", **{"config": CONFIG, "group": "billing", "topics": "orders", **options})
     assert text in str(raised.value)
 
 

@@ -13,7 +13,7 @@ from django_outbox.brokers.kafka.errors import MEANINGS, Blame
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka.cluster import INIT_PRODUCER_ID, PRODUCE, KafkaCluster, kafka_cluster
+from tests.support.kafka.mock import INIT_PRODUCER_ID, PRODUCE, MockCluster, mock_cluster
 from tests.support.kafka.tools import read_topic
 
 MakePublisher = Callable[..., KafkaPublisher]
@@ -23,21 +23,21 @@ ONE_BY_ONE = {"batch.num.messages": 1}
 
 
 @pytest.fixture
-def cluster() -> Iterator[KafkaCluster]:
-    cluster = kafka_cluster()
+def cluster() -> Iterator[MockCluster]:
+    cluster = mock_cluster()
     yield cluster
     cluster.stop_failing()
 
 
 @pytest.fixture
-def topic(cluster: KafkaCluster) -> str:
+def topic(cluster: MockCluster) -> str:
     name = unique_name()
     cluster.create_topic(name)
     return name
 
 
 @pytest.fixture
-def make_publisher(cluster: KafkaCluster) -> Iterator[MakePublisher]:
+def make_publisher(cluster: MockCluster) -> Iterator[MakePublisher]:
     made = []
 
     def make(config: dict[str, Any] | None = None, **options: Any) -> KafkaPublisher:
@@ -60,7 +60,7 @@ def unkeyed(topic: str, count: int) -> list[Message]:
     return [make_message(topic, str(n).encode()) for n in range(count)]
 
 
-def bodies(cluster: KafkaCluster, topic: str) -> list[int]:
+def bodies(cluster: MockCluster, topic: str) -> list[int]:
     return [int(record.value()) for record in read_topic(cluster.servers, topic, {})]
 
 

@@ -14,7 +14,7 @@ from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka.cluster import KafkaCluster, kafka_cluster
+from tests.support.kafka.mock import MockCluster, mock_cluster
 from tests.support.kafka.tools import read_topic
 from tests.support.proxies import Proxies
 
@@ -79,7 +79,7 @@ def test_a_publisher_states_where_it_publishes_to():
 
 def published(message: Message, **options: Any) -> Any:
     """Publish a message, and return the record."""
-    cluster, topic = kafka_cluster(), unique_name()
+    cluster, topic = mock_cluster(), unique_name()
     cluster.create_topic(topic)
     publisher = KafkaPublisher("default", config={"bootstrap.servers": cluster.servers}, topic=topic, **options)
     assert publisher.publish([message]) == [ACCEPTED]
@@ -147,7 +147,7 @@ def tls_cluster(certificates: dict[str, Path]) -> Iterator[str]:
     """The address of a cluster of one broker whose clients have to speak TLS."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates["broker.pem"], certificates["broker.key"])
-    cluster = KafkaCluster(1)
+    cluster = MockCluster(1)
     with Proxies() as proxies:
         proxy = proxies.open(int(cluster.servers.rpartition(":")[2]), context)
         cluster.advertise(1, proxy.port)
@@ -197,7 +197,7 @@ UNREACHABLE = {
 
 @pytest.mark.parametrize(("config", "text"), UNREACHABLE.values(), ids=UNREACHABLE)
 def test_a_connection_that_fails_has_a_remedy(config, text):
-    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_cluster().servers, **config}, timeout=10.0)
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": mock_cluster().servers, **config}, timeout=10.0)
     reason = publisher.prepare()
     assert text in reason
     assert "s3cret" not in reason

@@ -1,37 +1,30 @@
-"""The Kafka publisher on a real server, whose address is in KAFKA_URL. `tests.run` prints whether there is one."""
+"""The Kafka publisher on Kafka's own brokers. `tests.run` prints whether there are any."""
 
-import os
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
+from tests.support.kafka import tools
+from tests.support.kafka.shared import is_real, kafka_servers
 from tests.support.kafka.tools import read_topic
 
-SERVERS = os.environ.get("KAFKA_URL", "").removeprefix("kafka://")
-
-pytestmark = pytest.mark.skipif(not SERVERS, reason="KAFKA_URL is not set")
+pytestmark = pytest.mark.skipif(not is_real(), reason="a mock of Kafka's brokers stands in")
 
 
 @pytest.fixture
 def publisher() -> Iterator[KafkaPublisher]:
-    publisher = KafkaPublisher("default", config={"bootstrap.servers": SERVERS})
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_servers()})
     yield publisher
     publisher.close()
 
 
-def create_topic(**config: str) -> str:
-    admin, name = AdminClient({"bootstrap.servers": SERVERS}), unique_name()
-    admin.create_topics([NewTopic(name, num_partitions=4, replication_factor=1, config=config)])[name].result(30)
-    # Another broker may not know it yet.
-    time.sleep(1)
-    return name
+def create_topic(**config: Any) -> str:
+    return tools.create_topic(kafka_servers(), unique_name(), **config)
 
 
 def test_messages_arrive_once_and_in_the_order_of_their_keys(publisher):
@@ -39,7 +32,7 @@ def test_messages_arrive_once_and_in_the_order_of_their_keys(publisher):
     messages = [make_message(topic, str(n).encode(), key=f"order-{n % 50}") for n in range(5000)]
     for start in range(0, 5000, 50):
         assert publisher.publish(messages[start : start + 50]) == [ACCEPTED] * 50
-    records = read_topic(SERVERS, topic, {})
+    records = read_topic(kafka_servers(), topic, {})
     assert len(records) == 5000
     for key in {message.key for message in messages}:
         arrived = [record.value() for record in records if record.key() == key.encode()]
@@ -47,14 +40,14 @@ def test_messages_arrive_once_and_in_the_order_of_their_keys(publisher):
 
 
 def test_a_message_that_the_broker_finds_too_large_is_rejected(publisher):
-    topic = create_topic(**{"max.message.bytes": "10000"})
+    topic = create_topic(max_message_bytes="10000")
     (outcome,) = publisher.publish([make_message(topic, b'"' + b"x" * 20_000 + b'"')])
     assert (outcome.verdict, outcome.error_class) == (Verdict.REJECTED, "kafka.too_large")
     assert publisher.publish([make_message(topic)]) == [ACCEPTED]
 
 
 def test_a_compacted_topic_refuses_a_message_without_a_key(publisher):
-    topic = create_topic(**{"cleanup.policy": "compact"})
+    topic = create_topic(cleanup_policy="compact")
     accepted, refused = publisher.publish([make_message(topic, key="order-1"), make_message(topic)])
     assert accepted == ACCEPTED
     assert (refused.verdict, refused.error_class) == (Verdict.REJECTED, "kafka.invalid_record")

@@ -21,7 +21,7 @@ from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws.server import CREDENTIALS, REGION, address, client
 from tests.support.http.receiver import Receiver
-from tests.support.kafka.cluster import KafkaCluster
+from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.tools import read_topic
 from tests.support.nats.tools import Nats
 from tests.support.ports import free_port
@@ -145,7 +145,7 @@ class KafkaPlace(Place):
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
-        self._cluster = KafkaCluster()
+        self._cluster = MockCluster()
         self._resources.callback(self._cluster.close)
         self._positions: dict[str, dict[int, int]] = {name: {} for name in self.healthy}
         for name in [*self.healthy, *self.sick]:

@@ -9,6 +9,9 @@ from typing import Any
 
 CHUNK = 65_536
 
+Filter = Callable[[bytes], bytes]
+"""Takes each piece of data that comes, and returns what is sent instead."""
+
 
 class Proxies:
     """A thread that serves any number of proxies."""
@@ -18,9 +21,19 @@ class Proxies:
         self._open: list[Proxy] = []
         self._thread = threading.Thread(target=self._loop.run_forever, name="faults-proxies", daemon=True)
 
-    def open(self, port: int, tls: ssl.SSLContext | None = None) -> "Proxy":
-        """Open a proxy to a port of this machine. With `tls`, its clients have to speak TLS."""
-        proxy = Proxy(port, self, tls)
+    def open(
+        self,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        host: str = "127.0.0.1",
+        make_filters: Callable[[], tuple[Filter, Filter]] | None = None,
+    ) -> "Proxy":
+        """Open a proxy to a port, by default of this machine. With `tls`, its clients have to speak TLS.
+
+        `make_filters` returns the filters of a new connection: of what goes to the server, and of what it sends.
+        """
+        proxy = Proxy(port, self, tls, host, make_filters)
         self._open.append(proxy)
         self.run(proxy.listen())
         return proxy
@@ -62,11 +75,19 @@ class Proxy:
         connections: how many there have been.
     """
 
-    def __init__(self, target: int, proxies: Proxies, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        target: int,
+        proxies: Proxies,
+        tls: ssl.SSLContext | None,
+        host: str,
+        make_filters: Callable[[], tuple[Filter, Filter]] | None,
+    ) -> None:
         self._tls = tls
         self.port = 0
         self.connections = 0
-        self._target = target
+        self._target = (host, target)
+        self._make_filters = make_filters
         self._proxies = proxies
         self._delay = 0.0
         self._silent = False
@@ -123,25 +144,29 @@ class Proxy:
             writer.transport.abort()
             return
         try:
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target, limit=CHUNK)
+            server_reader, server_writer = await asyncio.open_connection(*self._target, limit=CHUNK)
         except OSError:
             writer.transport.abort()
             return
         both = {writer, server_writer}
         self._writers |= both
+        there, back = self._make_filters() if self._make_filters else (_unchanged, _unchanged)
         try:
             with suppress(OSError, asyncio.CancelledError):
                 await asyncio.gather(
-                    self._carry(reader, server_writer, to_server=True),
-                    self._carry(server_reader, writer, to_server=False),
+                    self._carry(reader, server_writer, there, to_server=True),
+                    self._carry(server_reader, writer, back, to_server=False),
                 )
         finally:
             self._writers -= both
             for each in both:
                 each.transport.abort()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, to_server: bool) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Filter, *, to_server: bool
+    ) -> None:
         while data := await reader.read(CHUNK):
+            data = change(data)
             if self._delay:
                 await asyncio.sleep(self._delay)
             if self._silent:
@@ -158,3 +183,7 @@ class Proxy:
         if self._silent:
             await asyncio.Event().wait()
         raise ConnectionResetError
+
+
+def _unchanged(data: bytes) -> bytes:
+    return data

@@ -8,8 +8,9 @@ Each server comes from the first of these places where a login succeeds:
 4. a package of the system, if there is apt-get and this user is root or has sudo without a password. NATS is then
    started as a process of this run, because the service of its package runs without JetStream.
 
-MySQL and Kafka are optional: the tests use them if MYSQL_URL and KAFKA_URL are set. Without KAFKA_URL, Kafka is tested
-on the mock of a cluster that is part of the client.
+MySQL and Kafka are optional. MySQL is tested if MYSQL_URL is set. Kafka is the cluster that KAFKA_URL names; or three
+brokers that the first test that needs them starts, and whose programs Maven downloads; or the mock of a cluster that is
+part of the client.
 """
 
 import atexit
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.support import logins, system_packages
+from tests.support.kafka import jars
 from tests.support.ports import free_port
 
 PATIENCE = 120
@@ -166,11 +168,14 @@ def find_all() -> dict[str, str]:
         print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
     else:
         print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
+    reason = jars.fill()
     if os.environ.get(KAFKA_VARIABLE):
         found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, logins.log_in_to_kafka)
         print(f"Kafka: found by {KAFKA_VARIABLE}, {found[KAFKA_VARIABLE]}")
+    elif reason:
+        print(f"Kafka: the mock cluster of librdkafka stands in, because {reason}")
     else:
-        print(f"Kafka: tested on the mock of a cluster only, because {KAFKA_VARIABLE} is not set")
+        print(f"Kafka: the tests start three brokers of Kafka {jars.VERSION} when they need them")
     return found
 
 

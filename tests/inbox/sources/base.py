@@ -3,8 +3,10 @@
 import abc
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+from tests.support.proxies import Proxies
 
 
 class Sent(NamedTuple):
@@ -48,8 +50,13 @@ class Source(abc.ABC):
         """The consumer's options, with a name for the dead letters if there is one."""
 
     @abc.abstractmethod
-    def via(self, port: int) -> dict[str, Any]:
+    def at(self, port: int) -> dict[str, Any]:
         """Return those of the options that hold the broker's address, with another port of this machine."""
+
+    def through(self, proxies: Proxies) -> tuple[dict[str, Any], Callable[[], None]]:
+        """Return the options with which a consumer connects through a proxy, and a function that cuts connections."""
+        proxy = proxies.open(self.port)
+        return self.at(proxy.port), proxy.cut
 
     @abc.abstractmethod
     def put(self, messages: Sequence[Sent]) -> None:

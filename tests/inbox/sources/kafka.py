@@ -1,6 +1,6 @@
 """A topic of Kafka."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -8,10 +8,11 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from tests.inbox.sources.base import Dead, Sent, Source
 from tests.publishers.subjects.base import unique_name
-from tests.support.kafka.cluster import KafkaCluster
-from tests.support.kafka.tools import PATIENCE, read_topic
-
-GROUP = "billing"
+from tests.support.kafka.gateway import Gateway
+from tests.support.kafka.mock import MockCluster
+from tests.support.kafka.shared import kafka_servers
+from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, read_topic
+from tests.support.proxies import Proxies
 
 SENT_AT = 1_700_000_000_000
 
@@ -20,37 +21,49 @@ QUICK = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 100, "fetch.wait.m
 
 
 class KafkaSource(Source):
-    """A topic on a broker of its own, and a topic for the dead letters.
+    """A topic, a consumer group, and a topic for the dead letters.
 
     Args:
         partitions: how many the topic has.
+        servers: the addresses of brokers; by default those of the cluster that the tests share.
     """
 
     backend = "django_outbox.brokers.kafka.KafkaConsumer"
 
-    def __init__(self, partitions: int = 1) -> None:
-        self.cluster = KafkaCluster(1)
+    def __init__(self, partitions: int = 1, servers: str = "") -> None:
+        self.servers = servers or kafka_servers()
         self.partitions = partitions
-        self.port = int(self.cluster.servers.rpartition(":")[2])
-        self.name, self.dead_letters = unique_name(), unique_name()
-        self.cluster.create_topic(self.name, partitions)
-        self.cluster.create_topic(self.dead_letters, 1)
+        self.group, self.dead_letters = unique_name(), unique_name()
+        self.name = create_topic(self.servers, unique_name(), partitions)
+        create_topic(self.servers, self.dead_letters, 1)
         self._dead_positions: dict[int, int] = {}
-        self._producer = Producer({"bootstrap.servers": self.cluster.servers, "linger.ms": 0})
-        self._reader = Consumer({"bootstrap.servers": self.cluster.servers, "group.id": GROUP})
+        self._gateway: Gateway | None = None
+        self.producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 0})
+        self._reader = Consumer({"bootstrap.servers": self.servers, "group.id": self.group})
+
+    @property
+    def gateway(self) -> Gateway:
+        """Ways to the brokers that can be interrupted."""
+        self._gateway = self._gateway or Gateway(self.servers)
+        return self._gateway
 
     @property
     def options(self) -> dict[str, Any]:
         return {
-            "config": {"bootstrap.servers": self.cluster.servers, **QUICK},
-            "group": GROUP,
+            "config": {"bootstrap.servers": self.servers, **QUICK},
+            "group": self.group,
             "topics": self.name,
             "dead_letters": self.dead_letters,
         }
 
-    def via(self, port: int) -> dict[str, Any]:
-        self.cluster.advertise(1, port)
-        return {"config": {"bootstrap.servers": f"127.0.0.1:{port}", **QUICK}, "timeout": 2.0}
+    def at(self, port: int) -> dict[str, Any]:
+        return self._options_at(f"127.0.0.1:{port}")
+
+    def through(self, proxies: Proxies) -> tuple[dict[str, Any], Callable[[], None]]:
+        return self._options_at(self.gateway.servers), self.gateway.cut
+
+    def _options_at(self, servers: str) -> dict[str, Any]:
+        return {"config": {"bootstrap.servers": servers, **QUICK}, "timeout": 2.0}
 
     def put(self, messages: Sequence[Sent]) -> None:
         for each in messages:
@@ -58,8 +71,8 @@ class KafkaSource(Source):
             headers = [(name, text) for name, text in [*known.items(), *each.headers.items()] if text]
             # A record always has a time. One that is sent again has the same.
             fields = {"timestamp": 0 if each.message_id else SENT_AT, **each.properties}
-            self._producer.produce(self.name, each.body, each.key or None, headers=headers, **fields)
-        assert not self._producer.flush(PATIENCE)
+            self.producer.produce(self.name, each.body, each.key or None, headers=headers, **fields)
+        assert not self.producer.flush(PATIENCE)
 
     def unsettled(self) -> int:
         partitions = [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -70,10 +83,24 @@ class KafkaSource(Source):
         return count
 
     def take_dead(self) -> list[Dead]:
-        records = read_topic(self.cluster.servers, self.dead_letters, self._dead_positions)
+        records = read_topic(self.servers, self.dead_letters, self._dead_positions)
         return [Dead(dict(record.headers())[MESSAGE_ID].decode(), record.value()) for record in records]
 
     def close(self) -> None:
+        if self._gateway:
+            self._gateway.close()
         self._reader.close()
-        del self._reader, self._producer
+        del self._reader, self.producer
+        delete_topics(self.servers, self.name, self.dead_letters)
+
+
+class MockKafkaSource(KafkaSource):
+    """The same on a mock, whose broker refuses what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.cluster = MockCluster(1)
+        super().__init__(servers=self.cluster.servers)
+
+    def close(self) -> None:
+        super().close()
         self.cluster.close()

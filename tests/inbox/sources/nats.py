@@ -35,7 +35,7 @@ class JetStreamSource(Source):
             "dead_letters": self.dead_letters,
         }
 
-    def via(self, port: int) -> dict[str, Any]:
+    def at(self, port: int) -> dict[str, Any]:
         return {"servers": nats_url(port=port)}
 
     def put(self, messages: Sequence[Sent]) -> None:

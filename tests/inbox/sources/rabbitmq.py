@@ -30,7 +30,7 @@ class RabbitMQSource(Source):
     def options(self) -> dict[str, Any]:
         return {"url": settings.AMQP_URL, "queue": self.name}
 
-    def via(self, port: int) -> dict[str, Any]:
+    def at(self, port: int) -> dict[str, Any]:
         return {"url": broker_url(port=port)}
 
     def put(self, messages: Sequence[Sent]) -> None:

@@ -35,7 +35,7 @@ class RedisSource(Source):
             "dead_letters": self.dead_letters,
         }
 
-    def via(self, port: int) -> dict[str, Any]:
+    def at(self, port: int) -> dict[str, Any]:
         return {"url": server_url(port=port)}
 
     def put(self, messages: Sequence[Sent]) -> None:

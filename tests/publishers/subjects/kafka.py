@@ -8,8 +8,9 @@ from django_outbox.brokers.text_headers import KEY, MESSAGE_ID, TYPE
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
 from tests.support.claimed import make_message
-from tests.support.kafka.cluster import kafka_cluster
-from tests.support.kafka.tools import read_topic
+from tests.support.kafka.gateway import Gateway
+from tests.support.kafka.shared import kafka_servers
+from tests.support.kafka.tools import create_topic, delete_topics, read_topic
 
 
 class KafkaSubject(BrokerSubject):
@@ -19,18 +20,17 @@ class KafkaSubject(BrokerSubject):
 
     def __init__(self) -> None:
         super().__init__()
-        self._cluster = kafka_cluster()
-        self.topic = unique_name()
-        self._cluster.create_topic(self.topic)
+        self._servers = kafka_servers()
+        self._gateway = Gateway(self._servers)
+        self.topic = create_topic(self._servers, unique_name())
         self._positions: dict[int, int] = {}
-        self._is_down = False
 
     def make(self, **options: Any) -> KafkaPublisher:
-        return KafkaPublisher("default", config={"bootstrap.servers": self._cluster.servers}, **options)
+        return KafkaPublisher("default", config={"bootstrap.servers": self._gateway.servers}, **options)
 
     def with_secret(self) -> KafkaPublisher:
         config = {
-            "bootstrap.servers": self._cluster.servers,
+            "bootstrap.servers": self._gateway.servers,
             "security.protocol": "SASL_PLAINTEXT",
             "sasl.mechanism": "PLAIN",
             "sasl.username": "shop",
@@ -39,22 +39,21 @@ class KafkaSubject(BrokerSubject):
         return KafkaPublisher("default", config=config, timeout=2.0)
 
     def received(self) -> Sequence[Received]:
-        return [_read(each) for each in read_topic(self._cluster.servers, self.topic, self._positions)]
+        return [_read(each) for each in read_topic(self._servers, self.topic, self._positions)]
 
     def go_down(self) -> None:
-        self._is_down = True
-        self._cluster.go_down()
+        self._gateway.go_down()
 
     def come_back(self) -> None:
-        self._cluster.come_back()
+        self._gateway.come_back()
 
     def poison(self) -> Message:
         return make_message(self.topic, b'"' + b"x" * 1_100_000 + b'"')
 
     def close(self) -> None:
-        if self._is_down:
-            self._cluster.come_back()
         super().close()
+        self._gateway.close()
+        delete_topics(self._servers, self.topic)
 
 
 def _read(record: Any) -> Received:

@@ -1,127 +1,161 @@
-"""Clusters of Kafka brokers in this process: the mock that comes with librdkafka, which speaks the protocol.
+"""A temporary cluster of Apache Kafka's own brokers, each of which is a controller too."""
 
-It keeps the last 5 MB of each partition, and does not check the sequence numbers of idempotent producers. Its functions
-are described in https://github.com/confluentinc/librdkafka/blob/master/src/rdkafka_mock.h.
-"""
-
-import ctypes
-import functools
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import confluent_kafka
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID = 0, 1, 3, 8, 22
-"""Kinds of requests: https://kafka.apache.org/protocol.html#protocol_api_keys."""
+from tests.support.children import Child, Nursery, SuiteError, wait_until
+from tests.support.kafka import jars
+from tests.support.ports import free_port
 
-_PRODUCER = 0
+START_PATIENCE = 120
+"""Seconds that a cluster may take until all of its brokers respond."""
+
+JAVA = (
+    "java",
+    "-Xmx256m",
+    # Brokers share the processors with everything that is tested with them: they start in half the time.
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseSerialGC",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
+
+SETTINGS: Mapping[str, object] = {
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "default.replication.factor": 3,
+    "min.insync.replicas": 2,
+    # Consumers of tests end by SIGKILL, and join at once.
+    "group.min.session.timeout.ms": 1000,
+    "group.initial.rebalance.delay.ms": 0,
+    # As few partitions and threads as possible.
+    "offsets.topic.num.partitions": 3,
+    "transaction.state.log.num.partitions": 3,
+    "share.coordinator.state.topic.num.partitions": 1,
+    "num.network.threads": 2,
+    "num.io.threads": 2,
+    "log.cleaner.dedupe.buffer.size": 2_097_152,
+}
 
 
-class KafkaCluster:
-    """The brokers of a cluster, whose ids begin with 1.
-
-    Args:
-        count: how many brokers there are.
+class Broker:
+    """One broker, which can be killed, frozen, and started again.
 
     Attributes:
-        servers: their addresses.
+        id: its number, beginning with 1.
+        port: where clients connect.
     """
 
-    def __init__(self, count: int = 3) -> None:
-        self._ids = range(1, count + 1)
-        self._library = _load_library()
-        text = ctypes.create_string_buffer(512)
-        configuration = ctypes.c_void_p(self._library.rd_kafka_conf_new())
-        self._library.rd_kafka_conf_set(configuration, b"log_level", b"0", text, len(text))
-        # A client is needed that the brokers belong to. It connects to nothing.
-        self._owner = self._library.rd_kafka_new(_PRODUCER, configuration, text, ctypes.c_size_t(len(text)))
-        assert self._owner, text.value
-        self._cluster = ctypes.c_void_p(
-            self._library.rd_kafka_mock_cluster_new(ctypes.c_void_p(self._owner), len(self._ids))
-        )
-        self.servers: str = self._library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
-        self._library.rd_kafka_mock_group_initial_rebalance_delay_ms(self._cluster, 0)
+    def __init__(self, nursery: Nursery, id: int) -> None:
+        self._nursery = nursery
+        self.id = id
+        self.port = free_port()
+        self.controller_port = free_port()
+        self.file = nursery.directory / f"broker-{id}.properties"
+        self.process: Child | None = None
 
-    def close(self) -> None:
-        """End the brokers."""
-        self._library.rd_kafka_mock_cluster_destroy(self._cluster)
-        self._library.rd_kafka_destroy(ctypes.c_void_p(self._owner))
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
-    def advertise(self, broker: int, port: int) -> None:
-        """Let clients connect to a broker by another port of this machine."""
-        self._library.rd_kafka_mock_broker_set_host_port(self._cluster, broker, b"127.0.0.1", port)
+    def configure(self, settings: Mapping[str, object]) -> None:
+        """Write its configuration."""
+        found = {
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "node.id": self.id,
+            "log.dirs": self.file.with_suffix(""),
+            **settings,
+        }
+        self.file.write_text("".join(f"{name}={value}\n" for name, value in found.items()))
 
-    def create_topic(self, name: str, partitions: int = 4) -> None:
-        """Create a topic; otherwise its first use does, with four partitions."""
-        self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, len(self._ids))
+    def boot(self) -> None:
+        """Start it, without waiting until it responds."""
+        self.process = self._nursery.start(f"kafka-{self.id}", java("kafka.Kafka", self.file))
 
-    def set_topic_error(self, name: str, code: int) -> None:
-        """Answer with this error when a client asks for the topic; 0 ends it."""
-        self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), code)
+    def kill(self) -> None:
+        """End it at once, as a crash does."""
+        assert self.process is not None
+        self.process.kill()
 
-    def go_down(self, *brokers: int) -> None:
-        """End all connections of these brokers, by default of all, and accept no new ones."""
-        for broker in brokers or self._ids:
-            self._library.rd_kafka_mock_broker_set_down(self._cluster, broker)
+    def stop(self) -> None:
+        """End it as an administrator does: it hands its partitions over."""
+        assert self.process is not None
+        self.process.send(signal.SIGTERM)
+        assert self.process.wait(60) is not None, "the broker did not stop"
 
-    def come_back(self, *brokers: int) -> None:
-        """Accept connections again."""
-        for broker in brokers or self._ids:
-            self._library.rd_kafka_mock_broker_set_up(self._cluster, broker)
+    def freeze(self) -> None:
+        """Let it do nothing until `thaw`, while its connections remain."""
+        assert self.process is not None
+        self.process.send(signal.SIGSTOP)
 
-    def set_leader(self, topic: str, partition: int, broker: int) -> None:
-        """Let a broker lead a partition."""
-        self._library.rd_kafka_mock_partition_set_leader(self._cluster, topic.encode(), partition, broker)
-
-    def fail(self, request: int, *codes: int) -> None:
-        """Answer the next requests of this kind with these errors."""
-        array = (ctypes.c_int * len(codes))(*codes)
-        self._library.rd_kafka_mock_push_request_errors_array(
-            self._cluster, ctypes.c_int16(request), ctypes.c_size_t(len(codes)), array
-        )
-
-    def stop_failing(self) -> None:
-        """Answer all requests again."""
-        for request in (PRODUCE, FETCH, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID):
-            self._library.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(request))
-
-    def fail_partition(self, topic: str, partition: int, request: int, *codes: int) -> None:
-        """Answer the next requests of this kind for a partition with these errors."""
-        self._library.rd_kafka_mock_partition_push_request_errors(
-            self._cluster,
-            topic.encode(),
-            ctypes.c_int32(partition),
-            ctypes.c_int16(request),
-            ctypes.c_size_t(len(codes)),
-            *map(ctypes.c_int, codes),
-        )
-
-    @contextmanager
-    def down(self, *brokers: int) -> Iterator[None]:
-        """Take brokers down for a moment."""
-        self.go_down(*brokers)
-        try:
-            yield
-        finally:
-            self.come_back(*brokers)
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send(signal.SIGCONT)
 
 
-@functools.cache
-def kafka_cluster() -> KafkaCluster:
-    """Return the cluster of three brokers that the tests of this process share."""
-    return KafkaCluster()
+class Cluster:
+    """Brokers that know each other.
+
+    Args:
+        nursery: starts their processes; their data is in its temporary directory.
+        settings: settings of the brokers in addition to `SETTINGS`.
+        count: how many brokers there are.
+    """
+
+    def __init__(self, nursery: Nursery, settings: Mapping[str, object] | None = None, count: int = 3) -> None:
+        self._nursery = nursery
+        self.brokers = [Broker(nursery, id) for id in range(1, count + 1)]
+        voters = ",".join(f"{each.id}@127.0.0.1:{each.controller_port}" for each in self.brokers)
+        for broker in self.brokers:
+            broker.configure({**SETTINGS, "controller.quorum.voters": voters, **(settings or {})})
+
+    @property
+    def servers(self) -> str:
+        """Their addresses, as clients write them."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    def start(self) -> None:
+        """Format the brokers' storage, start them, and wait until all respond."""
+        tool = java("kafka.tools.StorageTool", "format", "--cluster-id", "4L6g3nShT-eMCtK--X86sw", "--config")
+        formatting = [self._nursery.start(f"format-{each.id}", [*tool, each.file]) for each in self.brokers]
+        for each in formatting:
+            if each.wait(START_PATIENCE):
+                raise SuiteError(f"The storage of a broker of Kafka cannot be formatted:\n{each.tail()}")
+        for broker in self.brokers:
+            broker.boot()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all brokers respond."""
+        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+
+        def is_complete() -> bool:
+            for broker in self.brokers:
+                assert broker.process is not None
+                if broker.process.code is not None:
+                    raise SuiteError(f"Kafka ended with {broker.process.code}:\n{broker.process.tail()}")
+            try:
+                return len(admin.list_topics(timeout=1).brokers) == len(self.brokers)
+            except KafkaException:
+                return False
+
+        wait_until(is_complete, START_PATIENCE, "an answer of all brokers of Kafka", pause=0.1)
 
 
-def _load_library() -> ctypes.CDLL:
-    """Return the librdkafka that the client uses."""
-    folder = Path(confluent_kafka.__file__).parent
-    # Wheels have it in a folder next to the package, or (macOS) in it.
-    for pattern in ("../confluent_kafka.libs/librdkafka*", ".dylibs/librdkafka*"):
-        for path in sorted(folder.glob(pattern)):
-            library = ctypes.CDLL(str(path))
-            for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
-                getattr(library, name).restype = ctypes.c_void_p
-            library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
-            return library
-    raise FileNotFoundError("The wheel of confluent-kafka has no librdkafka.")
+@contextmanager
+def running_cluster(settings: Mapping[str, object] | None = None, count: int = 3) -> Iterator[Cluster]:
+    """Start a cluster; all of its brokers are gone in the end."""
+    with Nursery() as nursery:
+        cluster = Cluster(nursery, settings, count)
+        cluster.start()
+        yield cluster
+
+
+def java(program: str, *arguments: str | Path) -> list[str | Path]:
+    """Return the command of a program of Kafka."""
+    return [*JAVA, "-cp", f"{jars.FOLDER}{os.sep}*", program, *arguments]

@@ -1,10 +1,63 @@
 """What tests do with Kafka's topics."""
 
+import functools
 from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support.kafka.mock import MOCKS
+from tests.support.waiting import eventually
 
 PATIENCE = 20.0
+
+
+@functools.cache
+def admin(servers: str) -> AdminClient:
+    """Return this process's own client of a cluster."""
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+
+def create_topic(servers: str, name: str, partitions: int = 4, **config: Any) -> str:
+    """Create a topic with the cluster's number of replicas, wait until it can be written to, and return its name.
+
+    Args:
+        servers: the addresses of brokers.
+        name: the name.
+        partitions: how many it has.
+        config: its settings, with underscores for periods.
+    """
+    if servers in MOCKS:
+        MOCKS[servers].create_topic(name, partitions)
+        return name
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    admin(servers).create_topics([NewTopic(name, partitions, config=settings)])[name].result(PATIENCE)
+
+    def is_ready() -> bool:
+        found = admin(servers).list_topics(name, timeout=PATIENCE).topics[name].partitions
+        return len(found) == partitions and all(each.leader >= 0 for each in found.values())
+
+    eventually(is_ready, "the partitions have leaders")
+    return name
+
+
+def alter_topic(servers: str, topic: str, **config: str) -> None:
+    """Change settings of a topic; the mock ignores them."""
+    if servers not in MOCKS:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        for name, value in config.items():
+            setting = ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+            resource.add_incremental_config(setting)
+        admin(servers).incremental_alter_configs([resource])[resource].result(PATIENCE)
+
+
+def delete_topics(servers: str, *names: str) -> None:
+    """Delete topics, without waiting until they are gone."""
+    if servers not in MOCKS:
+        admin(servers).delete_topics([*names])
 
 
 def read_topic(servers: str, topic: str, positions: dict[int, int]) -> list[Any]:

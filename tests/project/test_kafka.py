@@ -1,0 +1,83 @@
+"""The programs of Kafka for the tests: how they are found or downloaded, and what stands in for them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support import servers
+from tests.support.kafka import jars
+from tests.support.project_files import ROOT, read_yaml
+
+JAVA = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
+OLD_JAVA = "echo 'java version \"1.8.0_402\"' >&2"
+MAVEN = """
+for argument in "$@"; do
+    case $argument in -DoutputDirectory=*) mkdir "${argument#*=}" && touch "${argument#*=}/kafka.jar" ;; esac
+done
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Give the machine no programs but some with these scripts, and an empty cache."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("mkdir", "touch"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(jars, "FOLDER", tmp_path / "cache" / "kafka")
+
+    def add(**programs: str) -> None:
+        for name, script in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    return add
+
+
+def test_maven_fills_the_cache_once(install: Install):
+    install(java=JAVA, mvn=MAVEN)
+    assert not jars.are_usable()
+    assert not jars.fill()
+    assert [path.name for path in jars.FOLDER.iterdir()] == ["kafka.jar"]
+    assert jars.are_usable()
+    install(mvn="exit 1")
+    assert not jars.fill()
+
+
+@pytest.mark.parametrize(
+    ("programs", "reason"),
+    [
+        ({}, "Java 17 or newer is not installed"),
+        ({"java": OLD_JAVA, "mvn": MAVEN}, "Java 17 or newer is not installed"),
+        ({"java": JAVA}, "Maven is not installed"),
+        ({"java": JAVA, "mvn": f"{MAVEN}\nexit 1"}, "Maven cannot download Kafka"),
+    ],
+    ids=["nothing", "old Java", "no Maven", "no registry"],
+)
+def test_one_line_states_why_the_mock_stands_in(
+    install: Install,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    programs: dict[str, str],
+    reason: str,
+):
+    install(**programs)
+    monkeypatch.setattr(servers, "SERVERS", ())
+    for variable in (servers.KAFKA_VARIABLE, servers.MYSQL_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    assert servers.find_all() == {}
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Kafka" in line]
+    assert lines == [f"Kafka: the mock cluster of librdkafka stands in, because {reason}"]
+    assert not jars.are_usable()
+
+
+def test_the_version_is_the_same_everywhere():
+    service = read_yaml(".github/workflows/ci.yml")["jobs"]["everything"]["services"]["kafka"]
+    assert service["image"] == f"apache/kafka:{jars.VERSION}"
+    assert f"~/.cache/django-outbox/{jars.FOLDER.name}`" in (ROOT / "CONTRIBUTING.md").read_text()
+    major_and_minor = ".".join(jars.VERSION.split(".")[:2])
+    assert f"Apache Kafka {major_and_minor}" in (ROOT / "docs" / "how-to" / "kafka.md").read_text()
