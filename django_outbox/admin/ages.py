@@ -1,35 +1,14 @@
 """Numbers, and times as ages such as "47 min ago", in the operator's language."""
 
 import datetime
-from typing import Any
 
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext as _
 
 from django_outbox.monitoring.figures import Count
-
-_SIZES = {"d": 86_400, "h": 3600, "min": 60}
-
-_PAST: dict[str, Any] = {
-    "s": _("%(count)d s ago"),
-    "min": _("%(count)d min ago"),
-    "h": _("%(count)d h ago"),
-    "d": _("%(count)d d ago"),
-}
-_FUTURE: dict[str, Any] = {
-    "s": _("in %(count)d s"),
-    "min": _("in %(count)d min"),
-    "h": _("in %(count)d h"),
-    "d": _("in %(count)d d"),
-}
-_LENGTHS: dict[str, Any] = {
-    "s": _("%(count)d s"),
-    "min": _("%(count)d min"),
-    "h": _("%(count)d h"),
-    "d": _("%(count)d d"),
-}
+from django_outbox.text import duration
 
 
 def number(value: int | Count) -> str:
@@ -43,14 +22,10 @@ def clock(time: datetime.datetime) -> str:
 
 
 def age(time: datetime.datetime, now: datetime.datetime | None = None) -> str:
-    """Return how long ago a time was, or in how long it will be, in its most suitable unit."""
+    """Return how long ago a time was, or in how long it will be."""
     seconds = ((now or timezone.now()) - time).total_seconds()
-    return _in_one_unit(_PAST if seconds >= 0 else _FUTURE, abs(seconds))
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its most suitable unit."""
-    return _in_one_unit(_LENGTHS, seconds)
+    text = _("%(age)s ago") if seconds >= 0 else _("in %(age)s")
+    return text % {"age": duration(round(abs(seconds)))}
 
 
 def exact(time: datetime.datetime) -> str:
@@ -78,9 +53,3 @@ def with_time(time: datetime.datetime | None) -> SafeString | str:
     return format_html(
         '<time datetime="{}">{}</time> <span class="outbox-age">({})</span>', time.isoformat(), exact(time), age(time)
     )
-
-
-def _in_one_unit(texts: dict[str, Any], seconds: float) -> str:
-    # Below two of a unit, the next smaller one is more exact.
-    size, unit = next(((size, unit) for unit, size in _SIZES.items() if seconds >= 2 * size), (1, "s"))
-    return str(texts[unit] % {"count": int(max(seconds, 0.0) // size)})

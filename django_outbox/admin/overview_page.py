@@ -9,7 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_outbox.admin.ages import duration, exact, number, with_age
+from django_outbox.admin.ages import exact, number, with_age
 from django_outbox.admin.display import breakable
 from django_outbox.admin.operations import with_count
 from django_outbox.admin.overview_chart import draw, draw_sparkline
@@ -27,23 +27,9 @@ from django_outbox.monitoring.figures import (
     RelayStatus,
     Status,
 )
+from django_outbox.text import duration
 
 DOCS = "https://django-outbox.readthedocs.io/en/latest/"
-
-HEADLINES: dict[str, Any] = {
-    "not_delivering": gettext_lazy("Not delivering"),
-    "unavailable": gettext_lazy("Broker unavailable"),
-    "unknown_publisher": gettext_lazy("Unknown publisher"),
-    "not_read": gettext_lazy("Consumer not read"),
-    "not_receiving": gettext_lazy("Consumer's broker unavailable"),
-    "behind": gettext_lazy("Behind"),
-    "backlog": gettext_lazy("Consumer pauses"),
-    "paused": gettext_lazy("Paused"),
-    "blocked": gettext_lazy("Blocked keys"),
-    "failed": gettext_lazy("Messages failed"),
-    "delivering": gettext_lazy("Delivering"),
-    "idle": gettext_lazy("Idle"),
-}
 
 REMEDIES = {
     "not_delivering": f"{DOCS}how-to/troubleshooting.html#not-delivering",
@@ -63,6 +49,12 @@ REMEDIES = {
 
 LEVELS = {Level.OK: "ok", Level.WARNING: "warning", Level.CRITICAL: "critical"}
 """The names of the levels in CSS classes."""
+
+LABELS: dict[Level, Any] = {
+    Level.OK: gettext_lazy("OK"),
+    Level.WARNING: gettext_lazy("Warning"),
+    Level.CRITICAL: gettext_lazy("Critical"),
+}
 
 _DRAINS = ngettext_lazy("and %(count)s drain", "and %(count)s drains", "number")
 
@@ -100,12 +92,10 @@ def describe(
     status: Status, waiting: tuple[Sequence[WaitingGroup], bool], period: str, entries: Sequence[LogEntry], links: Links
 ) -> dict[str, Any]:
     """Return the context of the template."""
-    first, *others = status.verdicts
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
     return {
         "refreshed_at": exact(status.at),
-        "verdict": _verdict(first),
-        "other_verdicts": [_verdict(each) for each in others if each.level > Level.OK],
+        "verdicts": [_verdict(each) for each in status.verdicts if each.level or each is status.verdict],
         "totals": _totals(status.publishers),
         "sparkline": draw_sparkline(status.last_hour),
         "publishers": [_publisher(each, status, links) for each in status.publishers],
@@ -136,7 +126,7 @@ def query(**parameters: str) -> str:
 def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
     """Return the names and values of the figures that matter most, over all publishers."""
     ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
-    oldest = duration(max(ages)) if ages else "-"
+    oldest = duration(round(max(ages))) if ages else "-"
     if not all(each.oldest_is_exact for each in publishers):
         oldest = _("%(age)s or more") % {"age": oldest}
     return [
@@ -147,10 +137,10 @@ def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
     ]
 
 
-def _verdict(finding: Finding) -> dict[str, str]:
+def _verdict(finding: Finding) -> dict[str, Any]:
     return {
         "level": LEVELS[finding.level],
-        "headline": str(HEADLINES.get(finding.code, finding.code)),
+        "label": LABELS[finding.level],
         "sentence": finding.sentence,
         "remedy": REMEDIES.get(finding.code, ""),
     }
@@ -160,12 +150,13 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
     breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
     oldest = "-"
     if publisher.oldest_due is not None:
-        oldest = duration(publisher.oldest_due)
+        oldest = duration(round(publisher.oldest_due))
     return {
         "alias": publisher.alias,
         "configured": publisher.configured,
         "due": number(publisher.due),
         "oldest": oldest if publisher.oldest_is_exact else _("%(age)s or more") % {"age": oldest},
+        "blocked": number(publisher.blocked),
         "retrying": number(publisher.retrying),
         "delayed": number(publisher.delayed),
         "failed": number(publisher.failed),

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, connections
-from django.db.models import Count, Min
 from django.utils import timezone
 
-from django_outbox.models import OutboxMessage
+from django_outbox.monitoring.figures import NONE, Count
+from django_outbox.monitoring.queues import read_queues
 from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
@@ -30,9 +30,6 @@ REFRESH = 0.5
 
 PATIENCE = 0.5
 """Seconds to wait at the end for the last update, because its query may hang."""
-
-BACKLOG_LIMIT = 100_000
-"""The backlog is counted up to this number: counting millions each second would cost more than publishing them."""
 
 
 class LiveFigures(NamedTuple):
@@ -114,37 +111,37 @@ class RelayFigures:
     Args:
         relay: the relay.
         draining: whether it ends when nothing is due, so that there is a time left.
-        backlog_limit: the backlog is counted up to this number.
     """
 
-    def __init__(self, relay: Relay, *, draining: bool = False, backlog_limit: int = BACKLOG_LIMIT) -> None:
+    def __init__(self, relay: Relay, *, draining: bool = False) -> None:
         self._relay = relay
         self._draining = draining
-        self._backlog_limit = backlog_limit
         self._began = time.monotonic()
         self._first = relay.tally
         self._rate = Rate(relay.tally.processed)
         self._counts = Throttle()
-        self._backlog: int | None = None
-        self._due_since: datetime.datetime | None = None
+        self._due: Count | None = None
+        self._blocked = NONE
+        self._oldest: float | None = None
 
     def read(self) -> LiveFigures:
-        """Return the figures now. The backlog may be a little older if counting it takes long."""
+        """Return the figures now. The counts of messages may be a little older if reading them takes long."""
         if self._counts.is_open:
             start = time.monotonic()
             self._count()
             self._counts.spend(time.monotonic() - start)
         tally = self._relay.tally
-        texts = [
-            self._backlog_text(),
+        texts = ["due unknown" if self._due is None else f"due {_in_english(self._due)}"]
+        if self._oldest is not None:
+            texts.append(f"oldest {duration(round(self._oldest))}")
+        if self._blocked:
+            texts.append(f"blocked {_in_english(self._blocked)}")
+        texts += [
             f"{self._rate.read(tally.processed):,.0f} msg/s",
             f"delivered {tally.processed:,}",
             f"failed {tally.failed:,}",
             f"retried {tally.retried:,}",
         ]
-        late = None if self._due_since is None else (timezone.now() - self._due_since).total_seconds()
-        if late is not None and late >= 0:
-            texts.insert(1, f"oldest {duration(round(late))}")
         done, left = self._progress(tally.processed + tally.failed - self._first.processed - self._first.failed)
         return LiveFigures(self._served(), texts, tuple(self._relay.outages), done, left)
 
@@ -155,33 +152,35 @@ class RelayFigures:
         workers = counted(self._relay.workers, "worker")
         return f"database {self._relay.using} · {noun} {', '.join(aliases)} · {workers}{each}"
 
-    def _backlog_text(self) -> str:
-        if self._backlog is None:
-            return "backlog unknown"
-        limit = self._backlog_limit
-        return f"backlog over {limit:,}" if self._backlog > limit else f"backlog {self._backlog:,}"
-
     def _progress(self, settled: int) -> tuple[float | None, str]:
         """Return the part of a drain that is done, and that part and the time left in words."""
-        if not self._draining or self._backlog is None or self._backlog > self._backlog_limit:
+        if not self._draining or self._due is None or self._due.more:
             return None, ""
-        done = settled / (settled + self._backlog) if settled + self._backlog else 1.0
+        due = self._due.number
+        done = settled / (settled + due) if settled + due else 1.0
         text = f"{done:.0%}"
         if settled:
-            left = self._backlog * (time.monotonic() - self._began) / settled
+            left = due * (time.monotonic() - self._began) / settled
             text += f" · {duration(math.ceil(left))} left"
         return done, text
 
     def _count(self) -> None:
-        messages = OutboxMessage.objects.using(self._relay.using).pending()
-        served = messages.filter(publisher__in=[publisher.alias for publisher in self._relay.publishers])
+        """Count what is due and what is blocked, as the monitoring does."""
+        using = self._relay.using
         try:
-            found = served.order_by()[: self._backlog_limit + 1].aggregate(count=Count("pk"), due=Min("available_at"))
+            queues = read_queues(using, [publisher.alias for publisher in self._relay.publishers])
         except DatabaseError:
-            connections[self._relay.using].close()
-            self._backlog = self._due_since = None
+            connections[using].close()
+            self._due, self._blocked, self._oldest = None, NONE, None
             return
-        self._backlog, self._due_since = found["count"], found["due"]
+        self._due = sum((queue.due for queue in queues), NONE)
+        self._blocked = sum((queue.blocked for queue in queues), NONE)
+        self._oldest = max((queue.age for queue in queues if queue.age is not None), default=None)
+
+
+def _in_english(count: Count) -> str:
+    """Return a count as the other texts of the line, whatever the language of the project."""
+    return f"{count.number:,}{'+' if count.more else ''}"
 
 
 class Rate:

@@ -115,16 +115,16 @@ class PublisherStatus:
     Args:
         alias: the publisher's alias.
         configured: whether it is in `OUTBOX["PUBLISHERS"]`.
-        due: messages that could be delivered now.
+        due: messages that relays deliver now, one after the other of a key.
         oldest_due: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if an even older one may exist among messages that were not counted.
+        blocked: messages that would be due, but wait behind one of their key that is not.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
         failed: failed messages.
         blocking: failed messages that block their key.
-        processed_per_minute: messages delivered in the last full minute.
-        failed_per_minute: messages that failed in the last full minute.
-        processed_lately: whether any message was delivered in the last full minute or since.
+        processed_per_minute: messages delivered in the last full minute, or in the current one if they are more.
+        failed_per_minute: messages that failed, likewise.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`;
             blank if no relay serves it.
         outage: why it is unavailable; blank if it is available.
@@ -142,13 +142,13 @@ class PublisherStatus:
     due: Count = NONE
     oldest_due: float | None = None
     oldest_is_exact: bool = True
+    blocked: Count = NONE
     retrying: Count = NONE
     delayed: Count = NONE
     failed: Count = NONE
     blocking: Count = NONE
     processed_per_minute: int = 0
     failed_per_minute: int = 0
-    processed_lately: bool = False
     breaker: str = ""
     outage: str = ""
     outage_since: datetime.datetime | None = None
@@ -409,7 +409,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
-    elif late and not (publisher.processed_lately and (publisher.relays or publisher.drains)):
+    elif late and not (publisher.processed_per_minute and (publisher.relays or publisher.drains)):
         text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay seen.")
         if publisher.last_drain_outage:
             text = _(
@@ -465,12 +465,13 @@ def _judge_failures(status: Status) -> Iterator[Finding]:
     if status.blocked_keys:
         first = status.blocked_keys[0]
         text = ngettext_lazy(
-            "%(count)s key is blocked, for example %(key)r.",
-            "%(count)s keys are blocked, for example %(key)r.",
+            "%(count)s key is blocked: %(waiting)s waiting behind %(key)r.",
+            "%(count)s keys are blocked, with most messages behind %(key)r: %(waiting)s waiting.",
             "number",
         )
         values = {
             "key": first.key,
+            "waiting": first.waiting,
             **_counted(Count(len(status.blocked_keys), more=not status.blocked_keys_are_complete)),
         }
         yield Finding(Level.WARNING, "blocked", text, first.publisher, values=values)
@@ -490,8 +491,6 @@ def _all_is_well(status: Status) -> Finding:
             "number",
         )
         return Finding(Level.OK, "delivering", text, values={"due": due, **_counted(Count(rate))})
-    if any(publisher.processed_lately for publisher in status.publishers):
-        return Finding(Level.OK, "delivering", _("Delivering: %(due)s due."), values={"due": due})
     if due:
         text = ngettext_lazy(
             "%(count)s message is due, and it is not late.",

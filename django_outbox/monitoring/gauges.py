@@ -65,7 +65,14 @@ def _blocked_keys(publisher: PublisherStatus, status: Status) -> int:
 
 
 def _truncated_counts(publisher: PublisherStatus, _: Status) -> int:
-    counts = (publisher.due, publisher.retrying, publisher.delayed, publisher.failed, publisher.blocking)
+    counts = (
+        publisher.due,
+        publisher.blocked,
+        publisher.retrying,
+        publisher.delayed,
+        publisher.failed,
+        publisher.blocking,
+    )
     return sum(count.more for count in counts)
 
 
@@ -117,12 +124,19 @@ GAUGES = (
         ("database", "publisher", "consumer", "code"),
         lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.findings],
     ),
-    _publisher_gauge("due_messages", "Messages that could be delivered now.", lambda p, _: p.due.number),
+    _publisher_gauge(
+        "due_messages", "Messages that relays deliver now, one after the other of a key.", lambda p, _: p.due.number
+    ),
     _publisher_gauge(
         "oldest_due",
         "Time for which the oldest due message has been waiting; 0 if none is due.",
         lambda p, _: p.oldest_due or 0.0,
         unit="s",
+    ),
+    _publisher_gauge(
+        "blocked_messages",
+        "Messages that would be due, but wait behind one of their key that is not.",
+        lambda p, _: p.blocked.number,
     ),
     _publisher_gauge("retrying_messages", "Messages that wait for another attempt.", lambda p, _: p.retrying.number),
     _publisher_gauge(
@@ -140,11 +154,13 @@ GAUGES = (
     ),
     _publisher_gauge(
         "last_minute_processed_messages",
-        "Messages that were delivered in the last full minute.",
+        "Messages that were delivered in the last full minute, or in the current one if they are more.",
         lambda p, _: p.processed_per_minute,
     ),
     _publisher_gauge(
-        "last_minute_failed_messages", "Messages that failed in the last full minute.", lambda p, _: p.failed_per_minute
+        "last_minute_failed_messages",
+        "Messages that failed in the last full minute, or in the current one if they are more.",
+        lambda p, _: p.failed_per_minute,
     ),
     _publisher_gauge(
         "outage", "Time for which the publisher has been unavailable; 0 if it is available.", _outage_seconds, unit="s"

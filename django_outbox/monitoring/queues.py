@@ -18,7 +18,8 @@ from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup
-from django_outbox.stores import Store
+from django_outbox.stores import Store, get_store
+from django_outbox.stores.clock import read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream, Waiting
 
@@ -31,7 +32,7 @@ MAX_BLOCKED = 20
 # Scalar subqueries look up each head by its id. For a join, PostgreSQL reads the whole table.
 HEADS = """
 FROM (
-    SELECT id, size, (
+    SELECT id, size, due, (
         SELECT CASE
             WHEN message.available_at IS NULL THEN 'failed'
             WHEN message.available_at <= {now} THEN 'due'
@@ -41,9 +42,10 @@ FROM (
         FROM {{table}} message WHERE message.id = oldest.id
     ) AS state
     FROM (
-        SELECT MIN(id) AS id, COUNT(*) AS size
+        SELECT MIN(id) AS id, COUNT(*) AS size, COUNT(CASE WHEN due_at <= {now} THEN 1 END) AS due
         FROM (
-            SELECT {{table}}.partition AS number, {{table}}.id AS id FROM {{table}} {use_partitions}
+            SELECT {{table}}.partition AS number, {{table}}.id AS id, {{table}}.available_at AS due_at
+            FROM {{table}} {use_partitions}
             WHERE {undelivered} AND publisher = %s
             ORDER BY {{table}}.partition, {{table}}.id LIMIT %s
         ) stretch
@@ -52,7 +54,10 @@ FROM (
 ) head
 """
 
-TOTALS = "SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END) {heads}"
+TOTALS = """
+SELECT COALESCE(SUM(size), 0), COUNT(CASE WHEN state = 'retrying' THEN 1 END),
+    COALESCE(SUM(CASE WHEN state <> 'due' THEN due END), 0) {heads}
+"""
 
 OLDEST_DUE = """
 SELECT id FROM (
@@ -76,12 +81,14 @@ class Heads:
     Args:
         complete: whether all heads were read.
         retrying: the heads that wait for another attempt.
+        waiting: messages whose own time has come, behind heads that are not due.
         oldest_due: since when the oldest due head has been due.
         blocked: the heads for which other messages wait because they failed or were deferred.
     """
 
     complete: bool = True
     retrying: Count = NONE
+    waiting: Count = NONE
     oldest_due: datetime.datetime | None = None
     blocked: tuple[BlockedKey, ...] = ()
 
@@ -89,7 +96,7 @@ class Heads:
 def read_heads(store: Store, publisher: str) -> Heads:
     """Read the figures of a publisher's heads."""
     fetch = partial(_fetch, store, publisher)
-    ((size, retrying),) = fetch(TOTALS)
+    ((size, retrying, waiting),) = fetch(TOTALS)
     if not size:
         return Heads()
     messages = OutboxMessage.objects.using(store.connection.alias)
@@ -97,6 +104,7 @@ def read_heads(store: Store, publisher: str) -> Heads:
     return Heads(
         complete=complete,
         retrying=Count(int(retrying), more=not complete),
+        waiting=Count(int(waiting), more=not complete),
         oldest_due=messages.filter(pk__in=[id for (id,) in fetch(OLDEST_DUE)])
         .values_list("available_at", flat=True)
         .first(),
@@ -146,17 +154,21 @@ class Queue:
     """A publisher's pending messages.
 
     Args:
-        due: messages that could be delivered now, or that wait behind another one of their key.
+        due: messages that relays deliver now, one after the other of a key. If not all keys were read, messages that
+            are blocked without being known as such count, too.
+        blocked: messages that would be due, but wait behind one of their key that is not: it failed, waits for its
+            retry, or is delayed or held.
         delayed: messages that wait for the time that `enqueue` was given.
         retrying: messages that wait for another attempt.
-        oldest_due: since when the oldest message that could be delivered now has been due.
+        age: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if not all keys were read.
     """
 
     due: Count
+    blocked: Count
     delayed: Count
     retrying: Count
-    oldest_due: datetime.datetime | None
+    age: float | None
     oldest_is_exact: bool
 
 
@@ -181,14 +193,25 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
     later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
     retrying = unkeyed_later["tried"] + heads.retrying
     streamed = _read_stream(using, publisher) if has_stream else Waiting(0, None)
-    oldest.append(streamed.oldest)
+    known = [each for each in (*oldest, streamed.oldest) if each is not None]
+    keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
     return Queue(
-        due=(unkeyed_due + keyed["due"] + Count(streamed.number, more=streamed.number == MAX_ROWS)).up_to(MAX_COUNT),
+        due=(unkeyed_due + keyed_due + Count(streamed.number, more=streamed.number == MAX_ROWS)).up_to(MAX_COUNT),
+        blocked=heads.waiting,
         delayed=later - retrying,
         retrying=retrying,
-        oldest_due=min(filter(None, oldest), default=None),
+        age=max((now - min(known)).total_seconds(), 0.0) if known else None,
         oldest_is_exact=heads.complete,
     )
+
+
+def read_queues(using: str, publishers: Iterable[str]) -> list[Queue]:
+    """Read the figures of the pending messages of some publishers."""
+    store, now = get_store(connections[using]), read_clock(using)
+    streams = find_streams(store)
+    return [
+        read_queue(using, alias, now, read_heads(store, alias), has_stream=alias in streams) for alias in publishers
+    ]
 
 
 def _read_stream(using: str, publisher: str) -> Waiting:

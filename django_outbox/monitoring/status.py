@@ -119,15 +119,15 @@ def read_status(using: str) -> Status:
             alias=alias,
             configured=alias in configured,
             due=queue.due,
-            oldest_due=None if queue.oldest_due is None else max((now - queue.oldest_due).total_seconds(), 0.0),
+            oldest_due=queue.age,
             oldest_is_exact=queue.oldest_is_exact,
+            blocked=queue.blocked,
             retrying=queue.retrying,
             delayed=queue.delayed,
             failed=failures.count(failures.failed, alias),
             blocking=failures.count(failures.blocking, alias),
             processed_per_minute=processed,
             failed_per_minute=failed,
-            processed_lately=_processed_lately(counts, now, alias),
         )
         figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
@@ -186,7 +186,9 @@ def _add_pauses(figures: PublisherStatus, pauses: Sequence[Pause]) -> PublisherS
 
 
 def _has_messages(figures: PublisherStatus, failures: Failures) -> bool:
-    return bool(figures.due or figures.retrying or figures.delayed or failures.failed.get(figures.alias))
+    return bool(
+        figures.due or figures.blocked or figures.retrying or figures.delayed or failures.failed.get(figures.alias)
+    )
 
 
 def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
@@ -228,15 +230,10 @@ def _last_day(counts: Counts, now: datetime.datetime) -> tuple[PeriodCount, ...]
     return _add_up(counts, _floor(now, QUARTER), QUARTER, 96)
 
 
-def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> tuple[int, int, int]:
-    """Return a publisher's counts of the last full minute."""
-    return counts.get((_floor(now, MINUTE) - MINUTE, publisher), (0, 0, 0))
-
-
-def _processed_lately(counts: Counts, now: datetime.datetime, publisher: str) -> bool:
-    """Return whether any of a publisher's messages was delivered in the last full minute or since."""
-    minute = _floor(now, MINUTE)
-    return any(counts.get((start, publisher), (0, 0, 0))[0] for start in (minute - MINUTE, minute))
+def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> tuple[int, ...]:
+    """Return a publisher's counts of the last full minute, or of the current one if they are higher already."""
+    minutes = [counts.get((_floor(now, MINUTE) - back, publisher), (0, 0, 0)) for back in (MINUTE, MINUTE * 0)]
+    return tuple(map(max, *minutes))
 
 
 def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayStatus:

@@ -145,6 +145,7 @@ def _figures(publisher: PublisherStatus) -> dict[str, Any]:
     return {
         "due": publisher.due.number,
         "oldest_due_seconds": publisher.oldest_due,
+        "blocked": publisher.blocked.number,
         "failed": publisher.failed.number,
         "relays": publisher.relays,
     }

@@ -185,4 +185,4 @@ def test_an_empty_list_says_that_there_are_no_failed_messages(operator: Operator
     )
     operator.picture("overdue")
     operator.follow(operator.find(".outbox-warning a"))
-    assert operator.find("#outbox-verdict").is_displayed()
+    assert operator.find(".outbox-verdict").is_displayed()

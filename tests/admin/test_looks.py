@@ -147,8 +147,7 @@ def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
     assert len({*fills, "rgb(0, 0, 0)"}) == 3
     levels = script(
         operator,
-        "return [...document.querySelectorAll('#outbox-verdict, .outbox-verdicts li')]"
-        ".map(each => getComputedStyle(each).backgroundColor)",
+        "return [...document.querySelectorAll('.outbox-verdict')].map(each => getComputedStyle(each).backgroundColor)",
     )
     assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
     cell = "const cell = getComputedStyle(document.querySelector('.outbox-table td')); "

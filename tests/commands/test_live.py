@@ -17,6 +17,9 @@ from django.utils import timezone
 
 from django_outbox.management import live
 from django_outbox.management.live import LiveFigures, RelayFigures, describe_outage, live_line
+from django_outbox.models import OutboxMessage
+from django_outbox.monitoring import queues, status
+from django_outbox.monitoring.figures import Count
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
 from tests.support.messages import put
@@ -25,7 +28,7 @@ from tests.support.project_files import ROOT
 from tests.support.terminals import Terminal, on_a_terminal
 from tests.support.waiting import eventually
 
-FIGURES = LiveFigures("database default", ["backlog 1,204", "failed 3"])
+FIGURES = LiveFigures("database default", ["due 1,204", "failed 3"])
 
 
 def outage(**changed: Any) -> Outage:
@@ -61,8 +64,8 @@ def test_the_figures_are_those_of_the_database_and_the_relay(using_sqlite: str):
     with Relay(workers=2) as relay:
         figures = read(relay)
     assert figures.served == "database default · publisher default · 2 workers"
-    backlog, oldest, *counts = figures.texts
-    assert (backlog, counts) == ("backlog 3", ["0 msg/s", "delivered 0", "failed 0", "retried 0"])
+    due, oldest, *counts = figures.texts
+    assert (due, counts) == ("due 3", ["0 msg/s", "delivered 0", "failed 0", "retried 0"])
     assert re.fullmatch(r"oldest \d+(\.\d)? s", oldest)
     assert (figures.done, figures.left) == (None, "")
 
@@ -74,18 +77,31 @@ def test_each_of_several_publishers_has_the_workers(using_sqlite: str, settings:
         assert read(relay).served == "database default · publishers default, audit · 2 workers each"
 
 
+def test_messages_behind_a_failed_one_of_their_key_are_blocked_and_not_due(using_sqlite: str):
+    put(3, key="order-7")
+    OutboxMessage.objects.filter(pk=OutboxMessage.objects.order_by("pk")[0].pk).update(
+        available_at=None, failed_at=timezone.now()
+    )
+    with Relay() as relay:
+        figures = read(relay)
+    assert figures.texts[:3] == ["due 0", "blocked 2", "0 msg/s"]
+    [publisher] = status("default", max_cache_age=0).publishers
+    assert (publisher.due, publisher.oldest_due, publisher.blocked) == (Count(0), None, Count(2))
+
+
 def test_nothing_due_has_no_age(using_sqlite: str):
     put(1, available_at=timezone.now() + datetime.timedelta(hours=1))
     with Relay() as relay:
         figures = read(relay)
-    assert figures.texts[:2] == ["backlog 1", "0 msg/s"]
+    assert figures.texts[:2] == ["due 0", "0 msg/s"]
 
 
-def test_a_large_backlog_is_counted_only_up_to_its_limit(using_sqlite: str):
+def test_due_messages_are_counted_only_up_to_a_limit(using_sqlite: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(queues, "MAX_COUNT", 2)
     put(4)
     with Relay() as relay:
-        figures = read(relay, backlog_limit=2, draining=True)
-    assert figures.texts[0] == "backlog over 2"
+        figures = read(relay, draining=True)
+    assert figures.texts[0] == "due 2+"
     assert figures.done is None
 
 
@@ -100,7 +116,7 @@ def test_a_drain_shows_how_much_is_done_and_how_long_the_rest_takes(using_sqlite
 
 
 @pytest.mark.django_db
-def test_a_database_that_is_unavailable_has_no_backlog():
+def test_the_figures_of_a_database_that_is_unavailable_are_unknown():
     connection = connections["postgresql"].copy(alias="elsewhere")
     connection.settings_dict.update(HOST="127.0.0.1", PORT=str(free_port()))
     connections["elsewhere"] = connection
@@ -109,7 +125,7 @@ def test_a_database_that_is_unavailable_has_no_backlog():
             figures = read(relay)
     finally:
         del connections["elsewhere"]
-    assert figures.texts[:2] == ["backlog unknown", "0 msg/s"]
+    assert figures.texts[:2] == ["due unknown", "0 msg/s"]
 
 
 def test_an_outage_is_described_with_its_begin_its_cause_and_the_next_try():
@@ -131,7 +147,7 @@ def test_other_output_is_above_the_line_as_it_is_and_nothing_is_drawn_after_the_
     log.addHandler(handler)
     try:
         with live_line("default", lambda: FIGURES, terminal):
-            eventually(lambda: "backlog 1,204" in terminal.getvalue())
+            eventually(lambda: "due 1,204" in terminal.getvalue())
             log.warning("[bold]Publisher 'a' at 10.0.0.1[/bold]")
             sys.stdout.write("printed\n")
             log_stream = handler.stream
@@ -151,7 +167,7 @@ def test_other_output_is_above_the_line_as_it_is_and_nothing_is_drawn_after_the_
 def test_a_terminal_that_is_gone_is_no_error():
     terminal = Terminal()
     with live_line("default", lambda: FIGURES, terminal):
-        eventually(lambda: "backlog 1,204" in terminal.getvalue())
+        eventually(lambda: "due 1,204" in terminal.getvalue())
         terminal.close()
 
 
@@ -218,7 +234,7 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
     put(3)
     with on_a_terminal(relay_command(kind, "rabbitmq"), columns=columns, env=environment()) as terminal:
         if kind == "rich":
-            terminal.until(lambda lines: "backlog3" in joined(lines) or "unavailablesince" in joined(lines))
+            terminal.until(lambda lines: "due3" in joined(lines) or "unavailablesince" in joined(lines))
             terminal.until(lambda lines: "RabbitMQunavailablesince" in joined(lines))
         terminal.until(lambda lines: "Tryingagainuntilitresponds." in joined(lines))
         os.kill(terminal.process.pid, signal.SIGINT)
@@ -229,7 +245,7 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
     assert screen.count("pressCtrl-Cagaintostopatonce") == 1
     assert screen.endswith("0delivered,0willberetried,0failed.")
     # Nothing is left of the line.
-    assert "backlog" not in screen
+    assert "due3" not in screen
     assert "RabbitMQunavailablesince" not in screen
     # No log line is glued onto anything else.
     begins = [line for line in lines if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+", line)]
@@ -239,7 +255,7 @@ def test_in_an_outage_log_lines_stand_above_the_line_which_stays_one(kind: str, 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["plain", "rich"])
 def test_messages_on_the_console_are_not_glued_onto_the_line(kind: str):
-    begun, ended = ("backlog 0", "delivered 2") if kind == "rich" else ("started on", '"payload": 1}')
+    begun, ended = ("due 0", "delivered 2") if kind == "rich" else ("started on", '"payload": 1}')
     with on_a_terminal(relay_command(kind, "console"), columns=300, env=environment()) as terminal:
         terminal.until(lambda lines: any(begun in line for line in lines))
         put(2)

@@ -50,8 +50,8 @@ def test_failed_messages_are_a_warning_and_exit_1(using: str):
     assert code == 1
     assert output.splitlines()[:3] == [
         "WARNING: 1 message failed.",
-        "WARNING: 1 key is blocked, for example 'order-7'.",
-        "OK: 2 messages are due, none of them late.",
+        "WARNING: 1 key is blocked: 2 waiting behind 'order-7'.",
+        "OK: Nothing is due. No relay has been seen lately.",
     ]
     assert re.search(rf"order-7 +default +t \(id {first.pk}\) +failed", output)
 

@@ -33,6 +33,7 @@ Samples = dict[tuple[str, ...], float]
 OF_DEFAULT = {
     "due_messages": 100_000,
     "oldest_due_seconds": 2820.5,
+    "blocked_messages": 57,
     "retrying_messages": 61,
     "delayed_messages": 12,
     "failed_messages": 1138,

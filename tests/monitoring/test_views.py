@@ -79,6 +79,7 @@ def test_an_outbox_with_nothing_to_do_is_healthy(using: str):
     assert found["databases"][using]["publishers"]["default"] == {
         "due": 0,
         "oldest_due_seconds": None,
+        "blocked": 0,
         "failed": 0,
         "relays": 0,
     }

@@ -31,6 +31,7 @@ TROUBLED = PublisherStatus(
     alias="default",
     due=Count(100_000, more=True),
     oldest_due=2820.5,
+    blocked=Count(57),
     retrying=Count(61),
     delayed=Count(12),
     failed=Count(1138),

@@ -110,7 +110,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _publishers(figures: Status) -> Iterable[Sequence[str]]:
-    counts = ("due", "oldest", "retrying", "delayed", "failed", "blocking", "delivered/min")
+    counts = ("due", "oldest", "blocked", "retrying", "delayed", "failed", "blocking", "delivered/min")
     yield "publisher", *counts, "breaker", "relays"
     for each in figures.publishers:
         oldest = "-" if each.oldest_due is None else duration(round(each.oldest_due))
@@ -118,6 +118,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
             each.alias,
             str(each.due),
             oldest if each.oldest_is_exact else f"{oldest}+",
+            str(each.blocked),
             str(each.retrying),
             str(each.delayed),
             str(each.failed),

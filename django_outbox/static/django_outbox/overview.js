@@ -90,7 +90,7 @@
         }
 
         function verdict() {
-            return fragment.querySelector(".outbox-verdict h2")?.textContent ?? "";
+            return fragment.querySelector(".outbox-sentence")?.textContent ?? "";
         }
     }
 }

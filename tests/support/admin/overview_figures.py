@@ -59,6 +59,7 @@ def a_bad_night(using: str = "default") -> Status:
                 "default",
                 due=Count(100_000, more=True),
                 oldest_due=2820.0,
+                blocked=Count(57),
                 retrying=Count(61),
                 delayed=Count(12),
                 failed=Count(1138),
