@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import servers
-from tests.support.kafka import jars
+from tests.support.jars import ELASTICMQ, KAFKA
 from tests.support.project_files import ROOT, read_yaml
 
 JAVA = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
@@ -28,7 +28,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     for name in ("mkdir", "touch"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(jars, "FOLDER", tmp_path / "cache" / "kafka")
+    for program in (KAFKA, ELASTICMQ):
+        monkeypatch.setattr(program, "folder", tmp_path / "cache" / program.name)
 
     def add(**programs: str) -> None:
         for name, script in programs.items():
@@ -40,12 +41,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_maven_fills_the_cache_once(install: Install):
     install(java=JAVA, mvn=MAVEN)
-    assert not jars.are_usable()
-    assert not jars.fill()
-    assert [path.name for path in jars.FOLDER.iterdir()] == ["kafka.jar"]
-    assert jars.are_usable()
+    assert not KAFKA.is_usable
+    assert not KAFKA.fill()
+    assert [path.name for path in KAFKA.folder.iterdir()] == ["kafka.jar"]
+    assert KAFKA.is_usable
     install(mvn="exit 1")
-    assert not jars.fill()
+    assert not KAFKA.fill()
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,12 @@ def test_one_line_states_why_the_mock_stands_in(
     assert servers.find_all() == {}
     lines = [line for line in capsys.readouterr().out.splitlines() if "Kafka" in line]
     assert lines == [f"Kafka: the mock cluster of librdkafka stands in, because {reason}"]
-    assert not jars.are_usable()
+    assert not KAFKA.is_usable
 
 
 def test_the_version_is_the_same_everywhere():
     service = read_yaml(".github/workflows/ci.yml")["jobs"]["everything"]["services"]["kafka"]
-    assert service["image"] == f"apache/kafka:{jars.VERSION}"
-    assert f"~/.cache/django-outbox/{jars.FOLDER.name}`" in (ROOT / "CONTRIBUTING.md").read_text()
-    major_and_minor = ".".join(jars.VERSION.split(".")[:2])
+    assert service["image"] == f"apache/kafka:{KAFKA.version}"
+    assert f"~/.cache/django-outbox/{KAFKA.folder.name}`" in (ROOT / "CONTRIBUTING.md").read_text()
+    major_and_minor = ".".join(KAFKA.version.split(".")[:2])
     assert f"Apache Kafka {major_and_minor}" in (ROOT / "docs" / "how-to" / "kafka.md").read_text()

@@ -1,7 +1,7 @@
 """The publishers for Amazon SQS and Amazon SNS, with the answers of AWS that decide what becomes of a message.
 
-moto stands for AWS (`tests.support.aws.server`). It neither throttles nor fails entries, so these answers come from a
-server in front of it (`tests.support.aws.answers`).
+moto and ElasticMQ stand for AWS (`tests.support.aws.server`). They do not throttle and seldom fail an entry, so these
+answers come from a server in front of moto (`tests.support.aws.answers`).
 """
 
 import json
@@ -11,11 +11,13 @@ import pytest
 
 from django_outbox.brokers.aws.encoding import group_id
 from django_outbox.messages import ACCEPTED, Verdict
+from django_outbox.relay.isolation import publish_isolated
 from django_outbox.relay.waves import publish_in_waves
-from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
+from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
 from tests.support.aws.cases import Case
 from tests.support.claimed import make_message
+from tests.support.jars import ELASTICMQ
 
 pytest_plugins = ["tests.support.aws.fixtures"]
 
@@ -42,6 +44,23 @@ def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
     assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
     assert outcomes[1].error_class == "aws.too_large"
     assert "max_message_bytes is 4,096" in outcomes[1].error
+
+
+@pytest.mark.skipif(not ELASTICMQ.is_usable, reason="`tests.run` states why ElasticMQ is missing")
+def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_others_arrive():
+    subject = ElasticMQSubject()
+    try:
+        publisher = subject.publisher(max_message_bytes=1024 * 1024)
+        large = make_message(subject.topic, b'"' + b"x" * 300_000 + b'"')
+        messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
+        outcomes = publish_isolated(publisher.publish, messages, publisher_alias="default")
+        assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED] * 2 + [Verdict.REJECTED] + [
+            Verdict.ACCEPTED
+        ] * 2
+        assert "MessageTooLong" in outcomes[2].error
+        assert [each.body for each in subject.received()] == [b"0", b"1", b"2", b"3"]
+    finally:
+        subject.close()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 from django_outbox.brokers import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
-from tests.publishers.subjects.aws import FIFOSubject, SNSSubject, SQSSubject
+from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.publishers.subjects.base import BrokerSubject, Subject
 from tests.publishers.subjects.http import HTTPSubject
 from tests.publishers.subjects.kafka import KafkaSubject
@@ -24,6 +24,7 @@ from tests.publishers.subjects.nats import JetStreamSubject
 from tests.publishers.subjects.rabbitmq import RabbitMQSubject
 from tests.publishers.subjects.redis import RedisSubject
 from tests.support.claimed import make_message
+from tests.support.jars import ELASTICMQ
 from tests.support.waiting import eventually
 
 LOCAL: dict[str, Callable[[], Subject]] = {"memory": MemorySubject, "console": ConsoleSubject}
@@ -37,6 +38,8 @@ BROKERS: dict[str, Callable[[], BrokerSubject]] = {
     "sqs": SQSSubject,
     "sqs-fifo": FIFOSubject,
 }
+if ELASTICMQ.is_usable:
+    BROKERS["sqs-elasticmq"] = ElasticMQSubject
 
 
 @pytest.fixture(params=[*LOCAL, *BROKERS])

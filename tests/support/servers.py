@@ -10,7 +10,7 @@ Each server comes from the first of these places where a login succeeds:
 
 MySQL and Kafka are optional. MySQL is tested if MYSQL_URL is set. Kafka is the cluster that KAFKA_URL names; or three
 brokers that the first test that needs them starts, and whose programs Maven downloads; or the mock of a cluster that is
-part of the client.
+part of the client. ElasticMQ, an implementation of Amazon SQS, is tested if Maven can download it.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.support import logins, system_packages
-from tests.support.kafka import jars
+from tests.support.jars import ELASTICMQ, KAFKA
 from tests.support.ports import free_port
 
 PATIENCE = 120
@@ -168,14 +168,18 @@ def find_all() -> dict[str, str]:
         print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
     else:
         print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
-    reason = jars.fill()
+    reason = KAFKA.fill()
     if os.environ.get(KAFKA_VARIABLE):
         found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, logins.log_in_to_kafka)
         print(f"Kafka: found by {KAFKA_VARIABLE}, {found[KAFKA_VARIABLE]}")
     elif reason:
         print(f"Kafka: the mock cluster of librdkafka stands in, because {reason}")
     else:
-        print(f"Kafka: the tests start three brokers of Kafka {jars.VERSION} when they need them")
+        print(f"Kafka: the tests start three brokers of Kafka {KAFKA.version} when they need them")
+    if reason := ELASTICMQ.fill():
+        print(f"Amazon SQS: tested on moto only and not on ElasticMQ, because {reason}")
+    else:
+        print(f"Amazon SQS: tested on moto and on ElasticMQ {ELASTICMQ.version}")
     return found
 
 

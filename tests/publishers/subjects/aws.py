@@ -8,7 +8,7 @@ from django_outbox.brokers.aws import SNSPublisher, SQSPublisher
 from django_outbox.brokers.aws.publisher import AWSPublisher
 from django_outbox.messages import Message
 from tests.publishers.subjects.base import BrokerSubject, Received, unique_name
-from tests.support.aws.server import CREDENTIALS, REGION, address, client
+from tests.support.aws.server import CREDENTIALS, REGION, address, client, elasticmq_url
 from tests.support.claimed import make_message
 from tests.support.proxies import Proxies
 
@@ -25,16 +25,16 @@ class AWSSubject(BrokerSubject):
     # For each message, moto looks at all others in the queue.
     many = 100
 
-    def __init__(self) -> None:
+    def __init__(self, server: str = "") -> None:
         super().__init__()
         suffix = ".fifo" if self.fifo else ""
         self.topic = unique_name() + suffix
-        self._client = client("sqs")
+        self._client = client("sqs", url=server)
         self._queue_url = self._client.create_queue(
             QueueName=self.topic, Attributes={"FifoQueue": "true"} if self.fifo else {}
         )["QueueUrl"]
         self._proxies = Proxies().__enter__()
-        self._proxy = self._proxies.open(address()[1])
+        self._proxy = self._proxies.open(address(server)[1])
 
     def options(self, **options: Any) -> dict[str, Any]:
         return {
@@ -90,6 +90,18 @@ class SQSSubject(AWSSubject):
 
 class FIFOSubject(SQSSubject):
     fifo = True
+
+
+class ElasticMQSubject(FIFOSubject):
+    """A FIFO queue of ElasticMQ, which has the limit that Amazon SQS had until 2025."""
+
+    largest = 256 * 1024 - ATTRIBUTE_BYTES
+
+    def __init__(self) -> None:
+        super().__init__(elasticmq_url())
+
+    def make(self, **options: Any) -> AWSPublisher:
+        return super().make(**{"max_message_bytes": 256 * 1024, **options})
 
 
 class SNSSubject(AWSSubject):

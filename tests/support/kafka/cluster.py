@@ -1,6 +1,5 @@
 """A temporary cluster of Apache Kafka's own brokers, each of which is a controller too."""
 
-import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,20 +9,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from tests.support.children import Child, Nursery, SuiteError, wait_until
-from tests.support.kafka import jars
+from tests.support.jars import KAFKA
 from tests.support.ports import free_port
 
 START_PATIENCE = 120
 """Seconds that a cluster may take until all of its brokers respond."""
 
-JAVA = (
-    "java",
-    "-Xmx256m",
-    # Brokers share the processors with everything that is tested with them: they start in half the time.
-    "-XX:TieredStopAtLevel=1",
-    "-XX:+UseSerialGC",
-    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-)
+JAVA_OPTIONS = ("-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 SETTINGS: Mapping[str, object] = {
     "process.roles": "broker,controller",
@@ -158,4 +150,4 @@ def running_cluster(settings: Mapping[str, object] | None = None, count: int = 3
 
 def java(program: str, *arguments: str | Path) -> list[str | Path]:
     """Return the command of a program of Kafka."""
-    return [*JAVA, "-cp", f"{jars.FOLDER}{os.sep}*", program, *arguments]
+    return KAFKA.command(program, *arguments, options=JAVA_OPTIONS)

@@ -10,7 +10,7 @@ import threading
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client, Listener
 
-from tests.support.kafka import jars
+from tests.support.jars import KAFKA
 
 URL = "KAFKA_URL"
 
@@ -82,4 +82,4 @@ class Keeper:
 
 def start_keeper() -> Keeper | None:
     """Return the keeper of the brokers, unless they run already or cannot be started."""
-    return Keeper() if not is_real() and jars.are_usable() else None
+    return Keeper() if not is_real() and KAFKA.is_usable else None
