@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import redis
 from django.conf import settings
 
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -22,9 +25,12 @@ TUTORIALS = ROOT / "docs" / "tutorial"
 
 NOT_REPEATED = (
     *("mkdir", "cd", "python -m venv", ".", "pip", "docker", "until docker"),
-    *("python manage.py createsuperuser", "python manage.py runserver"),
+    "python manage.py createsuperuser",
 )
-"""Commands that only prepare the reader's machine, ask questions, or never end."""
+"""Commands that only prepare the reader's machine, or ask questions."""
+
+SERVER = "python manage.py runserver"
+"""The command that keeps running while the tutorial continues."""
 
 PATIENCE = 60
 """Seconds within which an expected line must appear."""
@@ -32,55 +38,67 @@ PATIENCE = 60
 pytestmark = pytest.mark.slow
 
 
-class Terminal:
-    """One of the reader's other terminals, in which a command keeps running while the tutorial continues."""
+class Server:
+    """`runserver`, in the reader's only terminal until Ctrl+C."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self._folder = folder
         self._log = log
-        self._log.touch()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._read = 0
 
-    def follow(self, code: str) -> None:
-        """Follow a block: start its commands, press its Ctrl+C, and wait for its other lines to appear."""
-        for line in code.splitlines():
-            if line.startswith("$ "):
-                self._start(line.removeprefix("$ "))
-            elif line == "^C":
-                self._interrupt()
-            else:
-                self._wait_for(line)
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
-    def close(self) -> None:
-        """End the command that is still running."""
-        if self._process and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+    def start(self) -> None:
+        assert not self.is_running, "the terminal is occupied"
+        self._log.write_text("")
+        self._read = 0
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                arguments(f"{SERVER} {self._port}"),
+                cwd=self._folder,
+                env=environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
-    def _start(self, command: str) -> None:
-        if is_repeated(command):
-            assert self._process is None or self._process.poll() is not None, "the terminal is occupied"
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(
-                    arguments(command), cwd=self._folder, env=environment(), stdout=log, stderr=subprocess.STDOUT
-                )
+    def open(self, path: str) -> None:
+        """Open a page in the browser."""
+        eventually(lambda: self._answers(path), seconds=PATIENCE)
 
-    def _interrupt(self) -> None:
-        assert self._process
-        self._process.send_signal(signal.SIGINT)
-        assert self._process.wait(PATIENCE) == 0, self._log.read_text()
-
-    def _wait_for(self, line: str) -> None:
+    def wait_for(self, line: str) -> None:
         """Wait for a line after those that were seen already, so that the order of the output counts."""
         expected = re.compile(pattern(line), re.MULTILINE)
-        eventually(lambda: expected.search(self._log.read_text(), self._read) or self._has_ended(), seconds=PATIENCE)
+        shown = f"the terminal shows {line!r}"
+        eventually(lambda: expected.search(self._log.read_text(), self._read), shown, seconds=PATIENCE)
         found = expected.search(self._log.read_text(), self._read)
-        assert found, f"the terminal shows no line {line!r}:\n{self._log.read_text()}"
         self._read = found.end()
 
-    def _has_ended(self) -> bool:
-        return self._process is None or self._process.poll() is not None
+    def stop(self) -> None:
+        """Press Ctrl+C, which reaches all processes of the terminal."""
+        assert self._process
+        os.killpg(self._process.pid, signal.SIGINT)
+        assert self._process.wait(PATIENCE) == 0, self._log.read_text()
+        self._process = None
+
+    def close(self) -> None:
+        """End the server if it is still running."""
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _answers(self, path: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/{path}", timeout=PATIENCE) as response:
+                return bool(response.status == 200)
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -113,44 +131,59 @@ def text() -> Iterator[str]:
 
 
 @pytest.fixture
-def terminals(tmp_path: Path) -> Iterator[dict[str, Terminal]]:
-    """The reader's other terminals, by the captions of their blocks."""
-    names = ("Second terminal", "Third terminal")
-    project = tmp_path / "project"
-    project.mkdir()
-    terminals = {name: Terminal(project, tmp_path / f"{name}.log") for name in names}
-    yield terminals
-    for terminal in terminals.values():
-        terminal.close()
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    server = Server(folder, tmp_path / "server.log")
+    yield server
+    server.close()
 
 
 def test_the_tutorials_of_the_first_message_and_of_a_broker_do_what_they_say(
-    text: str, terminals: dict[str, Terminal], tmp_path: Path
+    text: str, server: Server, tmp_path: Path
 ):
-    assert terminals.keys() <= follow_all(text, tmp_path / "project", terminals)
+    opened = follow_all(text, tmp_path / "project", server)
+    assert len(opened) == 4
+    assert not server.is_running
 
 
-def test_the_tutorial_of_the_first_handler_does_what_it_says(tmp_path: Path):
-    follow_all((TUTORIALS / "first-handler.md").read_text(), tmp_path, {})
+def test_the_tutorial_of_the_first_handler_does_what_it_says(server: Server, tmp_path: Path):
+    follow_all((TUTORIALS / "first-handler.md").read_text(), tmp_path / "project", server)
 
 
-def follow_all(text: str, folder: Path, terminals: dict[str, Terminal]) -> set[str]:
-    """Follow all blocks of a tutorial and return their captions."""
-    captions = set()
-    for language, caption, code in re.findall(
-        r"^```(?:\{code-block\} )?(\w+)\n(?::caption: ([^\n]+)\n\n)?(.*?)^```$", text, re.MULTILINE | re.DOTALL
+def follow_all(text: str, folder: Path, server: Server) -> list[str]:
+    """Follow all blocks of a tutorial, open the pages that it names between them, and return these pages."""
+    opened = []
+    for path, language, caption, code in re.findall(
+        r"<http://127\.0\.0\.1:8000/([^>]*)>|^```(?:\{code-block\} )?(\w+)\n(?::caption: ([^\n]+)\n\n)?(.*?)^```$",
+        text,
+        re.MULTILINE | re.DOTALL,
     ):
-        captions.add(caption)
-        if caption in terminals:
-            terminals[caption].follow(code)
+        if path:
+            server.open(path)
+            opened.append(path)
         elif language == "console":
-            for command, expected in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", code, re.MULTILINE):
-                follow(command, expected, folder)
+            follow_block(code, folder, server)
         else:
-            path = folder / caption.removesuffix(" (at the end)")
-            before = path.read_text() if caption.endswith(" (at the end)") else ""
-            path.write_text(before + code)
-    return captions
+            file = folder / caption.removesuffix(" (at the end)")
+            before = file.read_text() if caption.endswith(" (at the end)") else ""
+            file.write_text(before + code)
+    return opened
+
+
+def follow_block(code: str, folder: Path, server: Server) -> None:
+    """Run the commands of a block in the terminal; while the server runs there, wait for its lines."""
+    for command, expected in re.findall(r"^(?:\$ (.+)\n)?((?:(?!\$ ).*\n)*)", code, re.MULTILINE):
+        if command == SERVER:
+            server.start()
+        if command and not server.is_running:
+            follow(command, expected, folder)
+            continue
+        for line in expected.splitlines():
+            if line == "^C":
+                server.stop()
+            else:
+                server.wait_for(line)
 
 
 def follow(command: str, expected: str, folder: Path) -> None:
