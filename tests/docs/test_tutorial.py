@@ -139,9 +139,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.close()
 
 
-def test_the_tutorials_of_the_first_message_and_of_a_broker_do_what_they_say(
-    text: str, server: Server, tmp_path: Path
-):
+def test_the_tutorials_of_the_first_message_and_of_a_broker_do_what_they_say(text: str, server: Server, tmp_path: Path):
     opened = follow_all(text, tmp_path / "project", server)
     assert len(opened) == 4
     assert not server.is_running
