@@ -74,8 +74,7 @@ class Server:
         """Wait for a line after those that were seen already, so that the order of the output counts."""
         expected = re.compile(pattern(line), re.MULTILINE)
         shown = f"the terminal shows {line!r}"
-        eventually(lambda: expected.search(self._log.read_text(), self._read), shown, seconds=PATIENCE)
-        found = expected.search(self._log.read_text(), self._read)
+        found = eventually(lambda: expected.search(self._log.read_text(), self._read), shown, seconds=PATIENCE)
         self._read = found.end()
 
     def stop(self) -> None:

@@ -40,6 +40,7 @@ MODULES = (
     "django_outbox.monitoring.prometheus",
     "django_outbox.monitoring.opentelemetry",
     "django_outbox.contrib.django_tasks",
+    "django_outbox.contrib.debug_toolbar",
     "django_outbox.contrib.health_check",
     "django_outbox.contrib.sentry",
 )
