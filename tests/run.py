@@ -28,6 +28,8 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
+SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
+
 EXAMPLES = """\
 examples:
   python tests/run.py                  check style and types, build the docs, run all tests
@@ -57,6 +59,7 @@ def main(arguments: list[str]) -> int:
     install_browser()
     install_prometheus()
     install_nats_server()
+    install_pgbouncer()
     announce("Looking for the servers")
     try:
         os.environ.update(servers.find_all())
@@ -212,6 +215,15 @@ def install_nats_server() -> None:
     announce("Installing NATS for the tests of its outages")
     if not system_packages.install("nats-server", purpose="install nats-server"):
         print("NATS could not be installed. The tests that need the program `nats-server` will fail.")
+
+
+def install_pgbouncer() -> None:
+    """Install PgBouncer for the tests of relays behind it, if it is missing and this user may."""
+    if shutil.which("pgbouncer", path=SYSTEM_PATH):
+        return
+    announce("Installing PgBouncer for the tests of relays behind it")
+    if not system_packages.install("pgbouncer", purpose="install PgBouncer"):
+        print("PgBouncer could not be installed. The tests that need the program `pgbouncer` will fail.")
 
 
 def announce(text: str) -> None:

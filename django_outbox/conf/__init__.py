@@ -86,7 +86,7 @@ class OutboxSettings:
     claim_timeout: float = 120.0
     failed_blocks_key: bool = False
     lock_keys: bool = False
-    notify: bool = False
+    notify: bool = True
     dead_letter_publisher: str | None = None
     tracing: bool = True
     deliver_in_runserver: bool = False

@@ -1,8 +1,8 @@
 """Write valid messages in the current transaction, one row for each publisher of their route, and notify the relay.
 
 A notification, sent after the commit, only shortens the wait. The relay polls as well, so a lost notification delays a
-message by at most the poll interval. Without `OUTBOX["NOTIFY"]`, or on a database without notifications, the relay only
-polls.
+message by at most the poll interval. With `OUTBOX["NOTIFY"]` off, or on a database without notifications, the relay
+only polls.
 """
 
 import copy
@@ -10,7 +10,9 @@ import datetime
 import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, transaction
@@ -22,15 +24,16 @@ from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
+from django_outbox.rates import Throttle
 from django_outbox.stores import NewRow, Store, get_store
 
-DEBOUNCE = 0.005
-"""Minimum time in seconds between two notifications of one process for the same publisher. All sessions of a PostgreSQL
-server share one lock for NOTIFY, so a notification for each of 1,000 commits a second would make the commits wait. The
-relay finds the messages committed in between when it wakes up."""
+NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=0.25, sparing=100)
+"""Limits the notifications of one process for one publisher to a hundredth of the time. All sessions of a PostgreSQL
+server share one lock for NOTIFY, so a notification takes longer where many commit, and is then sent less often. A relay
+that was notified looks again within milliseconds, and finds the messages that were committed in between."""
 
 _lock = threading.Lock()
-_notified_at: dict[tuple[str, str], float] = {}
+_throttles: defaultdict[tuple[str, str], Throttle] = defaultdict(NOTIFYING)
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
@@ -214,13 +217,15 @@ def notify_after_commit(using: str, publisher_aliases: Iterable[str]) -> None:
 
 
 def _notify(using: str, publisher_aliases: frozenset[str]) -> None:
-    now = time.monotonic()
     with _lock:
-        due = [
-            alias
-            for alias in sorted(publisher_aliases)
-            if now - _notified_at.get((using, alias), -DEBOUNCE) >= DEBOUNCE
-        ]
-        _notified_at.update({(using, alias): now for alias in due})
+        throttles = {alias: _throttles[using, alias] for alias in sorted(publisher_aliases)}
+        due = {alias: throttle for alias, throttle in throttles.items() if throttle.is_open}
+        for throttle in due.values():
+            # Other threads may commit while this one notifies.
+            throttle.spend(0)
     if due:
+        began = time.perf_counter()
         get_store(connections[using]).wake(due)
+        seconds = time.perf_counter() - began
+        for throttle in due.values():
+            throttle.spend(seconds)

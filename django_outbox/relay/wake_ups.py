@@ -90,7 +90,13 @@ class Listener:
         while not self._stopping.is_set():
             try:
                 with own_connection(self._using):
-                    self._listen()
+                    if not self._listen():
+                        logger.info(
+                            "Database %r: a connection pool between the relay and PostgreSQL passes on no "
+                            "notifications, so the relay polls. PgBouncer's transaction mode does that.",
+                            self._using,
+                        )
+                        return
             except Exception as error:
                 self._losses += 1
                 seconds = self._limits.reconnect_wait.after(self._losses)
@@ -102,10 +108,12 @@ class Listener:
                 )
                 self._stopping.wait(seconds)
 
-    def _listen(self) -> None:
+    def _listen(self) -> bool:
+        """Listen until `stop`; return False at once if the connection receives no notifications."""
         store = get_store(connections[self._using])
         for notified in store.listen(self._limits.listen_time):
             self._losses = 0
             self._wake_ups.wake(self._publisher_aliases if notified is None else notified & self._publisher_aliases)
             if self._stopping.is_set():
-                return
+                return True
+        return False

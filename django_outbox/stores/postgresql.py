@@ -2,9 +2,11 @@
 
 import datetime
 import json
+import time
+import uuid
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from django.db import OperationalError, transaction
@@ -208,6 +210,9 @@ and JSON in a SQL_ASCII database has nothing else."""
 CHANNEL = "django_outbox"
 """The channel on which relays listen; the payload is the alias of a publisher."""
 
+PROBES = 6
+"""Number of notifications that a listening connection misses before it counts as one that receives none."""
+
 MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
@@ -397,14 +402,37 @@ class PostgreSQLStore(LockingStore):
         self.fetch(WAKE, [CHANNEL, list(publishers)])
 
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
+        self.execute(f"LISTEN {CHANNEL}")
+        if not self._receives_notifications(seconds):
+            self.execute(f"UNLISTEN {CHANNEL}")
+            return
         # A listening session is always idle.
-        self.execute(f"SET idle_session_timeout TO 0; LISTEN {CHANNEL}")
+        self.execute("SET idle_session_timeout TO 0")
         yield None
         while True:
             with self.connection.wrap_database_errors:
                 notifications = self.connection.connection.notifies(timeout=seconds, stop_after=1)
                 heard = {notification.payload for notification in notifications}
             yield heard
+
+    def _receives_notifications(self, seconds: float) -> bool:
+        """Return whether a notification of another session arrives, sent up to `PROBES` times, so many seconds apart.
+
+        Behind PgBouncer in transaction mode, the session that listens belongs to no client while this connection is
+        idle.
+        """
+        probe = f"probe {uuid.uuid4()}"
+        with closing(self.connection.copy()) as other:
+            for _ in range(PROBES):
+                with other.cursor() as sender:
+                    sender.execute(WAKE, [CHANNEL, [probe]])
+                end = time.monotonic() + seconds
+                with self.connection.wrap_database_errors:
+                    while (left := end - time.monotonic()) > 0:
+                        heard = self.connection.connection.notifies(timeout=left, stop_after=1)
+                        if probe in [notification.payload for notification in heard]:
+                            return True
+        return False
 
     def insert_rows(self, rows: Sequence[NewRow]) -> int:
         return self.execute(INSERT_ROWS, [json.dumps(rows)])

@@ -19,7 +19,7 @@ sys.prefix = "a virtualenv"
 from tests import run
 from tests.support import servers, system_packages
 run.install = lambda: print("installed:", system_packages.install("teapot", purpose="make tea"))
-run.install_browser = run.install_prometheus = run.install_nats_server = lambda: None
+run.install_browser = run.install_prometheus = run.install_nats_server = run.install_pgbouncer = lambda: None
 run.run_steps = lambda *steps: 0
 servers.find_all = lambda: {}
 run.main(sys.argv[1:])

@@ -4,10 +4,11 @@ import itertools
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from django_outbox.relay import Relay
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
-from tests.support.messages import write
+from tests.support.messages import Clock, write
+from tests.support.pgbouncer import pgbouncer
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
@@ -35,7 +37,7 @@ OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}, "NOTIFY": True
 
 @pytest.fixture(autouse=True)
 def nothing_notified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_notified_at", {})
+    monkeypatch.setattr(writing, "_throttles", defaultdict(writing.NOTIFYING))
 
 
 @pytest.fixture
@@ -96,15 +98,23 @@ class TestNotifying:
             enqueue_many(messages, using="postgresql")
         assert notifications() == ["other"]
 
-    def test_commits_within_the_debounce_time_share_one(
+    def test_a_notification_takes_a_hundredth_of_the_time(
         self, notifications: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
     ):
-        now = 100.0
-        monkeypatch.setattr(writing, "time", SimpleNamespace(monotonic=lambda: now))
-        for _ in range(20):
-            write("postgresql")
-        write("postgresql", publisher="other")
-        now += 2 * writing.DEBOUNCE
+        clock = Clock()
+        monkeypatch.setattr(writing, "_throttles", defaultdict(partial(writing.NOTIFYING, clock=clock)))
+        wake = PostgreSQLStore.wake
+
+        def wake_slowly(*arguments: Any) -> None:
+            wake(*arguments)
+            time.sleep(0.01)
+
+        monkeypatch.setattr(PostgreSQLStore, "wake", wake_slowly)
+        for publisher in ["default"] * 20 + ["other"]:
+            write("postgresql", publisher=publisher)
+        clock.now = 0.24
+        write("postgresql")
+        clock.now = 0.25
         write("postgresql")
         assert notifications() == ["default", "other", "default"]
 
@@ -117,7 +127,12 @@ class TestNotifying:
         assert notifications() == []
 
     @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}})
-    def test_it_is_off_by_default(self, notifications: Callable[[], list[str]]):
+    def test_it_is_on_by_default(self, notifications: Callable[[], list[str]]):
+        write("postgresql")
+        assert notifications() == ["default"]
+
+    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "NOTIFY": False})
+    def test_it_can_be_switched_off(self, notifications: Callable[[], list[str]]):
         write("postgresql")
         assert notifications() == []
 
@@ -169,7 +184,8 @@ def asleep() -> Iterator[Callable[..., Relay]]:
 def listeners() -> list[int]:
     with connections["postgresql"].cursor() as cursor:
         cursor.execute(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%LISTEN django_outbox'"
+            "SELECT pid FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE '%idle_session_timeout TO 0'"
         )
         return [pid for (pid,) in cursor.fetchall()]
 
@@ -179,7 +195,7 @@ class TestListening:
         relay = asleep(workers=2)
         eventually(listeners)
         for count in (1, 2, 3):
-            time.sleep(writing.DEBOUNCE)
+            time.sleep(0.1)
             write("postgresql")
             eventually(lambda: relay.tally.processed == count)  # noqa: B023 - it is over before the next round
 
@@ -216,7 +232,7 @@ class TestListening:
         write("postgresql")
         eventually(lambda: relay.tally.processed == 1)
 
-    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}})
+    @override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "NOTIFY": False})
     def test_no_relay_listens_if_it_is_off(self, asleep: Callable[..., Relay]):
         write("postgresql")
         relay = asleep()
@@ -229,3 +245,51 @@ class TestListening:
         with Relay(using=using, poll_interval=0.01, max_messages=2) as relay:
             write(using)
             assert relay.run().processed == 2
+
+
+class TestPgBouncer:
+    """A relay and callers behind a real PgBouncer."""
+
+    @pytest.fixture
+    def behind(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        """Go to PostgreSQL through a pool in the mode of the parameter."""
+        with pgbouncer(connections["postgresql"].settings_dict, request.param) as port:
+            address = {"HOST": "127.0.0.1", "PORT": str(port), "DISABLE_SERVER_SIDE_CURSORS": True}
+            before = {name: connections.settings["postgresql"].get(name) for name in address}
+            connections["postgresql"].close()
+            for settings in (connections.settings["postgresql"], connections["postgresql"].settings_dict):
+                settings.update(address)
+            try:
+                yield
+            finally:
+                connections["postgresql"].close()
+                for settings in (connections.settings["postgresql"], connections["postgresql"].settings_dict):
+                    settings.update(before)
+
+    @pytest.mark.parametrize("behind", ["transaction"], indirect=True)
+    @pytest.mark.usefixtures("behind")
+    def test_a_relay_behind_a_transaction_pool_says_once_that_it_polls(self, caplog: pytest.LogCaptureFixture):
+        limits = replace(QUICK, listen_time=0.05)
+        with (
+            caplog.at_level(logging.INFO, logger="django_outbox"),
+            relays_in_threads(using="postgresql", poll_interval=0.05, limits=limits) as start,
+        ):
+            relay = start()
+            eventually(lambda: "passes on no notifications" in caplog.text)
+            for _ in range(5):
+                write("postgresql")
+            eventually(lambda: relay.tally.processed == 5)
+            assert "outbox-listener" not in [thread.name for thread in threading.enumerate()]
+        assert caplog.text.count("passes on no notifications") == 1
+        assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+    @pytest.mark.parametrize("behind", ["session"], indirect=True)
+    @pytest.mark.usefixtures("behind")
+    def test_a_relay_behind_a_session_pool_is_woken(
+        self, asleep: Callable[..., Relay], caplog: pytest.LogCaptureFixture
+    ):
+        relay = asleep()
+        eventually(listeners)
+        write("postgresql")
+        eventually(lambda: relay.tally.processed == 1)
+        assert "passes on no notifications" not in caplog.text
