@@ -60,6 +60,28 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 @register(TAG)
+def check_redaction(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the function that redacts payloads can be imported and called."""
+    settings = _read_settings()
+    if settings is None or settings.redact is None:
+        return []
+    try:
+        problem = "" if callable(import_string(settings.redact)) else "it cannot be called"
+    except Exception as error:
+        problem = one_line(error)
+    if not problem:
+        return []
+    return [
+        Error(
+            f"OUTBOX['REDACT'] is {settings.redact!r}, which cannot be used: {problem}",
+            hint="Give the dotted path of a function that takes type, payload and headers, and returns payload and "
+            "headers. Until then the admin hides both.",
+            id="django_outbox.E070",
+        )
+    ]
+
+
+@register(TAG)
 def check_payload_sizes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that each publisher's broker takes every payload that `enqueue` does."""
     settings = _read_settings()

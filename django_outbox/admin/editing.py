@@ -15,6 +15,7 @@ from django_outbox.conf import get_settings
 from django_outbox.enqueueing.validation import check_message
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.models import OutboxMessage
+from django_outbox.redaction import redacted
 from django_outbox.stores import get_store
 
 PERMISSION = "django_outbox.edit_outboxmessage"
@@ -27,7 +28,8 @@ EDITED = ("payload", "topic", "publisher")
 class EditForm(forms.Form):
     """Payload, topic and publisher of a failed message.
 
-    It is validated as `enqueue` validates a new message. `version` refuses the form if the message has changed since.
+    It is validated as `enqueue` validates a new message. `version` refuses the form if the message has changed since. A
+    payload that is redacted cannot be edited, and stays as it is.
     """
 
     payload = forms.CharField(
@@ -55,6 +57,9 @@ class EditForm(forms.Form):
             "version": version_of(message),
         }
         super().__init__(data, initial=initial)
+        self.is_redacted = redacted(message.type, message.payload, message.headers).payload != message.payload
+        if self.is_redacted:
+            del self.fields["payload"], self.initial["payload"]
         publishers: Any = self.fields["publisher"]
         publishers.choices = [(alias, alias) for alias in get_settings().publishers]
 
@@ -73,10 +78,11 @@ class EditForm(forms.Form):
             if message is None or version_of(message) != self.cleaned_data["version"]:
                 self.add_error(None, _("The message has changed since this page was opened. Open it again."))
                 return False
-            changed = [name for name in EDITED if self.cleaned_data[name] != getattr(message, name)]
-            if not self._check(message, using):
+            edited = {name: self.cleaned_data[name] for name in EDITED if name in self.fields}
+            changed = [name for name, value in edited.items() if value != getattr(message, name)]
+            if not self._check(message, edited, using):
                 return False
-            values = {name: self.cleaned_data[name] for name in changed}
+            values = {name: edited[name] for name in changed}
             if changed and message.original is None:
                 values["original"] = {name: getattr(message, name) for name in EDITED}
             if values:
@@ -85,9 +91,8 @@ class EditForm(forms.Form):
             log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
         return True
 
-    def _check(self, message: OutboxMessage, using: str) -> bool:
-        values = {name: self.cleaned_data[name] for name in EDITED}
-        edited = OutboxMessage(type=message.type, key=message.key, **values)
+    def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:
+        edited = OutboxMessage(type=message.type, key=message.key, **{"payload": message.payload, **values})
         try:
             check_message(edited, get_store(connections[using]))
         except InvalidMessage as error:

@@ -17,7 +17,9 @@ from django_outbox.admin.listing import find_neighbours
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OPERATIONS
 from django_outbox.admin.states import ALL, state_of
+from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.redaction import redacted
 
 
 def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
@@ -143,7 +145,11 @@ class OutboxMessageAdmin(OperationsAdmin):
 
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
-        return admin_display.pretty_json(message.original)
+        original: Any = message.original
+        if get_settings().redact is not None and isinstance(original, dict):
+            shown = redacted(message.type, original.get("payload"), message.headers)
+            original = {**original, "payload": shown.payload}
+        return admin_display.pretty_json(original)
 
     @admin.display(description=_("ID"))
     def copyable_id(self, message: OutboxMessage) -> str:
@@ -167,11 +173,11 @@ class OutboxMessageAdmin(OperationsAdmin):
 
     @admin.display(description=_("payload"))
     def pretty_payload(self, message: OutboxMessage) -> str:
-        return admin_display.pretty_json(message.payload)
+        return admin_display.pretty_json(redacted(message.type, message.payload, message.headers).payload)
 
     @admin.display(description=_("headers"))
     def pretty_headers(self, message: OutboxMessage) -> str:
-        return admin_display.pretty_json(message.headers)
+        return admin_display.pretty_json(redacted(message.type, message.payload, message.headers).headers)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         left_out = set()

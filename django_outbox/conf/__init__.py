@@ -15,6 +15,7 @@ from django_outbox.conf.readers import (
     Mistakes,
     Reader,
     at_least_a_second,
+    dotted_path_or_none,
     flag,
     hint_of_key,
     publisher_alias_or_none,
@@ -92,6 +93,7 @@ class OutboxSettings:
     deliver_in_runserver: bool = False
     consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
     inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
+    redact: str | None = None
     streamed: Set[str] = field(init=False)
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
     _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
@@ -364,4 +366,5 @@ _READERS: dict[str, Reader] = {
     "DELIVER_IN_RUNSERVER": flag,
     "CONSUMERS": read_consumers,
     "INBOX_RETENTION": retention,
+    "REDACT": dotted_path_or_none,
 }

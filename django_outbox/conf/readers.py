@@ -92,6 +92,13 @@ def publisher_alias_or_none(value: object) -> str | None:
     raise ValueError("the alias of a publisher, or None to send no copies of failed messages")
 
 
+def dotted_path_or_none(value: object) -> str | None:
+    """Read the dotted path of a function, or None. Whether it can be imported is not checked."""
+    if value is None or (isinstance(value, str) and "." in value):
+        return value
+    raise ValueError("the dotted path of a function, or None")
+
+
 def retention(value: object) -> datetime.timedelta | None:
     """Read the time for which processed messages are kept; None keeps them forever."""
     if value is None or (isinstance(value, datetime.timedelta) and value >= datetime.timedelta(0)):

@@ -1,0 +1,38 @@
+"""Payloads and headers as people may see them, by the function in `OUTBOX["REDACT"]`."""
+
+import copy
+import json
+from typing import Any, NamedTuple
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
+
+from django_outbox.conf import get_settings
+from django_outbox.logs import logger
+
+
+class Shown(NamedTuple):
+    """Content of a message that may be shown: JSON values."""
+
+    payload: Any
+    headers: Any
+
+
+def redacted(type: str, payload: Any, headers: Any) -> Shown:
+    """Return a message's payload and headers as people may see them. If the function fails, nothing can be seen."""
+    path = get_settings().redact
+    if path is None:
+        return Shown(payload, headers)
+    try:
+        # The function may change what it is given.
+        found = import_string(path)(type, copy.deepcopy(payload), copy.deepcopy(headers))
+        if not isinstance(found, tuple):
+            raise TypeError
+        # Plain JSON values, so that showing them cannot fail.
+        return Shown(*(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) for value in found))
+    except Exception as error:
+        # Its text might quote the content.
+        logger.error("OUTBOX['REDACT'] failed for a message of type %r: %s", type, error.__class__.__name__)
+        hidden = _("Hidden, because OUTBOX['REDACT'] failed. The log of the server has the reason.")
+        return Shown(hidden, hidden)
