@@ -66,6 +66,10 @@ class TerminalProcess:
         self.process.wait(PATIENCE)
         return self.shown
 
+    def press(self, key: bytes) -> None:
+        """Press a key of the keyboard."""
+        os.write(self._keyboard, key)
+
     def close(self) -> None:
         """Kill the process and its children if they still run."""
         with suppress(ProcessLookupError):

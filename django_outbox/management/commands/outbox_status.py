@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,14 +11,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, connections
+from django.utils import timezone
 from django.utils.translation import override
 
 from django_outbox.deployment import describe_missing_schema
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
+from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
 from django_outbox.text import counted, describe, duration
+
+WATCH_INTERVAL = 2.0
+"""Default of `--watch`."""
 
 MAX_LINES = 10
 """Maximum number of lines of each list; `--json` has all of them."""
@@ -34,6 +39,7 @@ class Command(OutboxCommand):
     examples = """
   manage.py outbox_status                  show the figures
   manage.py outbox_status --json           the same for a program
+  manage.py outbox_status --watch          keep showing them on this terminal
   manage.py outbox_status --max-age 300    critical after 5 minutes
   manage.py outbox_status -v 0             print only the most urgent verdict
 """
@@ -43,7 +49,16 @@ class Command(OutboxCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
+        shown = parser.add_mutually_exclusive_group()
+        shown.add_argument("--json", action="store_true", help="Print all figures as JSON.")
+        shown.add_argument(
+            "--watch",
+            metavar="SECONDS",
+            type=seconds,
+            nargs="?",
+            const=WATCH_INTERVAL,
+            help="Keep showing the figures, read again every SECONDS (default: 2), until q or Ctrl-C.",
+        )
         parser.add_argument(
             "--max-age",
             metavar="SECONDS",
@@ -56,6 +71,9 @@ class Command(OutboxCommand):
     @override("en")
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
+        if options["watch"] is not None:
+            watch(lambda: _view(using, options["max_age"]), max(options["watch"], 0.1))
+            return
         try:
             figures = status(using, max_cache_age=0)
         except ImproperlyConfigured as error:
@@ -84,24 +102,41 @@ class Command(OutboxCommand):
             self.stdout.write(styles[verdict.level](f"{verdict.level.name}: {verdict.sentence}"))
         if not verbosity:
             return
-        self._table("Publishers", _publishers(figures))
-        self._table("Failed messages by cause", _failures(figures))
-        self._table("Blocked keys", _blocked_keys(figures))
-        self._table("Relays", _relays(figures))
-        self._table("Consumers", _consumers(figures))
+        for table in _tables(figures):
+            if len(table.rows) > 1:
+                self.stdout.write(f"\n{table.title}")
+                for line in align(table.rows):
+                    self.stdout.write(f"  {line}")
+            if table.hidden > 0:
+                self.stdout.write(f"  … and {table.hidden:,} more")
 
-    def _table(self, title: str, lines: Iterable[Sequence[str]]) -> None:
-        """Print lines of text in columns, the first of them as the header; nothing without further ones."""
+
+def _tables(figures: Status) -> Iterator[Table]:
+    for title, lines, least in (
+        ("Publishers", _publishers(figures), ("blocking", "delayed", "retrying", "blocked", "relays", "breaker")),
+        ("Failed messages by cause", _failures(figures), ("blocking", "first", "publisher", "last")),
+        ("Blocked keys", _blocked_keys(figures), ("publisher", "state", "since")),
+        ("Relays", _relays(figures), ("workers", "version", "started", "delivered")),
+        ("Consumers", _consumers(figures), ("source", "dropped", "rejected", "invalid", "stored", "inboxes")),
+    ):
         rows = list(lines)
-        if len(rows) == 1:
-            return
-        hidden = len(rows) - 1 - MAX_LINES
-        rows = rows[: MAX_LINES + 1]
-        self.stdout.write(f"\n{title}")
-        for line in align(rows):
-            self.stdout.write(f"  {line}")
-        if hidden > 0:
-            self.stdout.write(f"  … and {hidden:,} more")
+        yield Table(title, rows[: MAX_LINES + 1], least, hidden=len(rows) - 1 - MAX_LINES)
+
+
+def _view(using: str, max_age: float) -> View:
+    """Return the figures for `watch`; if they cannot be read, the reason."""
+    try:
+        figures = status(using, max_cache_age=0)
+    except (ImproperlyConfigured, DatabaseError) as error:
+        connections[using].close()
+        reason = str(error) if isinstance(error, ImproperlyConfigured) else _explain(using, error)
+        return View(f"Outbox · {using} · {timezone.localtime():%H:%M:%S}", [(Level.CRITICAL, reason)])
+    return View(
+        f"Outbox · {using} · {timezone.localtime(figures.at):%H:%M:%S}",
+        [(verdict.level, verdict.sentence) for verdict in judge(figures, max_age)],
+        [minute.processed for minute in figures.last_hour],
+        list(_tables(figures)),
+    )
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
