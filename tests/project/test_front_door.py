@@ -105,6 +105,22 @@ def test_ci_runs_the_scripts_that_a_developer_runs():
     assert "tests/run.py" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ("github-workflows", ".github/workflows/ci.yml"),
+        ("github-workflows", ".github/workflows/release.yml"),
+        ("compose-spec", "compose.yaml"),
+        ("dependabot", ".github/dependabot.yml"),
+        ("readthedocs", ".readthedocs.yaml"),
+    ],
+)
+def test_a_file_is_what_its_service_accepts(schema: str, path: str):
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert not found.returncode, found.stdout + found.stderr
+
+
 @pytest.mark.parametrize("path", [path for path in YAML if "/workflows/" in path])
 def test_a_workflow_pins_actions_by_their_major_version_and_has_limits(path: str):
     workflow = read_yaml(path)
