@@ -20,10 +20,13 @@ settings.configure(
 django.setup()
 
 project = "django_outbox"
-release = re.findall(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+metadata = (ROOT / "pyproject.toml").read_text()
+release = re.findall(r'^version = "(.+)"', metadata, re.MULTILINE)[0]
+SOURCE = re.findall(r'^Source = "(.+)"', metadata, re.MULTILINE)[0]
 copyright = "django_outbox contributors"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.extlinks", "sphinx.ext.napoleon"]
+extlinks = {"source": (SOURCE + "/blob/main/%s", "%s")}
 html_theme = "furo"
 html_title = f"django_outbox {release}"
 html_static_path = ["_static"]

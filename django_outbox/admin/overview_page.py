@@ -29,7 +29,7 @@ from django_outbox.monitoring.figures import (
 )
 from django_outbox.text import duration
 
-DOCS = "https://django-outbox.readthedocs.io/en/latest/"
+DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
 
 REMEDIES = {
     "not_delivering": f"{DOCS}how-to/troubleshooting.html#not-delivering",

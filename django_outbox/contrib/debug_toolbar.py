@@ -22,6 +22,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 
 from django_outbox.models import OutboxMessage
+from django_outbox.redaction import redacted
 from django_outbox.text import counted
 from django_outbox.tracing import PublishedBatch, add_tracer
 
@@ -123,14 +124,15 @@ class OutboxPanel(Panel):
 
 
 def _describe(message: OutboxMessage, place: str) -> _Enqueued:
+    shown = redacted(message.type, message.payload, message.headers)
     return _Enqueued(
         message_id=str(message.message_id),
         type=message.type,
         topic=message.topic,
         key=message.key,
         publisher=message.publisher,
-        payload=_as_json(message.payload, indent=2),
-        headers=_as_json(message.headers) if message.headers else "",
+        payload=_as_json(shown.payload, indent=2),
+        headers=_as_json(shown.headers) if shown.headers else "",
         place=place,
         url=_admin_url(message),
     )

@@ -76,8 +76,8 @@ def test_it_cannot_be_combined_with_json():
 
 
 def test_a_narrow_terminal_drops_the_least_important_columns():
-    table = Table("Relays", [["relay", "version", "seen"], ["web:1", "0.1.0", "3 s ago"]], least=["version", "seen"])
-    assert watch._fit(table, 40) == [["relay", "version", "seen"], ["web:1", "0.1.0", "3 s ago"]]
+    table = Table("Relays", [["relay", "version", "seen"], ["web:1", "1.2.3", "3 s ago"]], least=["version", "seen"])
+    assert watch._fit(table, 40) == [["relay", "version", "seen"], ["web:1", "1.2.3", "3 s ago"]]
     assert watch._fit(table, 20) == [["relay", "seen"], ["web:1", "3 s ago"]]
     assert watch._fit(table, 1) == [["relay"], ["web:1"]]
 

@@ -144,3 +144,15 @@ def test_the_page_of_the_panel_shows_the_payload_as_text(shown):
     assert "order.created" in content
     assert "order-7" in content
     assert "&lt;b&gt;" in content
+
+
+def hide(type: str, payload: object, headers: object) -> tuple[object, object]:
+    return f"a hidden payload of {type}", {}
+
+
+def test_payloads_and_headers_are_redacted_as_in_the_admin(shown, settings):
+    settings.OUTBOX = {**settings.OUTBOX, "REDACT": f"{__name__}.hide"}
+
+    [message] = shown(lambda: enqueue("order.created", 1, headers={"a": "b"}, require_transaction=False))["messages"]
+
+    assert (message["payload"], message["headers"]) == ('"a hidden payload of order.created"', "")

@@ -102,7 +102,7 @@ def test_each_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not():
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
 def test_an_alert_links_to_a_section_that_names_it(rule: dict[str, Any]):
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert page == "https://django-outbox.readthedocs.io/en/latest/how-to/troubleshooting.html"
+    assert page == "https://django-transactional-outbox.readthedocs.io/en/latest/how-to/troubleshooting.html"
     section = re.search(rf"^\({anchor}\)=\n## (.*?)(?=^\(|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section, anchor
     assert f"`{rule['alert']}`" in section[1]

@@ -15,6 +15,9 @@ from tests.support.servers import SERVERS
 
 URLS = read_pyproject()["project"]["urls"]
 REPOSITORY, DOCUMENTATION = URLS["Source"], URLS["Documentation"]
+HOME = DOCUMENTATION.removesuffix("en/latest/")
+"""Where the documentation of all versions is."""
+
 RAW = REPOSITORY.replace("https://github.com/", "https://raw.githubusercontent.com/")
 
 TEXTS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "pyproject.toml")
@@ -31,7 +34,9 @@ ON = True
 
 
 def links(path: str) -> list[str]:
-    return re.findall(r"https://[^\s)\"'<>`]+", (ROOT / path).read_text())
+    """Return the absolute links of a text, without the patterns that make links."""
+    found = re.findall(r"https://[^\s)\"'<>`]+", (ROOT / path).read_text())
+    return [link for link in found if "\\" not in link]
 
 
 def file_behind(link: str) -> Path | None:
@@ -40,7 +45,7 @@ def file_behind(link: str) -> Path | None:
     for prefix in (f"{REPOSITORY}/blob/main/", f"{RAW}/main/"):
         if page.startswith(prefix):
             return ROOT / page.removeprefix(prefix)
-    if page.startswith("https://django-outbox.readthedocs.io/"):
+    if page.startswith(HOME):
         name = page.removeprefix(DOCUMENTATION) or "index.html"
         return ROOT / "docs" / f"{name.removesuffix('.html')}.md"
     return None
@@ -58,15 +63,28 @@ def test_an_absolute_link_leads_to_a_file_of_the_repository(path: str):
         assert file is None or file.is_file(), link
 
 
-def test_the_links_of_the_readme_are_absolute_because_pypi_shows_it_too():
+@pytest.mark.parametrize("path", [path for path in TEXTS if path.endswith(".md")])
+def test_a_link_in_a_checkout_leads_to_a_file(path: str):
+    targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", (ROOT / path).read_text())]
+    assert [target for target in targets if ":" not in target and target and not (ROOT / target).is_file()] == []
+
+
+def test_the_readme_links_to_files_of_the_checkout_only():
     targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
-    assert len([target for target in targets if file_behind(target)]) > 20
-    assert [target for target in targets if not target.startswith("https://")] == []
+    assert len(targets) > 20
+    assert [target for target in targets if ":" in target] == []
+
+
+def test_each_address_of_the_project_is_one_of_its_metadata_and_has_the_name_on_pypi():
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True).stdout.split()
+    for path in [ROOT / name for name in listed if name.endswith((".md", ".py", ".toml", ".yaml", ".yml", ".json"))]:
+        for link in re.findall(r"https://(?:github\.com/)?django-(?:transactional-)?outbox[/.]\S*", path.read_text()):
+            assert link.startswith((REPOSITORY, HOME)), f"{path}: {link}"
 
 
 @pytest.mark.parametrize("link", ["blob/main/NO.md", "en/latest/no.html", "raw"])
 def test_a_link_to_a_missing_file_is_noticed(link: str):
-    urls = {"blob/main/NO.md": REPOSITORY + "/", "en/latest/no.html": "https://django-outbox.readthedocs.io/"}
+    urls = {"blob/main/NO.md": REPOSITORY + "/", "en/latest/no.html": HOME}
     file = file_behind(urls.get(link, f"{RAW}/main/") + link)
     assert file is not None
     assert not file.exists()

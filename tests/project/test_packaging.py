@@ -77,7 +77,21 @@ def test_the_metadata_is_that_of_the_project(metadata):
     assert metadata.get_all("Provides-Extra") == sorted(PROJECT["optional-dependencies"])
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata.get_all("Project-URL") == [f"{name}, {url}" for name, url in PROJECT["urls"].items()]
-    assert metadata.get_payload() == (ROOT / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_links_of_the_readme_are_absolute_on_pypi(metadata):
+    text, urls = metadata.get_payload(), PROJECT["urls"]
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith((urls["Source"], urls["Documentation"]))] == []
+    for link in (
+        f"![A web process writes the order and its message in one transaction; the relay publishes the message to the "
+        f"broker.]({urls['Source']}/raw/main/docs/_static/overview.svg)",
+        f"]({urls['Documentation']}how-to/celery.html#celery-beat)",
+        f"]({urls['Source']}/blob/main/LICENSE)",
+    ):
+        assert link in text
 
 
 def test_the_version_is_written_in_one_place():
