@@ -1,6 +1,7 @@
 """The package's logger. Nothing that is logged can harm the log or its caller."""
 
 import logging
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,13 @@ else:
     _Adapter = logging.LoggerAdapter
 
 
+ARGUMENTS = ("exc_info", "stack_info", "stacklevel", "extra")
+"""The keyword arguments of `logging.Logger.log`."""
+
+SUBJECT = re.compile(r"(Publisher|Consumer|Database) ['\"](.*?)['\"]")
+"""The name of what a line is about."""
+
+
 class OutboxLogger(_Adapter):
     """Logs as `logging.getLogger("django_outbox")` does, with three promises.
 
@@ -20,13 +28,21 @@ class OutboxLogger(_Adapter):
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log a line, with the arguments of `logging.Logger.log`."""
+        """Log a line, with the arguments of `logging.Logger.log`.
+
+        Other keyword arguments are the fields of the record for machines. Each line has an `event`; docs/reference
+        has all of them. A `subject`, such as "Publisher 'default'", becomes the field `publisher`.
+        """
         if not self.isEnabledFor(level):
             return
         try:
             error = _exception(kwargs.get("exc_info"))
             if error is not None:
                 kwargs["exc_info"] = stand_in(error)
+            fields = {name: kwargs.pop(name) for name in [*kwargs] if name not in ARGUMENTS}
+            if subject := SUBJECT.match(fields.pop("subject", "")):
+                fields[subject[1].lower()] = subject[2]
+            kwargs["extra"] = {name: _harmless(value) for name, value in fields.items()}
             # The caller's frame logs, not this one.
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.logger.log(level, msg, *map(_harmless, args), **kwargs)

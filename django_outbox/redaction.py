@@ -33,6 +33,13 @@ def redacted(type: str, payload: Any, headers: Any) -> Shown:
         return Shown(*(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) for value in found))
     except Exception as error:
         # Its text might quote the content.
-        logger.error("OUTBOX['REDACT'] failed for a message of type %r: %s", type, error.__class__.__name__)
+        logger.error(
+            "OUTBOX['REDACT'] failed for a message of type %r: %s",
+            type,
+            error.__class__.__name__,
+            event="redaction.failed",
+            type=type,
+            reason=error.__class__.__name__,
+        )
         hidden = _("Hidden, because OUTBOX['REDACT'] failed. The log of the server has the reason.")
         return Shown(hidden, hidden)

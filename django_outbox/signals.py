@@ -73,4 +73,10 @@ def send(signal: Signal, **arguments: Any) -> None:
     except BaseException as error:
         if is_interrupt(error):
             raise
-        logger.error("A receiver of a signal raised an exception: %s", describe(error), exc_info=error)
+        logger.error(
+            "A receiver of a signal raised an exception: %s",
+            describe(error),
+            exc_info=error,
+            event="relay.receiver_failed",
+            reason=describe(error),
+        )

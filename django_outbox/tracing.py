@@ -132,7 +132,13 @@ def _load(module: str) -> None:
             _tracers.append(make())
         except Exception as error:
             # An old or incomplete version of the library.
-            logger.warning("Messages are not traced with %s: %s", module, describe(error))
+            logger.warning(
+                "Messages are not traced with %s: %s",
+                module,
+                describe(error),
+                event="tracing.unavailable",
+                reason=describe(error),
+            )
         _waiting.pop(module, None)
 
 
@@ -201,4 +207,10 @@ _reports = Allowance(1, LOG_INTERVAL)
 
 def _report(error: BaseException) -> None:
     if _reports.take():
-        logger.error("Tracing failed; messages are delivered without it: %s", describe(error), exc_info=error)
+        logger.error(
+            "Tracing failed; messages are delivered without it: %s",
+            describe(error),
+            exc_info=error,
+            event="tracing.failed",
+            reason=describe(error),
+        )

@@ -125,7 +125,12 @@ class OperationsAdmin(BaseAdmin):
             reason, by = request.POST.get("reason", ""), request.user.get_username()
             done = apply(operation, ids, request.user.pk, reason, by=by)
         except ArchiveUnavailable as error:
-            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            logger.error(
+                "Failed messages could not be archived, so they were not discarded: %s",
+                error,
+                event="admin.archive_failed",
+                reason=error,
+            )
             reason = gettext(
                 "The messages could not be archived, so nothing was changed. The log of the server has the reason."
             )

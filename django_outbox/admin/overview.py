@@ -247,7 +247,12 @@ class OverviewAdmin(BaseAdmin):
         try:
             progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
         except ArchiveUnavailable as error:
-            logger.error("Failed messages could not be archived, so they were not discarded: %s", error)
+            logger.error(
+                "Failed messages could not be archived, so they were not discarded: %s",
+                error,
+                event="admin.archive_failed",
+                reason=error,
+            )
             text = _(
                 "Messages could not be archived, so they were not discarded. The log of the server has the reason."
             )

@@ -118,7 +118,16 @@ class Suspensions(Generic[K]):
             if found is not None and found.is_reported:
                 seconds = self._clock() - found.since
                 text = "%s: messages for %s are delivered again, after %.0f s"
-                logger.warning(text, self._owner, self._name(key), seconds)
+                logger.warning(
+                    text,
+                    self._owner,
+                    self._name(key),
+                    seconds,
+                    event="destination.resumed",
+                    subject=self._owner,
+                    destination=self._name(key),
+                    seconds=seconds,
+                )
 
     def begin_trial(self, key: K) -> bool:
         """Return whether a message may try this destination now; if so, no other one may until the trial has ended.
@@ -163,7 +172,16 @@ class Suspensions(Generic[K]):
             self._next_report_at = now + REPORT_INTERVAL
         if is_reported:
             text = "%s: messages for %s are set aside, others are delivered: %s"
-            logger.warning(text, self._owner, self._name(key), reason)
+            logger.warning(
+                text,
+                self._owner,
+                self._name(key),
+                reason,
+                event="destination.set_aside",
+                subject=self._owner,
+                destination=self._name(key),
+                reason=reason,
+            )
         found = self._found[key] = Suspension(reason, error_class, now, is_reported)
         return found
 
@@ -177,4 +195,10 @@ class Suspensions(Generic[K]):
                 self._name(key),
                 now - oldest.since,
                 oldest.reason,
+                event="destination.still_set_aside",
+                subject=self._owner,
+                count=len(self._found),
+                destination=self._name(key),
+                seconds=now - oldest.since,
+                reason=oldest.reason,
             )

@@ -147,6 +147,10 @@ def _wait_for_database(using: str) -> None:
                 using,
                 describe(error),
                 pause,
+                event="celery.beat_waits",
+                database=using,
+                reason=describe(error),
+                seconds=pause,
             )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -183,6 +187,9 @@ def _find_message_id(call: StoredCall, headers: Mapping[str, Any], using: str, *
         type,
         task_id.text,
         found,
+        event="celery.call_not_stored",
+        type=type,
+        message_id=found,
     )
     return None
 

@@ -27,7 +27,7 @@ from django_outbox.models.message import BY_ROUTES
 from django_outbox.rates import Throttle
 from django_outbox.stores import NewRow, Store, get_store
 
-NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=0.25, sparing=100)
+NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100)
 """Limits the notifications of one process for one publisher to a hundredth of the time. All sessions of a PostgreSQL
 server share one lock for NOTIFY, so a notification takes longer where many commit, and is then sent less often. A relay
 that was notified looks again within milliseconds, and finds the messages that were committed in between."""
@@ -122,6 +122,10 @@ def _report_others(messages: Sequence[OutboxMessage], store: Store) -> None:
                 message.message_id,
                 message.type,
                 known,
+                event="enqueue.message_left_out",
+                message_id=str(message.message_id),
+                type=message.type,
+                publisher=message.publisher,
             )
 
 

@@ -211,7 +211,19 @@ def _no_handler(message: Message, name: str | None) -> Outcome:
 
 
 def _log(found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
-    logger.warning("%s %s failed for message %d: %s", what, found.name, message.id, describe(error), exc_info=error)
+    logger.warning(
+        "%s %s failed for message %d: %s",
+        what,
+        found.name,
+        message.id,
+        describe(error),
+        exc_info=error,
+        event="handler.failed",
+        handler=found.name,
+        type=message.type,
+        id=message.id,
+        reason=describe(error),
+    )
 
 
 def _check_seconds(name: str, seconds: object) -> None:

@@ -146,7 +146,12 @@ class Inbox:
         except BaseException:
             self.stop()
             if not threads.wait(self._stop_timeout):
-                logger.warning("The current batches were not finished within %g s.", self._stop_timeout)
+                logger.warning(
+                    "The current batches were not finished within %g s.",
+                    self._stop_timeout,
+                    event="inbox.batches_unfinished",
+                    seconds=self._stop_timeout,
+                )
             raise
         if threads.errors:
             # Any other error is more important than an unavailable broker.
@@ -168,7 +173,12 @@ class Inbox:
                 with own_connection(self.using):
                     purge(using=self.using, max_seconds=interval, is_stopping=left.is_set)
             except Exception as error:
-                logger.warning("Purging old records of the inbox failed and will be retried: %s", describe(error))
+                logger.warning(
+                    "Purging old records of the inbox failed and will be retried: %s",
+                    describe(error),
+                    event="inbox.purge_failed",
+                    reason=describe(error),
+                )
 
 
 class InboxReporter(Reporter):

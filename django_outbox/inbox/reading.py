@@ -148,7 +148,10 @@ class Reader:
                 self._state.outages.note(self._database, reason, seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
-                        "%s gives its messages back to the broker until the database is available.", self._name
+                        "%s gives its messages back to the broker until the database is available.",
+                        self._name,
+                        event="inbox.waits_for_database",
+                        subject=self._name,
                     )
                     self._close()
                 self._state.pause(seconds)
@@ -184,11 +187,20 @@ class Reader:
                 self._name,
                 publisher,
                 self._consumer.max_backlog,
+                event="inbox.backlog_reached",
+                subject=self._name,
+                target=publisher,
+                count=self._consumer.max_backlog,
             )
             self._consumer.pause()
         else:
             logger.warning(
-                "%s resumes: the backlog of publisher %r is down to half of its maximum.", self._name, publisher
+                "%s resumes: the backlog of publisher %r is down to half of its maximum.",
+                self._name,
+                publisher,
+                event="inbox.backlog_shrunk",
+                subject=self._name,
+                target=publisher,
             )
             self._consumer.resume()
         self._is_paused = wanted

@@ -116,6 +116,11 @@ class Storing:
                     message.message_id,
                     one_line(incoming.type, 100),
                     reason,
+                    event="inbox.message_failed",
+                    consumer=self._consumer.alias,
+                    message_id=str(message.message_id),
+                    type=incoming.type,
+                    reason=reason,
                 )
                 return message
         result.rejected.add(incoming.tag)
@@ -130,6 +135,11 @@ class Storing:
             one_line(incoming.type, 100),
             self._consumer.source,
             reason,
+            event="inbox.message_rejected",
+            consumer=self._consumer.alias,
+            message_id=id_of_incoming(incoming, self._consumer),
+            type=incoming.type,
+            reason=reason,
         )
 
     def _insert(self, messages: list[Content], store: Store) -> int:
@@ -179,6 +189,9 @@ class Storing:
                 f"{counted(len(others), 'message')} {'was' if len(others) == 1 else 'were'}",
                 others[0].message_id,
                 one_line(others[0].type, 100),
+                event="inbox.message_left_out",
+                consumer=self._consumer.alias,
+                count=len(others),
             )
 
     def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:

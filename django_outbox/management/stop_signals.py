@@ -130,9 +130,17 @@ def _announce(relay: Stoppable, number: int, timeout: float) -> None:
     """Log that the relay is stopping, and how to stop it at once."""
     again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
     if count := relay.open_batches:
-        logger.info("Finishing %s, at most %g s; %s.", counted(count, "batch", "batches"), timeout, again)
+        logger.info(
+            "Finishing %s, at most %g s; %s.",
+            counted(count, "batch", "batches"),
+            timeout,
+            again,
+            event="process.stopping",
+            count=count,
+            seconds=timeout,
+        )
     else:
-        logger.info("Stopping; %s.", again)
+        logger.info("Stopping; %s.", again, event="process.stopping")
 
 
 def _print(text: str) -> None:

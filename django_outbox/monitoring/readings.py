@@ -115,7 +115,14 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
 def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
     if _problems.get(using) != code:
         _problems[using] = code
-        logger.warning("The outbox in the database %r cannot be read: %s", using, error)
+        logger.warning(
+            "The outbox in the database %r cannot be read: %s",
+            using,
+            error,
+            event="monitoring.database_unreadable",
+            database=using,
+            reason=error,
+        )
     return Unreadable(code)
 
 

@@ -238,6 +238,9 @@ def decide(
             publisher_alias,
             counted(len(faults), "message"),
             exc_info=faults[0],
+            event="relay.retry_function_failed",
+            publisher=publisher_alias,
+            count=len(faults),
         )
     return Decided([*outcomes], settlement, failed)
 
@@ -250,5 +253,8 @@ def leave_late(publisher_alias: str, source: Source, messages: Sequence[Message]
         "process was stopped, or the database is too slow",
         publisher_alias,
         f"{counted(len(messages), 'message')} {'was' if len(messages) == 1 else 'were'}",
+        event="relay.batch_late",
+        publisher=publisher_alias,
+        count=len(messages),
     )
     return Decided([BLOCKED] * len(messages), Settlement(), [])

@@ -44,6 +44,9 @@ def copy_failed(
             dead_letters.alias,
             counted(len(failed), "failed message"),
             some_ids(message.id for message, _ in failed),
+            event="relay.dead_letters_lost",
+            publisher=dead_letters.alias,
+            count=len(failed),
         )
         return set()
     # For people only, so the relay's clock is good enough.
@@ -82,4 +85,7 @@ def _log_missing(
         some_ids(copy.id for copy in copies),
         next(reasons) if error is None else describe(error),
         exc_info=error,
+        event="relay.dead_letters_lost",
+        publisher=dead_letters.alias,
+        count=len(copies),
     )

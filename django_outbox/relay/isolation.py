@@ -178,6 +178,10 @@ class _Isolation:
                 last,
                 _describe(error),
                 exc_info=None if isinstance(error, BatchRefused) else error,
+                event="relay.publisher_raised",
+                publisher=self._publisher_alias,
+                count=len(part),
+                reason=_describe(error),
             )
 
 

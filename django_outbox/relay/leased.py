@@ -159,6 +159,10 @@ class LeasedMessages(TransactionalBatches):
                 self.publisher.alias,
                 message.id,
                 describe(error),
+                event="relay.result_not_stored",
+                publisher=self.publisher.alias,
+                id=message.id,
+                reason=describe(error),
             )
             if isinstance(error, TransactionLost):
                 error = error.error
@@ -248,6 +252,10 @@ class _Keeper:
             self.message.id,
             self.lease.seconds,
             consequence,
+            event="relay.lease_lost",
+            publisher=self._publisher_alias,
+            id=self.message.id,
+            seconds=self.lease.seconds,
         )
 
     def _keep(self) -> None:
@@ -273,6 +281,10 @@ class _Keeper:
                 self._publisher_alias,
                 self.message.id,
                 describe(error),
+                event="relay.lease_not_renewed",
+                publisher=self._publisher_alias,
+                id=self.message.id,
+                reason=describe(error),
             )
             return False
         return True

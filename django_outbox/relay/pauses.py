@@ -117,6 +117,9 @@ class Pauses:
                 "Database %r: the pauses cannot be read, so that pausing has no effect: %s",
                 self._using,
                 describe(error),
+                event="relay.pauses_unreadable",
+                database=self._using,
+                reason=describe(error),
             )
 
 
@@ -125,6 +128,8 @@ def _report(before: Paused, after: Paused) -> None:
     for publisher, type in sorted({*before} ^ {*after}):
         what = f"Publisher {publisher!r}" + (f": the type {type!r}" if type else "")
         if (publisher, type) in after:
-            logger.warning("%s is paused%s.", what, after[publisher, type])
+            logger.warning(
+                "%s is paused%s.", what, after[publisher, type], event="relay.paused", publisher=publisher, type=type
+            )
         else:
-            logger.warning("%s is no longer paused.", what)
+            logger.warning("%s is no longer paused.", what, event="relay.resumed", publisher=publisher, type=type)

@@ -10,7 +10,7 @@ from django_outbox.messages import Message, Outcome, Verdict
 from django_outbox.relay.tally import Tally
 from django_outbox.signals import Failure, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement
-from django_outbox.text import counted, some_ids
+from django_outbox.text import MAX_IDS, counted, some_ids
 from django_outbox.tracing import PublishedBatch, trace_published
 
 
@@ -77,7 +77,19 @@ class Recorder:
         seconds, self._phase_began = now - self._phase_began, now
         alias = self._publisher.alias
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("Publisher %r: %s of %s took %.4f s", alias, phase, counted(count, "message"), seconds)
+            logger.debug(
+                "Publisher %r: %s of %s took %.4f s",
+                alias,
+                phase,
+                counted(count, "message"),
+                seconds,
+                event="relay.phase_finished",
+                publisher=alias,
+                database=self._using,
+                phase=phase,
+                count=count,
+                seconds=seconds,
+            )
         send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
 
     def _spans(self, settlement: Settlement) -> PublishedBatch:
@@ -101,6 +113,13 @@ class Recorder:
                 counted(len(failed), "message"),
                 some_ids(row.id for row in failed),
                 failed[0].error,
+                event="relay.messages_failed",
+                publisher=self._publisher.alias,
+                database=self._using,
+                count=len(failed),
+                ids=[row.id for row in failed[:MAX_IDS]],
+                reason=failed[0].error,
+                error_class=failed[0].error_class,
             )
         # A publisher that sets messages aside reports that itself: once for a destination, not for each batch.
         if retried := [row for row in settlement.retried if row.counted]:
@@ -111,6 +130,14 @@ class Recorder:
                 retried[0].id,
                 retried[0].delay,
                 retried[0].error,
+                event="relay.messages_retried",
+                publisher=self._publisher.alias,
+                database=self._using,
+                count=len(retried),
+                ids=[row.id for row in retried[:MAX_IDS]],
+                seconds=retried[0].delay,
+                reason=retried[0].error,
+                error_class=retried[0].error_class,
             )
 
 

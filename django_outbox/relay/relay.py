@@ -217,9 +217,20 @@ class Relay:
         for publisher in {*self.publishers, *filter(None, [self._state.dead_letters])}:
             threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
         if not threads.wait(0 if self._abandoned else self._stop_timeout):
-            logger.warning("Not every publisher could be closed in time. Its connection ends with the process.")
+            logger.warning(
+                "Not every publisher could be closed in time. Its connection ends with the process.",
+                event="relay.publisher_not_closed",
+                database=self.using,
+            )
         for error in threads.errors:
-            logger.error("A publisher could not be closed: %s", type(error).__name__, exc_info=error)
+            logger.error(
+                "A publisher could not be closed: %s",
+                type(error).__name__,
+                exc_info=error,
+                event="relay.publisher_not_closed",
+                database=self.using,
+                reason=type(error).__name__,
+            )
 
     def _drain(self, publisher: Publisher, deadline: float) -> None:
         DrainingWorker(publisher, self._state, deadline).work()
@@ -271,7 +282,13 @@ class Relay:
             self._abandoned = True
             self._abandoned = not threads.wait(self._stop_timeout)
             if self._abandoned:
-                logger.warning("The current batches were not finished within %g s.", self._stop_timeout)
+                logger.warning(
+                    "The current batches were not finished within %g s.",
+                    self._stop_timeout,
+                    event="relay.batches_unfinished",
+                    database=self.using,
+                    seconds=self._stop_timeout,
+                )
             raise
         if threads.errors:
             # Any other error is more important than an unavailable publisher.

@@ -119,4 +119,7 @@ def _warn_of_unknown_publishers(using: str) -> None:
                 "relay delivers them until it is.",
                 using,
                 alias,
+                event="relay.unknown_publisher",
+                database=using,
+                publisher=alias,
             )

@@ -150,6 +150,10 @@ class TransactionalBatches(Batches):
                 "Publisher %r: a batch could not be committed, so its messages are delivered one by one: %s",
                 self.publisher.alias,
                 describe(error),
+                event="relay.batch_not_committed",
+                publisher=self.publisher.alias,
+                count=len(self._claimed),
+                reason=describe(error),
             )
             return Tally(), len(self._claimed)
 
@@ -232,6 +236,10 @@ class TransactionalBatches(Batches):
                 message.id,
                 describe(error),
                 exc_info=error,
+                event="relay.failure_not_recorded",
+                publisher=self.publisher.alias,
+                id=message.id,
+                reason=describe(error),
             )
 
     def _decide(self, message: Message, outcome: Outcome) -> Decided:
@@ -304,6 +312,10 @@ class TransactionalBatches(Batches):
                 self.publisher.alias,
                 conflict.message.id,
                 describe(conflict.error),
+                event="relay.conflict",
+                publisher=self.publisher.alias,
+                id=conflict.message.id,
+                reason=describe(conflict.error),
             )
         if self.conflicts.in_a_row > 1 and not self.is_stopping():
             time.sleep(WAIT.after(self.conflicts.in_a_row - 1))
@@ -318,6 +330,10 @@ class TransactionalBatches(Batches):
             self.publisher.alias,
             lost.message.id,
             describe(lost.error),
+            event="relay.transaction_lost",
+            publisher=self.publisher.alias,
+            id=lost.message.id,
+            reason=describe(lost.error),
         )
         self.source.rewind()
         try:
@@ -399,11 +415,17 @@ def committing(claiming: AbstractContextManager[Claim], connection: BaseDatabase
         try:
             finish(hook())
         except NotRun as error:
-            logger.error("A function given to on_commit() %s.", error)
+            logger.error("A function given to on_commit() %s.", error, event="relay.on_commit_failed", reason=error)
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            logger.error("A function given to on_commit() raised an exception: %s", describe(error), exc_info=error)
+            logger.error(
+                "A function given to on_commit() raised an exception: %s",
+                describe(error),
+                exc_info=error,
+                event="relay.on_commit_failed",
+                reason=describe(error),
+            )
 
 
 def refresh_other_connections(using: str) -> None:

@@ -95,6 +95,8 @@ class Listener:
                             "Database %r: a connection pool between the relay and PostgreSQL passes on no "
                             "notifications, so the relay polls. PgBouncer's transaction mode does that.",
                             self._using,
+                            event="relay.polling",
+                            database=self._using,
                         )
                         return
             except Exception as error:
@@ -105,6 +107,10 @@ class Listener:
                     self._using,
                     describe(error).rstrip("."),
                     seconds,
+                    event="relay.listener_lost",
+                    database=self._using,
+                    reason=describe(error),
+                    seconds=seconds,
                 )
                 self._stopping.wait(seconds)
 

@@ -91,6 +91,9 @@ class DatabaseCalls:
                         "or the database does not respond. The connection is closed.",
                         call.using,
                         duration(call.max_seconds),
+                        event="relay.database_hangs",
+                        database=call.using,
+                        seconds=call.max_seconds,
                     )
 
 

@@ -201,7 +201,13 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
                 with own_connection(using):
                     _purge_others(using, is_stopping)
             except Exception as error:
-                logger.warning("Purging other apps' records failed and will be retried: %s", describe(error))
+                logger.warning(
+                    "Purging other apps' records failed and will be retried: %s",
+                    describe(error),
+                    event="purge.failed",
+                    database=using,
+                    reason=describe(error),
+                )
         archive = get_settings().archive
         if archive is not None and began < next_archive:
             # Few large files are better than one each minute.
@@ -216,6 +222,18 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
             if archive is not None and complete:
                 next_archive = began + archive.interval
         except ArchiveUnavailable as error:
-            logger.error("Old messages could not be archived, so they were not deleted: %s", error)
+            logger.error(
+                "Old messages could not be archived, so they were not deleted: %s",
+                error,
+                event="archive.failed",
+                database=using,
+                reason=error,
+            )
         except Exception as error:
-            logger.warning("Purging old messages failed and will be retried: %s", describe(error))
+            logger.warning(
+                "Purging old messages failed and will be retried: %s",
+                describe(error),
+                event="purge.failed",
+                database=using,
+                reason=describe(error),
+            )

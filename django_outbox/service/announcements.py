@@ -57,14 +57,28 @@ def announcing(life: Life, state: ServiceState, *, level: int = logging.INFO) ->
         os.getpid(),
         describe_database(connections[state.using]),
         life.setup,
+        event="process.started",
+        service=life.subject.lower(),
+        database=state.using,
     )
     try:
         with in_background(lambda left: _announce(life, state, left), name="outbox-announcements", patience=PATIENCE):
             yield
     finally:
         seconds = time.monotonic() - began
-        figures = _figures(before, life.read(), seconds)
-        _log_in_time(level, "%s ended after %s: %s.", life.subject, duration(seconds), figures)
+        counts = life.read()
+        _log_in_time(
+            level,
+            "%s ended after %s: %s.",
+            life.subject,
+            duration(seconds),
+            _figures(before, counts, seconds),
+            event="process.ended",
+            service=life.subject.lower(),
+            database=state.using,
+            seconds=seconds,
+            counts=_passed(before, counts),
+        )
 
 
 def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
@@ -76,13 +90,24 @@ def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
         doing = state.hindrance or (life.busy if counts[first] > before[first] else life.idle)
         period = duration(now - then)
         shown = "minute" if period == "1 min" else period
-        logger.info("In the last %s: %s; %s.", shown, _figures(before, counts, now - then), doing)
+        logger.info(
+            "In the last %s: %s; %s.",
+            shown,
+            _figures(before, counts, now - then),
+            doing,
+            event="process.minute",
+            service=life.subject.lower(),
+            database=state.using,
+            seconds=now - then,
+            counts=_passed(before, counts),
+            state=doing,
+        )
         state.outages.remind()
         then, before = now, counts
 
 
 def _figures(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> str:
-    passed = {name: count - before[name] for name, count in after.items()}
+    passed = _passed(before, after)
     texts = [f"{count:,} {name}" for name, count in passed.items()]
     rate = next(iter(passed.values())) / max(seconds, 0.001)
     if rate >= 1:
@@ -90,9 +115,13 @@ def _figures(before: Mapping[str, int], after: Mapping[str, int], seconds: float
     return ", ".join(texts)
 
 
-def _log_in_time(level: int, text: str, *arguments: object) -> None:
+def _passed(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - before[name] for name, count in after.items()}
+
+
+def _log_in_time(level: int, text: str, *arguments: object, **fields: object) -> None:
     """Log a line, but do not wait long for a log that hangs, such as a full pipe."""
     if logger.isEnabledFor(level):
         threads = Threads()
-        threads.start(lambda: logger.log(level, text, *arguments), name="outbox-log")
+        threads.start(lambda: logger.log(level, text, *arguments, **fields), name="outbox-log")
         threads.wait(PATIENCE)

@@ -84,7 +84,14 @@ class Reporter(abc.ABC):
         except Exception as error:
             if not self._complained:
                 logger.warning(
-                    "The %s's report could not be written; %s goes on: %s", self.subject, self.work, describe(error)
+                    "The %s's report could not be written; %s goes on: %s",
+                    self.subject,
+                    self.work,
+                    describe(error),
+                    event="process.report_not_written",
+                    service=self.subject,
+                    database=self._using,
+                    reason=describe(error),
                 )
             self._complained = True
 

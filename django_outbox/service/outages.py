@@ -63,7 +63,14 @@ class Outages:
             else:
                 self._current[subject] = replace(before, reason=reason, next_try=now + seconds)
         if before is None:
-            logger.warning("%s is unavailable: %s. Trying again until it responds.", subject, reason.rstrip("."))
+            logger.warning(
+                "%s is unavailable: %s. Trying again until it responds.",
+                subject,
+                reason.rstrip("."),
+                event="outage.began",
+                subject=subject,
+                reason=reason,
+            )
 
     def end(self, subject: str) -> None:
         """Note that it responds, which is logged if it was unavailable."""
@@ -72,7 +79,14 @@ class Outages:
         with self._lock:
             outage = self._current.pop(subject, None)
         if outage is not None:
-            logger.warning("%s is available again after %s.", subject, duration(self._clock() - outage.began))
+            logger.warning(
+                "%s is available again after %s.",
+                subject,
+                duration(self._clock() - outage.began),
+                event="outage.ended",
+                subject=subject,
+                seconds=self._clock() - outage.began,
+            )
 
     def remind(self) -> None:
         """Log each outage in progress."""
@@ -83,4 +97,8 @@ class Outages:
                 outage.subject,
                 duration(now - outage.began),
                 outage.reason,
+                event="outage.lasts",
+                subject=outage.subject,
+                seconds=now - outage.began,
+                reason=outage.reason,
             )

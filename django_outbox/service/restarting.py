@@ -36,7 +36,17 @@ def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState
                 crashes = 0
             crashes += 1
             seconds = wait.after(crashes)
-            logger.error("%s crashed and restarts in %.1f s: %s", subject, seconds, describe(error), exc_info=error)
+            logger.error(
+                "%s crashed and restarts in %.1f s: %s",
+                subject,
+                seconds,
+                describe(error),
+                exc_info=error,
+                event="process.thread_crashed",
+                subject=subject,
+                seconds=seconds,
+                reason=describe(error),
+            )
             with suppress(Exception):
                 connections[state.using].close()
         state.pause(seconds)

@@ -259,7 +259,13 @@ class Store(BatchReader):
         except DatabaseError as error:
             if self.connection.needs_rollback or not has_savepoint:
                 raise
-            logger.warning("Messages of paused types could not be held, and are still pending: %s", describe(error))
+            logger.warning(
+                "Messages of paused types could not be held, and are still pending: %s",
+                describe(error),
+                event="relay.pauses_not_applied",
+                database=self.connection.alias,
+                reason=describe(error),
+            )
 
     def find_paused_types(self, publisher: str) -> frozenset[str]:
         """Return the types of a publisher that are paused now."""
@@ -458,6 +464,9 @@ def report_lost(claim: Claim, count: int, reason: str) -> None:
             min(ids),
             max(ids),
             reason,
+            event="relay.messages_not_settled",
+            count=count,
+            reason=reason,
         )
 
 

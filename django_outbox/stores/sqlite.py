@@ -372,6 +372,10 @@ class SQLiteStore(Store):
                         "Trying again until the claim times out.",
                         lease.publisher,
                         counted(len(lease.due), "message"),
+                        event="relay.database_locked",
+                        database=self.connection.alias,
+                        publisher=lease.publisher,
+                        count=len(lease.due),
                     )
                 logged = True
             time.sleep(BUSY_INTERVAL)

@@ -174,7 +174,16 @@ class AWSPublisher(Publisher):
                 if len(self._reported) >= MAX_REPORTED:
                     self._reported.clear()
                 self._reported[destination] = now + REPORT_INTERVAL
-            logger.warning("Publisher %r: %r: %s", self.alias, destination, problem.text)
+            logger.warning(
+                "Publisher %r: %r: %s",
+                self.alias,
+                destination,
+                problem.text,
+                event="publisher.destination_refused",
+                publisher=self.alias,
+                destination=destination,
+                reason=problem.text,
+            )
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()

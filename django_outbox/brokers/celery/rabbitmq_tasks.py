@@ -131,7 +131,14 @@ class RabbitMQTasks:
                     return {name for name in sorted(exchanges) if not self._exists(connection, name)}
             except Exception as error:
                 # The broker is unavailable. The pipeline reports that for each message.
-                logger.debug("Publisher %r: queues were not declared: %s", self._alias, describe(error))
+                logger.debug(
+                    "Publisher %r: queues were not declared: %s",
+                    self._alias,
+                    describe(error),
+                    event="publisher.queue_not_declared",
+                    publisher=self._alias,
+                    reason=describe(error),
+                )
                 return set()
 
     def _declare_queue(self, connection: Connection, name: str) -> None:
@@ -141,7 +148,16 @@ class RabbitMQTasks:
                 queue(channel).declare()
         except connection.channel_errors as error:
             # It exists with other arguments, or may not be declared. If it does not exist, messages are unroutable.
-            logger.warning("Publisher %r: cannot declare the queue '%s': %s", self._alias, name, describe(error))
+            logger.warning(
+                "Publisher %r: cannot declare the queue '%s': %s",
+                self._alias,
+                name,
+                describe(error),
+                event="publisher.queue_not_declared",
+                publisher=self._alias,
+                destination=name,
+                reason=describe(error),
+            )
         self._known_queues.add(name)
 
     def _exists(self, connection: Connection, exchange: str) -> bool:

@@ -185,7 +185,12 @@ class ServerConnections:
             result = self._process(job, pool)
         except Exception as error:
             # The thread has to continue: no other thread would send the waiting requests.
-            logger.exception("Publisher %r: a request failed", self._options.publisher_alias)
+            logger.exception(
+                "Publisher %r: a request failed",
+                self._options.publisher_alias,
+                event="publisher.request_failed",
+                publisher=self._options.publisher_alias,
+            )
             result = explain(error)
         finally:
             job.results.put(job.place, result)

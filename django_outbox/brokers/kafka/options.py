@@ -98,7 +98,7 @@ class Log:
 
     def log(self, level: int, format: str, *arguments: Any) -> None:
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("librdkafka: %s", one_line(format % arguments, 500))
+            logger.debug("librdkafka: %s", one_line(format % arguments, 500), event="broker.client_log")
 
 
 def read_config(config: object, timeout: float) -> dict[str, Any]:

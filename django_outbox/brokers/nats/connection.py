@@ -156,7 +156,13 @@ class NatsConnection(abc.ABC):
     def _fail(self, error: BaseException) -> None:
         """End the connection because of an error."""
         if not isinstance(error, OSError):
-            logger.error("%s: the connection to NATS failed", self._owner, exc_info=error)
+            logger.error(
+                "%s: the connection to NATS failed",
+                self._owner,
+                exc_info=error,
+                event="broker.connection_failed",
+                subject=self._owner,
+            )
         how = "was lost" if isinstance(error, OSError) else "failed"
         self._end(f"the connection to {self._server} {how}: {explain(error)}")
 

@@ -99,7 +99,15 @@ class NatsConsumerConnection(NatsConnection):
     async def _open(self) -> None:
         await super()._open()
         self._terms = await self._api.bind(self._durable)
-        logger.info("%s: reads stream %r from %s", self._owner, self._durable.stream, self._server)
+        logger.info(
+            "%s: reads stream %r from %s",
+            self._owner,
+            self._durable.stream,
+            self._server,
+            event="broker.connected",
+            subject=self._owner,
+            address=self._server,
+        )
 
     async def _work(self) -> None:
         self._start(self._read())
@@ -245,6 +253,10 @@ class NatsConsumerConnection(NatsConnection):
                 self._owner,
                 self._durable.dead_letters,
                 self._refusal,
+                event="consumer.dead_letter_refused",
+                subject=self._owner,
+                destination=self._durable.dead_letters,
+                reason=self._refusal,
             )
         self._changed.set()
 
@@ -270,14 +282,26 @@ class NatsConsumerConnection(NatsConnection):
         try:
             await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
         except asyncio.TimeoutError:
-            logger.warning("%s: dead letters are not confirmed; their messages will come again", self._owner)
+            logger.warning(
+                "%s: dead letters are not confirmed; their messages will come again",
+                self._owner,
+                event="consumer.dead_letter_refused",
+                subject=self._owner,
+            )
         try:
             if self._unsettled:
                 await self._wait_for_request()
             self._client.close_inbox()
             await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
         except Exception as error:
-            logger.info("%s: the last acknowledgements may be lost: %s", self._owner, explain(error))
+            logger.info(
+                "%s: the last acknowledgements may be lost: %s",
+                self._owner,
+                explain(error),
+                event="consumer.acknowledgements_lost",
+                subject=self._owner,
+                reason=explain(error),
+            )
 
     async def _give_back(self) -> None:
         await self._client.write([encode_pub(each.reply, NAK) for each in self._unsettled.values()])
@@ -289,7 +313,16 @@ class NatsConsumerConnection(NatsConnection):
             await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
 
     def _on_error(self, error: Exception) -> None:
-        logger.debug("%s: %s: %s", self._owner, self._server, explain(error))
+        logger.debug(
+            "%s: %s: %s",
+            self._owner,
+            self._server,
+            explain(error),
+            event="broker.connection_ended",
+            subject=self._owner,
+            address=self._server,
+            reason=explain(error),
+        )
 
     def _on_end(self) -> None:
         self.intake.end(self.error)

@@ -109,7 +109,14 @@ class NatsPublisherConnection(NatsConnection):
         self._start(self._watch())
         await super()._open()
         self._inbox = self._client.inbox
-        logger.info("%s: connected to %s", self._owner, self._server)
+        logger.info(
+            "%s: connected to %s",
+            self._owner,
+            self._server,
+            event="broker.connected",
+            subject=self._owner,
+            address=self._server,
+        )
 
     async def _work(self) -> None:
         while not self.error:
@@ -219,7 +226,16 @@ class NatsPublisherConnection(NatsConnection):
         if subject is None:
             # The end of the connection is reported in another way.
             if not isinstance(error, StaleConnectionError | OSError):
-                logger.warning("%s: %s: %s", self._owner, self._server, explain(error))
+                logger.warning(
+                    "%s: %s: %s",
+                    self._owner,
+                    self._server,
+                    explain(error),
+                    event="broker.error",
+                    subject=self._owner,
+                    address=self._server,
+                    reason=explain(error),
+                )
             return
         # There is no response to these messages.
         text = "the user may not publish to this subject; permit it in the server's configuration of the user"

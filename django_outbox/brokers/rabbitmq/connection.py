@@ -110,7 +110,13 @@ class RabbitMQConnection(abc.ABC):
             self._try_next()
             self._loop.start()
         except Exception as error:
-            logger.exception("%s %r: the connection to RabbitMQ failed", self.owner, self._options.alias)
+            logger.exception(
+                "%s %r: the connection to RabbitMQ failed",
+                self.owner,
+                self._options.alias,
+                event="broker.connection_failed",
+                subject=f"{self.owner} {self._options.alias!r}",
+            )
             self._end(f"the connection to RabbitMQ failed: {error!r}")
         finally:
             self._end("the connection to RabbitMQ ended")
@@ -135,7 +141,7 @@ class RabbitMQConnection(abc.ABC):
     def _note_ready(self, text: str) -> None:
         """Try no further nodes, because the connection can be used."""
         self._is_settled.set()
-        self._log(logging.INFO, text)
+        self._log(logging.INFO, text, event="broker.connected")
 
     def _on_open_error(self, _connection: pika.SelectConnection, error: BaseException) -> None:
         self._note_failure(NO_RESPONSE if self._has_timed_out else explain(error))
@@ -210,5 +216,14 @@ class RabbitMQConnection(abc.ABC):
             connection.close()
         self._loop.call_later(1.0, self._loop.stop)
 
-    def _log(self, level: int, text: str) -> None:
-        logger.log(level, "%s %r: %s", self.owner, self._options.alias, text)
+    def _log(self, level: int, text: str, *, event: str) -> None:
+        logger.log(
+            level,
+            "%s %r: %s",
+            self.owner,
+            self._options.alias,
+            text,
+            event=event,
+            subject=f"{self.owner} {self._options.alias!r}",
+            reason=text,
+        )

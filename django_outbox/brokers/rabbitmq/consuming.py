@@ -183,6 +183,10 @@ class ConsumingConnection(RabbitMQConnection):
             one_line(incoming.message_id, 100) or "without an ID",
             self._queue.name,
             incoming.returns,
+            event="consumer.message_returned",
+            consumer=self._options.alias,
+            message_id=incoming.message_id,
+            count=incoming.returns,
         )
 
     def _on_stored(self, accepted: int, rejected: list[int]) -> None:

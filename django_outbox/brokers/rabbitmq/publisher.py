@@ -230,6 +230,10 @@ class RabbitMQPublisher(Publisher):
                 self.alias,
                 connection.address,
                 seconds,
+                event="broker.confirms_nothing",
+                publisher=self.alias,
+                address=connection.address,
+                seconds=seconds,
             )
             self._nodes.note_failure(connection.host)
             self._retire(connection)

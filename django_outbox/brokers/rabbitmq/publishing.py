@@ -284,11 +284,11 @@ class PublishingConnection(RabbitMQConnection):
 
     def _on_blocked(self, _connection: object, frame: "Method[ConnectionMethods.Blocked]") -> None:
         self._blocked_reason = str(frame.method.reason)
-        self._log(logging.WARNING, f"RabbitMQ blocks the connection: {self._blocked_reason}")
+        self._log(logging.WARNING, f"RabbitMQ blocks the connection: {self._blocked_reason}", event="broker.blocked")
 
     def _on_unblocked(self, _connection: object, _frame: object) -> None:
         self._blocked_reason = None
-        self._log(logging.INFO, "RabbitMQ no longer blocks the connection")
+        self._log(logging.INFO, "RabbitMQ no longer blocks the connection", event="broker.unblocked")
         self._restart_clocks()
         self._send()
 
@@ -328,6 +328,6 @@ class PublishingConnection(RabbitMQConnection):
         self._channels.clear()
         self._unsent.clear()
         # The relay reports an outage, once; an attempt to connect may be one of hundreds.
-        self._log(logging.DEBUG, error)
+        self._log(logging.DEBUG, error, event="broker.connection_ended")
         for batch in batches:
             batch.set_missing(unanswered(error))

@@ -156,7 +156,14 @@ class ConsumerGroup:
             if not self._pending("0", self._consumer):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         if self._refusal and not is_known:
-            logger.error("%s: messages could not be settled and will come again: %s", self._owner, self._refusal)
+            logger.error(
+                "%s: messages could not be settled and will come again: %s",
+                self._owner,
+                self._refusal,
+                event="consumer.acknowledgements_lost",
+                subject=self._owner,
+                reason=self._refusal,
+            )
         self._connection.close()
 
     @property
@@ -199,6 +206,9 @@ class ConsumerGroup:
                 self._owner,
                 ", ".join(map(repr, busy[:3])),
                 self._options.claim_idle,
+                event="consumer.waiting",
+                subject=self._owner,
+                seconds=self._options.claim_idle,
             )
         return bool(busy)
 
@@ -217,7 +227,15 @@ class ConsumerGroup:
             start = b"(" + ids[-1]
         if name != RELEASED:
             self._command("XGROUP", "DELCONSUMER", *self._place, name)
-            logger.info("%s: took over %s entries of the ended process %r", self._owner, f"{count:,}", name)
+            logger.info(
+                "%s: took over %s entries of the ended process %r",
+                self._owner,
+                f"{count:,}",
+                name,
+                event="consumer.took_over",
+                subject=self._owner,
+                count=count,
+            )
 
     def _pending_consumers(self) -> list[str]:
         """Return the names of the consumers that have entries."""
@@ -267,6 +285,9 @@ class ConsumerGroup:
                 "(max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
                 self._owner,
                 f"{self._lost:,}",
+                event="consumer.messages_lost",
+                subject=self._owner,
+                count=self._lost,
             )
             self._lost = 0
 

@@ -90,7 +90,15 @@ def remove(
             # Nothing was deleted, for example because the upload took longer than the database waits.
             storage.forget(name, manifest)
             raise
-    logger.info("Archived and deleted %s (%s): %s", counted(deleted, "message"), reason, manifest.file)
+    logger.info(
+        "Archived and deleted %s (%s): %s",
+        counted(deleted, "message"),
+        reason,
+        manifest.file,
+        event="archive.written",
+        count=deleted,
+        file=manifest.file,
+    )
     return Removed(deleted, *filled)
 
 

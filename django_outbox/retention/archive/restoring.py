@@ -112,7 +112,14 @@ class Selection:
             return decode(line)
         except InvalidLine as error:
             self.invalid += 1
-            logger.warning("A line of the archive %s was left out: %s", found.name, error)
+            logger.warning(
+                "A line of the archive %s was left out: %s",
+                found.name,
+                error,
+                event="archive.line_left_out",
+                file=found.name,
+                reason=error,
+            )
             return None
 
 
@@ -175,7 +182,14 @@ def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) 
     good = []
     for message in messages:
         if reason := reason_not_restorable(message):
-            logger.warning("Message %s cannot be restored: %s", message.message_id, reason)
+            logger.warning(
+                "Message %s cannot be restored: %s",
+                message.message_id,
+                reason,
+                event="archive.message_not_restored",
+                message_id=str(message.message_id),
+                reason=reason,
+            )
         else:
             good.append(message)
     refused = len(messages) - len(good)

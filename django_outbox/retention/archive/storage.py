@@ -252,6 +252,9 @@ class ArchiveStorage:
                 "compares them with the table because of that, and needs no other help.",
                 name,
                 describe(error),
+                event="archive.not_marked",
+                file=name,
+                reason=describe(error),
             )
 
     def forget(self, name: str, manifest: Manifest) -> None:
@@ -304,7 +307,14 @@ class ArchiveStorage:
         try:
             return read_manifest(text)
         except InvalidManifest as error:
-            logger.warning("The manifest %s cannot be read: %s", name, describe(error))
+            logger.warning(
+                "The manifest %s cannot be read: %s",
+                name,
+                describe(error),
+                event="archive.manifest_unreadable",
+                file=name,
+                reason=describe(error),
+            )
             return None
 
     def _days(self, after: datetime.datetime | None, before: datetime.datetime | None) -> Iterator[str]:
