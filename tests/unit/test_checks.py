@@ -12,7 +12,7 @@ from django.db import connections
 from django.test import override_settings
 from django.utils.module_loading import import_string
 
-from django_outbox import OutboxMessage, brokers
+from django_outbox import OutboxMessage, brokers, checks
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
@@ -228,6 +228,30 @@ def test_e015_autocommit_is_off():
 def test_e015_autocommit_may_be_off_on_a_database_without_the_outbox():
     with mock.patch.dict(connections["mariadb"].settings_dict, {"AUTOCOMMIT": False}):
         assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "is_foreign"),
+    [
+        ("django-outbox", "django_outbox/models.py,,\n", True),
+        ("django-outbox", "a.py,,\ndjango_outbox/models.py,,\n", True),
+        ("django-outbox", "django_outbox_pattern/models.py,,\n", False),
+        ("django_transactional_outbox", "django_outbox/models.py,,\n", False),
+    ],
+)
+def test_e029_another_distribution_has_files_in_the_package(
+    name: str, files: str, is_foreign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "other.dist-info").mkdir()
+    (tmp_path / "other.dist-info" / "METADATA").write_text(f"Name: {name}\n")
+    (tmp_path / "other.dist-info" / "RECORD").write_text(files)
+    monkeypatch.setattr(checks, "__file__", str(tmp_path / "django_outbox" / "checks.py"))
+    if not is_foreign:
+        assert found() == {}
+        return
+    problem = only(found(), "E029")
+    assert "'django-outbox'" in problem.msg
+    assert "pip uninstall django-outbox django-transactional-outbox" in str(problem.hint)
 
 
 def test_checks_of_the_settings_send_no_query():
