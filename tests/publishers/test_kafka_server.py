@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from django_outbox.brokers import BatchRefused
 from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
@@ -46,8 +47,15 @@ def test_a_message_that_the_broker_finds_too_large_is_rejected(publisher):
     assert publisher.publish([make_message(topic)]) == [ACCEPTED]
 
 
-def test_a_compacted_topic_refuses_a_message_without_a_key(publisher):
-    topic = create_topic(cleanup_policy="compact")
-    accepted, refused = publisher.publish([make_message(topic, key="order-1"), make_message(topic)])
+def test_a_compacted_topic_refuses_a_message_without_a_key():
+    topic = create_topic(partitions=1, cleanup_policy="compact")
+    publisher = KafkaPublisher("default", config={"bootstrap.servers": kafka_servers(), "linger.ms": 200})
+    messages = [make_message(topic, key="order-1"), make_message(topic)]
+    # The broker names the record, but librdkafka blames all of the batch if it is a single one.
+    with pytest.raises(BatchRefused) as raised:
+        publisher.publish(messages)
+    assert raised.value.outcomes == [None, None]
+    (accepted,), (refused,) = (publisher.publish([message]) for message in messages)
+    publisher.close()
     assert accepted == ACCEPTED
     assert (refused.verdict, refused.error_class) == (Verdict.REJECTED, "kafka.invalid_record")

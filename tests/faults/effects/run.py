@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -50,8 +51,8 @@ SESSIONS = {
 }
 """How to list the other sessions of the database, and to end one of them, by vendor."""
 
-WORKER_SECONDS = (2.0, 5.0)
-"""How long a Celery worker lives, which needs more than a second to start."""
+WORKER_SECONDS = (0.5, 3.0)
+"""How long a Celery worker takes tasks. On a busy machine it takes longer than that to start."""
 
 PATIENCE = 150.0
 """Seconds for the last drain."""
@@ -150,7 +151,8 @@ class Run:
     _running: dict[int, str] = field(default_factory=dict)
     _points: Counter[str] = field(default_factory=Counter)
     _worker: "subprocess.Popen[bytes] | None" = None
-    _worker_until: float = 0.0
+    _worker_ready: int = -1
+    _worker_until: float | None = None
 
     def __post_init__(self) -> None:
         self._rand = random.Random(self.seed)
@@ -211,8 +213,14 @@ class Run:
                 "--without-mingle",
                 "--without-heartbeat",
             ]
-            self._worker = subprocess.Popen([*command, *options])
-            self._worker_until = time.monotonic() + self._rand.uniform(*WORKER_SECONDS)
+            self._worker_ready, end = os.pipe()
+            environment = {**os.environ, "FAULTS_READY": str(end)}
+            self._worker = subprocess.Popen([*command, *options], pass_fds=[end], env=environment)
+            os.close(end)
+            self._worker_until = None
+        elif self._worker_until is None:
+            if select.select([self._worker_ready], [], [], 0)[0]:
+                self._worker_until = time.monotonic() + self._rand.uniform(*WORKER_SECONDS)
         elif time.monotonic() > self._worker_until:
             self._kill_worker()
             self.workers += 1
@@ -221,6 +229,7 @@ class Run:
         if self._worker is not None:
             self._worker.kill()
             self._worker.wait()
+            os.close(self._worker_ready)
             self._worker = None
 
     def _is_over(self) -> bool:
