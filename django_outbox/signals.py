@@ -14,7 +14,7 @@ from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.text import describe, is_interrupt
 
-__all__ = ["Failure", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
+__all__ = ["Failure", "batch_settled", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,13 @@ phase_finished = Signal()
 
 Arguments: `phase` ("claim", "publish" or "settle"), `using` (database alias), `publisher` (publisher alias), `count`
 (messages in the batch), `seconds` (duration of the phase).
+"""
+
+batch_settled = Signal()
+"""Sent after the commit of each batch.
+
+Arguments: `using` (database alias), `publisher` (publisher alias), `counts` (a mapping of pairs of a result,
+"delivered", "retried" or "failed", and a type, to the number of messages), `seconds` (duration of the publish phase).
 """
 
 messages_failed = Signal()

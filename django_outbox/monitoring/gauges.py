@@ -1,8 +1,8 @@
 """The gauges that Prometheus and OpenTelemetry show: names, labels, and their values in the figures.
 
-None of them is a counter. The relays' counts are deleted after a day and begin at 0 with each relay, so their sums are
-not monotonic. Labels are bounded: databases, publishers, consumers, codes, results and states, never a relay, a type or
-a key.
+None of them is a counter: the relays' counts in the database are deleted after a day and begin at 0 with each relay, so
+their sums are not monotonic. A relay's own process has counters; see `prometheus.RelayMetrics`. Labels are bounded:
+databases, publishers, consumers, codes, results and states, never a relay, a type or a key.
 """
 
 from collections.abc import Callable, Iterable, Iterator

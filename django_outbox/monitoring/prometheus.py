@@ -1,16 +1,37 @@
-"""The figures for Prometheus. Needs `prometheus_client`."""
+"""The figures for Prometheus, and the counters of a relay. Needs `prometheus_client`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from django_outbox.monitoring.gauges import GAUGES, Gauge
 from django_outbox.monitoring.readings import read_all
+from django_outbox.signals import batch_settled
 
 __all__ = ["OutboxCollector"]
+
+MAX_TYPES = 100
+"""Maximum number of types with their own series: a type that contains an id would make a series for each message."""
+
+OTHER = "other"
+"""The label of all further types."""
+
+COUNTERS = {
+    "relay_messages_total": (
+        ("database", "publisher", "type", "result"),
+        "Messages that the relay has settled, by result: delivered, retried or failed.",
+    ),
+    "relay_publish_seconds": (
+        ("database", "publisher", "type"),
+        "Duration of the publish phase, once for each batch and each type that is in it.",
+    ),
+}
+"""The metrics of a relay's own process, without their prefix: labels and meaning."""
 
 
 class OutboxCollector(Collector):
@@ -55,3 +76,58 @@ def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
 def _family(gauge: Gauge) -> GaugeMetricFamily:
     name = f"django_outbox_{gauge.name}{'_seconds' if gauge.unit == 's' else ''}"
     return GaugeMetricFamily(name, gauge.help, labels=gauge.labels)
+
+
+class RelayMetrics:
+    """Counts what the relays of this process deliver. It counts once for each batch and type, not for each message.
+
+    Args:
+        registry: where the metrics are registered, until `close`.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._types: set[str] = set()
+        messages, publishing = ((f"django_outbox_{name}", help, labels) for name, (labels, help) in COUNTERS.items())
+        self._messages = Counter(*messages, registry=registry)
+        self._publishing = Histogram(*publishing, registry=registry)
+        batch_settled.connect(self._count)
+
+    def close(self) -> None:
+        """Stop counting."""
+        batch_settled.disconnect(self._count)
+        for metric in (self._messages, self._publishing):
+            self._registry.unregister(metric)
+
+    def _count(
+        self, *, using: str, publisher: str, counts: Mapping[tuple[str, str], int], seconds: float, **_: Any
+    ) -> None:
+        for (result, type), count in counts.items():
+            self._messages.labels(using, publisher, self._label(type), result).inc(count)
+        for label in {self._label(type) for _, type in counts}:
+            self._publishing.labels(using, publisher, label).observe(seconds)
+
+    def _label(self, type: str) -> str:
+        if type not in self._types and len(self._types) < MAX_TYPES:
+            self._types.add(type)
+        return type if type in self._types else OTHER
+
+
+@contextmanager
+def serving(port: int, address: str) -> Iterator[None]:
+    """Count what relays deliver, and serve it with all metrics of this process, until the end of the block.
+
+    Raises:
+        OSError: nothing can listen there.
+    """
+    metrics = RelayMetrics(REGISTRY)
+    try:
+        server, thread = start_http_server(port, address, REGISTRY)
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+    finally:
+        metrics.close()

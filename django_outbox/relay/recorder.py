@@ -2,13 +2,14 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict
 from django_outbox.relay.tally import Tally
-from django_outbox.signals import Failure, messages_failed, messages_recovered, phase_finished, send
+from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement
 from django_outbox.text import MAX_IDS, counted, some_ids
 from django_outbox.tracing import PublishedBatch, trace_published
@@ -29,6 +30,7 @@ class Recorder:
         self._published: Sequence[Message] = ()
         self._outcomes: Sequence[Outcome] = ()
         self._publishing_began_ns = self._publishing_ended_ns = 0
+        self._publish_seconds = 0.0
 
     def claimed(self, count: int) -> None:
         """Record that rows were claimed, and that publishing begins."""
@@ -39,7 +41,7 @@ class Recorder:
         """Record the outcome of each message."""
         self._publishing_ended_ns = time.time_ns()
         self._published, self._outcomes = messages, outcomes
-        self._finish_phase("publish", len(messages))
+        self._publish_seconds = self._finish_phase("publish", len(messages))
 
     def settled(self, count: int, batch: Sequence[Message], settlement: Settlement, *, unreadable: int) -> Tally:
         """Record the new states, which are committed, and return the counts.
@@ -51,6 +53,10 @@ class Recorder:
             unreadable: number of rows that are not messages.
         """
         self._finish_phase("settle", count)
+        if batch_settled.receivers:
+            counts = _count_types(batch, settlement)
+            alias, seconds = self._publisher.alias, self._publish_seconds
+            send(batch_settled, using=self._using, publisher=alias, counts=counts, seconds=seconds)
         signal_settled(self._publisher.alias, self._using, batch, settlement)
         trace_published(lambda: self._spans(settlement))
         processed = len(settlement.processed)
@@ -72,7 +78,7 @@ class Recorder:
             outage=outages[0] if outages else "",
         )
 
-    def _finish_phase(self, phase: str, count: int) -> None:
+    def _finish_phase(self, phase: str, count: int) -> float:
         now = time.perf_counter()
         seconds, self._phase_began = now - self._phase_began, now
         alias = self._publisher.alias
@@ -91,6 +97,7 @@ class Recorder:
                 seconds=seconds,
             )
         send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
+        return seconds
 
     def _spans(self, settlement: Settlement) -> PublishedBatch:
         return PublishedBatch(
@@ -139,6 +146,21 @@ class Recorder:
                 reason=retried[0].error,
                 error_class=retried[0].error_class,
             )
+
+
+def _count_types(batch: Sequence[Message], settlement: Settlement) -> Counter[tuple[str, str]]:
+    """Return the number of messages by result and type."""
+    if len(settlement.processed) == len(batch):
+        return Counter({("delivered", type): n for type, n in Counter([each.type for each in batch]).items()})
+    types = {message.id: message.type for message in batch}
+    counts: Counter[tuple[str, str]] = Counter()
+    for result, ids in (
+        ("delivered", settlement.processed),
+        ("retried", [row.id for row in settlement.retried]),
+        ("failed", [row.id for row in settlement.failed]),
+    ):
+        counts.update((result, types[id]) for id in ids)
+    return counts
 
 
 def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message], settlement: Settlement) -> None:

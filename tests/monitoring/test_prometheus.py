@@ -3,8 +3,9 @@
 import json
 import re
 import sqlite3
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import yaml
 from django_outbox.monitoring.figures import CODES
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
+from tests.support.ports import free_port
 from tests.support.project_files import ROOT, read_yaml
 from tests.support.prometheus import PATIENCE, Prometheus, promtool, run_promtool
-from tests.support.shop import Server, run_manage, shop_environment
+from tests.support.shop import Process, Server, run_manage, shop_environment
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,8 @@ QUERIES = [
     for panel in DASHBOARD["panels"]
     for target in panel["targets"]
 ]
-NAMES = {f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}": gauge for gauge in GAUGES}
+RELAY_METRICS = {"django_outbox_relay_messages_total", "django_outbox_relay_publish_seconds_bucket"}
+NAMES = {f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}" for gauge in GAUGES} | RELAY_METRICS
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -48,7 +51,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     environment = shop_environment(DATABASE_URL=f"sqlite:///{database}")
     run_manage("migrate", "--verbosity=0", environment=environment)
     server = Server(folder / "server.log", environment)
-    try:
+    with ExitStack() as stack:
+        stack.callback(server.kill)
         assert server.order()[0] == 201
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(
@@ -61,17 +65,19 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
                 "VALUES ('a:1:inbox', 'a', 1, '', 'run', 1, '{}', ?, 0, 0, 0, CURRENT_TIMESTAMP, '2100-01-01')",
                 [json.dumps({"orders": {"source": "queue", "state": "reading", "received": 1}})],
             )
-        target = server.address.removeprefix("http://")
-        with Prometheus(folder, target, "/outbox/metrics/", RULES) as prometheus:
+        relay_address = f"127.0.0.1:{free_port()}"
+        arguments = ("run_outbox", "--publisher", "handlers", "--metrics-port", relay_address.partition(":")[2])
+        relay = Process([sys.executable, "manage.py", *arguments], folder / "relay.log", environment)
+        stack.callback(relay.kill)
+        targets = {server.address.removeprefix("http://"): "/outbox/metrics/", relay_address: "/metrics"}
+        with Prometheus(folder, targets, RULES) as prometheus:
             eventually(lambda: prometheus.query("django_outbox_up"), "the shop was scraped", seconds=PATIENCE)
             yield prometheus
-    finally:
-        server.kill()
 
 
 def filled_in(expression: str) -> str:
     """Return an expression as Grafana sends it, if "All" is chosen for each variable."""
-    return re.sub(r"\$(database|publisher)", ".*", expression)
+    return re.sub(r"\$(database|publisher)", ".*", expression).replace("$__rate_interval", "1m")
 
 
 def test_the_alert_rules_are_valid():
@@ -122,7 +128,7 @@ def test_the_page_about_alerts_has_a_section_for_each_code_of_a_verdict(code: st
 def test_an_alert_watches_metrics_and_codes_that_exist(rule: dict[str, Any]):
     names = set(re.findall(r"django_outbox_\w+", rule["expr"]))
     assert names
-    assert names <= NAMES.keys()
+    assert names <= NAMES
     assert set(re.findall(r'code="(\w+)"', rule["expr"])) <= {*CODES, DATABASE_UNAVAILABLE, UNREADABLE}
 
 
@@ -139,6 +145,14 @@ def test_the_dashboard_shows_what_is_in_the_database(prometheus: Prometheus):
     assert float(sample["value"][1]) == 1
 
 
+def test_a_real_prometheus_counts_what_a_relay_delivered(prometheus: Prometheus):
+    query = 'django_outbox_relay_messages_total{publisher="handlers", result="delivered"}'
+    [sample] = eventually(lambda: prometheus.query(query), seconds=PATIENCE)
+    assert float(sample["value"][1]) == 1
+    assert sample["metric"]["database"] == "default"
+    assert sample["metric"]["type"] == "order.placed"
+
+
 def test_the_variables_of_the_dashboard_list_databases_and_publishers(prometheus: Prometheus):
     values = {}
     for variable in DASHBOARD["templating"]["list"]:
@@ -148,9 +162,9 @@ def test_the_variables_of_the_dashboard_list_databases_and_publishers(prometheus
     assert values == {"database": ["default"], "publisher": ["celery", "default", "handlers"]}
 
 
-def test_the_dashboard_shows_every_gauge():
+def test_the_dashboard_shows_every_metric():
     shown = {name for query in QUERIES for name in re.findall(r"django_outbox_\w+", str(query.values[0]))}
-    assert shown == NAMES.keys()
+    assert shown == NAMES
 
 
 def test_an_alert_fires_on_a_real_prometheus(prometheus: Prometheus):

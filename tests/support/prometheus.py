@@ -7,6 +7,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,30 @@ def run_promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Prometheus:
-    """A server that scrapes one address, with its data in a temporary folder."""
+    """A server with its data in a temporary folder.
 
-    def __init__(self, folder: Path, target: str, path: str, rules: Path) -> None:
-        scrape = {
-            "job_name": "shop",
-            "scrape_interval": "1s",
-            "metrics_path": path,
-            "static_configs": [{"targets": [target]}],
-        }
+    Args:
+        folder: the temporary folder.
+        targets: the paths that it scrapes, by their host and port.
+        rules: the file with the alert rules.
+    """
+
+    def __init__(self, folder: Path, targets: Mapping[str, str], rules: Path) -> None:
+        scrapes = [
+            {
+                "job_name": target,
+                "scrape_interval": "1s",
+                "metrics_path": path,
+                "static_configs": [{"targets": [target]}],
+            }
+            for target, path in targets.items()
+        ]
         configuration = folder / "prometheus.yaml"
         configuration.write_text(
             yaml.safe_dump(
                 {
                     "global": {"evaluation_interval": "1s"},
-                    "scrape_configs": [scrape],
+                    "scrape_configs": scrapes,
                     "rule_files": [str(rules)],
                 }
             )

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -9,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.deployment import REQUIRED
 from django_outbox.exceptions import OutboxError
-from django_outbox.management.arguments import seconds, whole_number
+from django_outbox.management.arguments import port_number, seconds, whole_number
 from django_outbox.management.live import RelayFigures, live_line
 from django_outbox.management.proof import check_deployment
 from django_outbox.management.service import ServiceCommand, frozen, print_line
@@ -39,6 +41,7 @@ class Command(ServiceCommand):
   manage.py run_outbox --drain               stop when nothing is due
   manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
+  manage.py run_outbox --metrics-port 9321
 """
     unfinished = "The current batches were not finished in time. Their messages are still pending."
     limits = LIMITS
@@ -69,6 +72,18 @@ class Command(ServiceCommand):
             metavar="SECONDS",
             type=seconds,
             help="Longest idle wait (default: OUTBOX['POLL_INTERVAL']).",
+        )
+        parser.add_argument(
+            "--metrics-port",
+            metavar="PORT",
+            type=port_number,
+            help="Serve the counters of this process for Prometheus on this port (default: do not).",
+        )
+        parser.add_argument(
+            "--metrics-address",
+            metavar="HOST",
+            default="127.0.0.1",
+            help="The address that --metrics-port listens on (default: 127.0.0.1).",
         )
         self.add_stop_arguments(parser)
         until = parser.add_mutually_exclusive_group()
@@ -105,7 +120,7 @@ class Command(ServiceCommand):
         self.require_schema(relay.using, REQUIRED)
         terminal = sys.stderr if options["verbosity"] > 0 else None
         figures = RelayFigures(relay, draining=options["drain"])
-        with relay, frozen(), live_line(relay.using, figures.read, terminal):
+        with relay, self._serving_metrics(options), frozen(), live_line(relay.using, figures.read, terminal):
             try:
                 self._deliver(relay, options)
             except OutboxError as error:
@@ -119,6 +134,29 @@ class Command(ServiceCommand):
                 for alias in relay.paused:
                     print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
+
+    @contextmanager
+    def _serving_metrics(self, options: dict[str, Any]) -> Iterator[None]:
+        """Serve the counters until the end of the block, if `--metrics-port` is given."""
+        port, address = options["metrics_port"], options["metrics_address"]
+        if port is None:
+            yield
+            return
+        try:
+            from django_outbox.monitoring.prometheus import serving  # noqa: PLC0415 - needs prometheus_client
+        except ImportError as error:
+            raise CommandError(
+                '--metrics-port needs prometheus-client: pip install "django-transactional-outbox[prometheus]"'
+            ) from error
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(serving(port, address))
+            except OSError as error:
+                raise CommandError(
+                    f"The metrics cannot be served on {address}:{port}: {error.strerror or error}. Give each relay of "
+                    "a machine another --metrics-port."
+                ) from error
+            yield
 
     def _deliver(self, relay: Relay, options: dict[str, Any]) -> Tally:
         if options["drain"]:
