@@ -1,16 +1,18 @@
 """Follow one message through the package, and print the files that it enters: `python -m tests.walks`.
 
-A file counts once, when one of its functions is called. The work of other threads, such as a relay's reports, is left
-out: a reader who follows a message does not open it.
+A file counts once, when one of its functions is called. The work of other threads is left out, such as a relay's
+reports: a reader who follows a message does not open it. The thread of the connection to RabbitMQ counts, because it
+sends the message. AMQP_URL names the broker.
 """
 
+import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 from django.conf import settings
@@ -22,14 +24,34 @@ import django_outbox
 PACKAGE = Path(django_outbox.__file__).parent
 MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
+AMQP_URL = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/%2F")
+RABBITMQ = {
+    "BACKEND": "django_outbox.brokers.rabbitmq.RabbitMQPublisher",
+    # No queue is bound, so the message is confirmed and dropped.
+    "OPTIONS": {"url": AMQP_URL, "exchange": "amq.fanout", "mandatory": False},
+}
+
+CONNECTION = "outbox-rabbitmq"
+"""The beginning of the name of a thread that counts besides the main thread."""
 
 
-def main() -> None:
-    """Print each walk: its number of files, of calls into another file, and the files in their order."""
+class Walk(NamedTuple):
+    """One walk: its name, the files in the order in which they are entered, and its calls into another file."""
+
+    name: str
+    files: list[str]
+    calls: int
+
+    def __str__(self) -> str:
+        return f"{self.name}: {len(self.files)} files, {self.calls} calls between files\n  {', '.join(self.files)}"
+
+
+def walks() -> Iterator[Walk]:
+    """Take each walk."""
     settings.configure(
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
         INSTALLED_APPS=["django_outbox"],
-        OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS}},
+        OUTBOX={"PUBLISHERS": {"default": MEMORY, "handlers": HANDLERS, "rabbitmq": RABBITMQ}},
         USE_TZ=True,
     )
     django.setup()
@@ -45,49 +67,54 @@ def main() -> None:
         with transaction.atomic():
             enqueue("walked", 1, key="k", publisher=publisher)
 
-    def deliver(publisher: str) -> Callable[[], Any]:
-        # The first delivery imports, connects and caches.
-        put(publisher)
-        relay = Relay(publishers=[publisher])
-        relay.deliver_once()
-        put(publisher)
-        return relay.deliver_once
+    def deliver(name: str, publisher: str) -> Walk:
+        with Relay(publishers=[publisher]) as relay:
+            walk = follow(name, relay.deliver_once, lambda: put(publisher))
+            assert relay.tally.processed == relay.tally.claimed > 1, relay.tally
+        return walk
 
-    def status() -> None:
-        call_command("outbox_status", stdout=StringIO())
-
-    put("default")
-    show("enqueue", lambda: put("default"))
-    show("claim, publish and settle", deliver("default"))
-    show("claim, call a handler and settle", deliver("handlers"))
-    status()
-    show("outbox_status", status)
+    yield follow("enqueue", lambda: put("default"))
+    yield deliver("claim, publish and settle", "default")
+    yield deliver("claim, publish to RabbitMQ and settle", "rabbitmq")
+    yield deliver("claim, call a handler and settle", "handlers")
+    yield follow("outbox_status", lambda: call_command("outbox_status", stdout=StringIO()))
 
 
-def show(name: str, work: Callable[[], Any]) -> None:
-    """Call a function in this thread, and print the files that it enters."""
+def follow(name: str, work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> Walk:
+    """Call a function twice, and return the walk of the second call: the first one imports, connects and caches."""
     files: list[str] = []
     calls = 0
-    thread = threading.get_ident()
+    is_second = False
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         nonlocal calls
         file = Path(frame.f_code.co_filename)
-        if event != "call" or threading.get_ident() != thread or not file.is_relative_to(PACKAGE):
+        if not is_second or event != "call" or not file.is_relative_to(PACKAGE):
             return
-        caller = frame.f_back.f_code.co_filename if frame.f_back else ""
-        calls += caller != frame.f_code.co_filename
-        path = str(file.relative_to(PACKAGE))
-        if path not in files:
-            files.append(path)
+        thread = threading.current_thread()
+        if thread is threading.main_thread() or thread.name.startswith(CONNECTION):
+            caller = frame.f_back.f_code.co_filename if frame.f_back else ""
+            calls += caller != frame.f_code.co_filename
+            path = str(file.relative_to(PACKAGE))
+            if path not in files:
+                files.append(path)
 
+    # For threads that the first call starts.
+    threading.setprofile(note)
     sys.setprofile(note)
     try:
+        prepare()
+        work()
+        prepare()
+        is_second = True
         work()
     finally:
+        is_second = False
         sys.setprofile(None)
-    sys.stdout.write(f"{name}: {len(files)} files, {calls} calls between files\n  {', '.join(files)}\n")
+        threading.setprofile(None)
+    return Walk(name, files, calls)
 
 
 if __name__ == "__main__":
-    main()
+    for each in walks():
+        sys.stdout.write(f"{each}\n")
