@@ -1,0 +1,99 @@
+"""What transactions do to a stream: savepoints, prepared and large transactions, and one that stays open."""
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.models import Status
+from django_outbox.relay import Relay
+from tests.conftest import ALIASES
+from tests.support.messages import put, write
+from tests.support.publishers import SCRIPTED
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+PG = "postgresql"
+STREAMED = {**SCRIPTED, "SOURCE": "snapshot"}
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": STREAMED}}
+
+
+@pytest.fixture(autouse=True)
+def published(scripted: Any) -> Any:
+    """The publisher's record, under settings with a stream."""
+    return scripted
+
+
+def drain() -> int:
+    with Relay(using=PG) as relay:
+        return relay.drain().processed
+
+
+def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(published: Any):
+    with transaction.atomic(using=PG):
+        kept = [enqueue("t", 1, using=PG).pk]
+        with pytest.raises(IntegrityError), transaction.atomic(using=PG):
+            enqueue("t", 2, using=PG)
+            raise IntegrityError
+        with transaction.atomic(using=PG):
+            kept.append(enqueue("t", 3, using=PG).pk)
+    assert drain() == 2
+    assert published.published() == kept
+
+
+def test_a_message_id_that_is_streamed_already_writes_nothing(published: Any):
+    (first,) = write(PG, message_id="01978f2c-0000-7000-8000-000000000001")
+    assert write(PG, message_id="01978f2c-0000-7000-8000-000000000001") == [first]
+    assert drain() == 1
+    assert write(PG, message_id="01978f2c-0000-7000-8000-000000000001") == [first]
+    assert drain() == 0
+
+
+def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(published: Any):
+    publishers = {"default": STREAMED, "second": STREAMED, "third": SCRIPTED}
+    with override_settings(OUTBOX={"PUBLISHERS": publishers, "ROUTES": {"t": ["default", "second", "third"]}}):
+        with transaction.atomic(using=PG):
+            enqueue("t", 1, key="k", using=PG)
+        assert drain() == 3
+        assert {message.status for message in OutboxMessage.objects.using(PG)} == {Status.PROCESSED}
+
+
+def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(published: Any):
+    ids = []
+    with transaction.atomic(using=PG):
+        for start in range(0, 25_000, 5000):
+            made = [OutboxMessage(type="t", payload=n, key=f"k{n % 7}") for n in range(start, start + 5000)]
+            enqueue_many(made, using=PG)
+        ids = sorted(OutboxMessage.objects.using(PG).values_list("id", flat=True))
+    late = put(1, PG, key="k0")
+    assert drain() == 25_001
+    assert published.published() == ids + late
+
+
+def test_a_transaction_that_stays_open_holds_up_no_other(published: Any):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def stay_open() -> None:
+        try:
+            with transaction.atomic(using=PG):
+                enqueue("t", "late", key="k", using=PG)
+                entered.set()
+                assert go_on.wait(60)
+        finally:
+            connections[PG].close()
+
+    thread = threading.Thread(target=stay_open)
+    thread.start()
+    assert entered.wait(60)
+    try:
+        for count in range(1, 5):
+            put(100, PG, keys=5)
+            assert drain() == 100
+            assert len(published.published()) == 100 * count
+    finally:
+        go_on.set()
+        thread.join()
+    assert drain() == 1
