@@ -4,7 +4,7 @@ The pipelined publisher sends 20 times as many messages a second as kombu with `
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -55,9 +55,8 @@ _AFTER_MESSAGE_ID = (
 class _Pipeline(RabbitMQPublisher):
     """The RabbitMQ publisher, with the properties and headers that Celery gives its messages."""
 
-    def __init__(self, alias: str, **options: Any) -> None:
-        super().__init__(alias, **options)
-        self._encode = encode_task
+    def _make_encode(self) -> Callable[[Message], Encoded]:
+        return encode_task
 
 
 class RabbitMQTasks:

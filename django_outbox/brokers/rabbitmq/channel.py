@@ -10,7 +10,7 @@ from pika.spec import Basic, BasicProperties
 
 from django_outbox.brokers.rabbitmq.batch import Batch
 from django_outbox.brokers.rabbitmq.frames import append_message
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.messages import ACCEPTED, rejected, retry_later
 
 NACKED = retry_later(
@@ -59,7 +59,7 @@ class BatchChannel:
     def __init__(
         self,
         connection: pika.SelectConnection,
-        options: ConnectionOptions,
+        options: PublishingOptions,
         *,
         write: Callable[[bytes], None],
         on_free: Callable[["BatchChannel"], None],
@@ -114,7 +114,7 @@ class BatchChannel:
             self._on_exchange_declared()
 
     def _on_exchange_declared(self, _frame: object = None) -> None:
-        if self._options.confirms:
+        if not self._options.dangerously_disable_confirms:
             self._channel.confirm_delivery(self._on_confirm, callback=self._on_ready)
         else:
             self._on_ready()
@@ -156,7 +156,7 @@ class BatchChannel:
             self._write(b"".join(frames))
             self._unconfirmed.add(sent)
             self.restart_clock()
-            if not self._options.confirms:
+            if self._options.dangerously_disable_confirms:
                 self._confirm_when_read()
         self._release_if_complete()
         return self.batch is not None and stop < len(batch.messages)

@@ -15,7 +15,7 @@ import pika
 from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 
 from django_outbox.brokers.rabbitmq.errors import explain
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.options import RabbitMQOptions
 from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
 from django_outbox.logs import logger
 
@@ -73,9 +73,10 @@ class RabbitMQConnection(abc.ABC):
     """"Publisher" or "Consumer", for the log."""
 
     def __init__(
-        self, options: ConnectionOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
+        self, options: RabbitMQOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
     ) -> None:
-        self._options = options
+        self._alias = options.alias
+        self._timeout = options.timeout
         self._nodes = nodes
         self._untried_hosts = deque(nodes.order())
         self._failures: list[str] = []
@@ -106,11 +107,11 @@ class RabbitMQConnection(abc.ABC):
 
     def _run(self) -> None:
         try:
-            self._loop.call_later(self._options.timeout, self._give_up)
+            self._loop.call_later(self._timeout, self._give_up)
             self._try_next()
             self._loop.start()
         except Exception as error:
-            logger.exception("%s %r: the connection to RabbitMQ failed", self.owner, self._options.alias)
+            logger.exception("%s %r: the connection to RabbitMQ failed", self.owner, self._alias)
             self._end(f"the connection to RabbitMQ failed: {error!r}")
         finally:
             self._end("the connection to RabbitMQ ended")
@@ -125,7 +126,7 @@ class RabbitMQConnection(abc.ABC):
         self._connection = pika.SelectConnection(
             copy.copy(host), self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._wire
         )
-        seconds = host.stack_timeout or self._options.timeout
+        seconds = host.stack_timeout or self._timeout
         self._loop.call_later(seconds, partial(self._give_up_node, self._connection))
 
     @abc.abstractmethod
@@ -211,4 +212,4 @@ class RabbitMQConnection(abc.ABC):
         self._loop.call_later(1.0, self._loop.stop)
 
     def _log(self, level: int, text: str) -> None:
-        logger.log(level, "%s %r: %s", self.owner, self._options.alias, text)
+        logger.log(level, "%s %r: %s", self.owner, self._alias, text)
