@@ -114,6 +114,19 @@ class Consumer(abc.ABC):
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)
 
+    def require_dead_letters(self, dead_letters: object, place: str) -> None:
+        """Require the option `dead_letters` if messages may be rejected: for a broker that has no dead letters itself.
+
+        Args:
+            dead_letters: the value of the option.
+            place: a valid value in words, such as "a topic".
+        """
+        if not dead_letters and "reject" in (self.unknown_types, self.invalid):
+            raise ImproperlyConfigured(
+                f"dead_letters is blank, but unknown_types or invalid is 'reject'; {self.broker_name} itself has no "
+                f"dead letters. Set dead_letters to {place}."
+            )
+
     @property
     @abc.abstractmethod
     def source(self) -> str:

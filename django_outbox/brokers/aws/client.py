@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.cloudevents import BINARY, PLAIN, validate_format
 from django_outbox.brokers.options import require_number, require_seconds
 from django_outbox.threads import Threads
 
@@ -50,17 +51,19 @@ OPTION_INSTEAD = {
 THREAD_NAME = "outbox-aws"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """The options of both publishers, described in `SQSPublisher`. They are validated; no error shows credentials."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class AWSOptions:
+    """The options of both publishers; `SQSPublisher` describes them. No error shows credentials."""
 
-    region: str | None
-    endpoint_url: str | None
-    session: Mapping[str, str] | None
-    config: Mapping[str, Any] | None
-    timeout: float
-    concurrency: int
-    max_message_bytes: int
+    region: str | None = None
+    endpoint_url: str | None = None
+    session: Mapping[str, str] | None = None
+    config: Mapping[str, Any] | None = None
+    timeout: float = 30.0
+    concurrency: int = 10
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    format: str = PLAIN
+    source: str = ""
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
@@ -71,6 +74,12 @@ class ClientOptions:
         _require_session(self.session)
         _require_config(self.config)
         self.make_config()
+        validate_format(self.format, self.source)
+        if self.format == BINARY:
+            raise ImproperlyConfigured(
+                "format is 'cloudevents', but CloudEvents define no binary mode for Amazon SQS and Amazon SNS; use "
+                "'cloudevents-structured'."
+            )
 
     def make_config(self) -> Config:
         """Return botocore's configuration."""
@@ -142,7 +151,7 @@ class AWSClient:
         options: the client's options.
     """
 
-    def __init__(self, service: str, options: ClientOptions) -> None:
+    def __init__(self, service: str, options: AWSOptions) -> None:
         self._service = service
         self._options = options
         self._lock = threading.Lock()

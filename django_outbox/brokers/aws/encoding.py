@@ -10,16 +10,12 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.core.exceptions import ImproperlyConfigured
-
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import (
-    BINARY,
     EXTENSIONS,
     STRUCTURED,
     STRUCTURED_CONTENT_TYPE,
     structured,
-    validate_format,
 )
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, to_text
@@ -75,18 +71,9 @@ class EntryEncoder:
         body_name: the member of an entry that has the body.
         format: "plain" or "cloudevents-structured".
         source: the `source` of CloudEvents.
-
-    Raises:
-        ImproperlyConfigured: format or source is invalid.
     """
 
     def __init__(self, destination: Template, max_bytes: int, *, body_name: str, format: str, source: str) -> None:
-        validate_format(format, source)
-        if format == BINARY:
-            raise ImproperlyConfigured(
-                "format is 'cloudevents', but CloudEvents define no binary mode for Amazon SQS and Amazon SNS; use "
-                "'cloudevents-structured'."
-            )
         self.destination = destination
         self._max_bytes = max_bytes
         self._body_name = body_name

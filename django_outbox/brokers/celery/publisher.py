@@ -1,6 +1,7 @@
 """A publisher that sends task messages to the broker of a Celery app."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CeleryPublisher(Publisher):
     """Sends the calls that `OutboxTask` has stored to the broker of a Celery app, as messages of Celery's protocol 2.
 
@@ -40,19 +42,20 @@ class CeleryPublisher(Publisher):
     messaging_system: ClassVar[str] = "celery"
     broker_name = "Celery"
 
-    def __init__(self, alias: str, *, app: str, timeout: float = 30.0) -> None:
-        super().__init__(alias)
-        require_seconds("timeout", timeout)
-        celery = find_app(app)
+    app: str
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        celery = find_app(self.app)
         if celery.conf.task_protocol != 2:
             raise ImproperlyConfigured(
                 f"task_protocol of the Celery app is {celery.conf.task_protocol}; the outbox sends protocol 2 only."
             )
-        self._path = app
-        self._broker = _make_broker(alias, celery, timeout)
+        self._broker = _make_broker(self.alias, celery, self.timeout)
 
     def describe(self) -> str:
-        return f"Celery app {self._path}, {self._broker.describe()}"
+        return f"Celery app {self.app}, {self._broker.describe()}"
 
     def prepare(self) -> str:
         return self._broker.prepare()

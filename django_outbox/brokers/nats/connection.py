@@ -114,10 +114,10 @@ class NatsConnection(abc.ABC):
     async def _open(self) -> None:
         """Connect to one server after another, in random order, so that relays spread over the cluster."""
         reasons = []
-        for server in random.sample(self._options.servers, len(self._options.servers)):
+        for server in random.sample(self._options.nodes, len(self._options.nodes)):
             client = JetStreamClient(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
             try:
-                await asyncio.wait_for(client.open(server, self._options), self._options.connect_timeout)
+                await asyncio.wait_for(client.open(server, self._options), self._options.node_timeout)
             except Exception as error:
                 reasons.append(f"{server.address}: {explain(error)}")
                 await client.abandon()
