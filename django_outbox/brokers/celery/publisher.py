@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
@@ -15,9 +15,6 @@ from django_outbox.brokers.celery.kombu_tasks import KombuTasks
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import Message, Outcome
-
-if TYPE_CHECKING:
-    from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -77,14 +74,14 @@ class CeleryPublisher(Publisher):
         self._broker.close()
 
 
-def _make_broker(alias: str, app: Celery, timeout: float) -> "KombuTasks | RabbitMQTasks":
+def _make_broker(alias: str, app: Celery, timeout: float) -> Publisher:
     if not is_amqp(connect(app)):
-        return KombuTasks(app, timeout)
+        return KombuTasks(alias, app=app, timeout=timeout)
     try:
-        from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks  # noqa: PLC0415 - needs pika
+        from django_outbox.brokers.celery.rabbitmq_tasks import make_tasks  # noqa: PLC0415 - needs pika
     except ImportError as error:
         raise ImproperlyConfigured(
             f"the broker of the Celery app is RabbitMQ, but its driver cannot be imported ({error}): "
             'pip install "django-transactional-outbox[celery,rabbitmq]"'
         ) from error
-    return RabbitMQTasks(alias, app, timeout)
+    return make_tasks(alias, app, timeout)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from nats import errors
 
 from django_outbox.brokers.nats.client import JetStreamClient
+from django_outbox.brokers.nats.errors import BUSY_WAIT
 from django_outbox.brokers.nats.options import NANOSECONDS, NatsOptions
-from django_outbox.brokers.nats.responses import BUSY_WAIT
 from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 
 STREAM_NOT_FOUND = 10059

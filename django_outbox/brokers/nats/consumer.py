@@ -13,20 +13,20 @@ from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection
 from django_outbox.brokers.intake import Intake
 from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
-from django_outbox.brokers.nats.delivery import (
+from django_outbox.brokers.nats.encoding import (
     ACK,
     IN_PROGRESS,
     NAK,
     TERM,
     NatsDelivery,
     dead_letter,
+    encode_pub,
     origin_of,
     read_delivery,
     request_messages,
     status_of,
 )
-from django_outbox.brokers.nats.encoding import encode_pub
-from django_outbox.brokers.nats.errors import explain
+from django_outbox.brokers.nats.errors import explain, read_response
 from django_outbox.brokers.nats.options import (
     NANOSECONDS,
     WHITESPACE_OR_CONTROL,
@@ -34,7 +34,6 @@ from django_outbox.brokers.nats.options import (
     explain_invalid_subject,
     require_name,
 )
-from django_outbox.brokers.nats.responses import read_response
 from django_outbox.brokers.options import require_seconds
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED

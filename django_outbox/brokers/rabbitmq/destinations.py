@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import Batch
 from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
 

@@ -17,7 +17,7 @@ from pika.spec import Basic
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.rabbitmq.frames import HEADER_FRAME_OVERHEAD
+from django_outbox.brokers.rabbitmq.wire import HEADER_FRAME_OVERHEAD
 from django_outbox.messages import Message
 
 MAX_SHORT_STRING = 255

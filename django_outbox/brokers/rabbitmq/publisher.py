@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import Batch
 from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.destinations import Destinations, PartialCall
 from django_outbox.brokers.rabbitmq.encoding import Encoded, Encoder, Events

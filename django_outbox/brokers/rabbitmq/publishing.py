@@ -13,8 +13,7 @@ from pika.exceptions import ConnectionBlockedTimeout
 from pika.frame import Method
 from pika.spec import Connection as ConnectionMethods
 
-from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.channel import BatchChannel
+from django_outbox.brokers.rabbitmq.channel import Batch, BatchChannel
 from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
