@@ -145,10 +145,6 @@ class AWSClient:
 
     Clients of boto3 are thread-safe, sessions are not:
     https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-
-    Args:
-        service: "sqs" or "sns".
-        options: the client's options.
     """
 
     def __init__(self, service: str, options: AWSOptions) -> None:
@@ -191,12 +187,8 @@ def send_all(
     Threads are started for each call: that takes a tenth of a millisecond, and leaves no thread for a fork or `close`
     to end.
 
-    Args:
-        requests: the requests, in the order in which to send them.
-        send: sends one of them.
-        slots: limits the requests in flight of all calls together.
-        concurrency: maximum number of requests in flight of this call.
-        timeout: seconds after which no further request begins; each request may take as long, too.
+    `slots` limits the requests in flight of all calls together, and `concurrency` of this call. After `timeout`
+    seconds no further request begins; each request may take as long, too.
     """
     left = deque(requests)
     deadline = time.monotonic() + timeout

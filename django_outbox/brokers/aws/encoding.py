@@ -52,9 +52,7 @@ class Entry(NamedTuple):
     """A message as an entry of a batch request.
 
     Args:
-        destination: the queue or topic, as the template names it.
         size: bytes that count towards the limits.
-        fields: the members of the entry.
     """
 
     destination: str
@@ -66,11 +64,8 @@ class EntryEncoder:
     """Encodes messages for one service.
 
     Args:
-        destination: the queue or topic.
         max_bytes: maximum size of a message in bytes, with its attributes.
         body_name: the member of an entry that has the body.
-        format: "plain" or "cloudevents-structured".
-        source: the `source` of CloudEvents.
     """
 
     def __init__(self, destination: Template, max_bytes: int, *, body_name: str, format: str, source: str) -> None:

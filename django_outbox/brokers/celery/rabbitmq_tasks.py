@@ -164,11 +164,7 @@ def _no_exchange(name: str) -> Outcome:
 
 
 def encode_task(message: Message) -> Encoded:
-    """Encode a task message. Celery does not set `message_id`, which identifies a message that the broker returns.
-
-    Raises:
-        Unencodable: AMQP cannot carry it.
-    """
+    """Encode a task message. Celery does not set `message_id`, which identifies a message that the broker returns."""
     assert isinstance(message, TaskMessage)
     values = message.properties
     flags = _ALWAYS

@@ -61,9 +61,6 @@ class HTTPOptions:
 
     Attributes:
         tls: the context made of the option `ssl`; None without TLS.
-        encoder: encodes and signs messages.
-        statuses: the outcomes of responses.
-        origins: the servers.
     """
 
     alias: str = field(kw_only=False)
@@ -128,9 +125,6 @@ class Job(NamedTuple):
     """A request to send.
 
     Args:
-        results: gets the result.
-        place: the index of the result.
-        request: the request; None for a probe.
         begin_until: when it must have begun, by `time.monotonic()`.
         is_trial: whether it is sent although the server is suspended.
     """
@@ -148,11 +142,6 @@ class ServerConnections:
     Each thread has its own connection. httpcore's pool would search all requests and connections for each request,
     under a lock: with 20 threads that takes twice as long. With HTTP/2, threads could share connections, but in
     httpcore they would mix up each other's frames, and a time limit of one request would end all others.
-
-    Args:
-        origin: the server.
-        options: the publisher's options.
-        suspensions: the servers of the publisher that are unavailable or busy.
 
     Attributes:
         is_known: whether the server has responded since the last failure.

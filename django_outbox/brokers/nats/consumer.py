@@ -133,11 +133,7 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
 
 
 class NatsConsumerConnection(NatsConnection, ConsumerConnection):
-    """Reads through a durable consumer.
-
-    Attributes:
-        intake: the messages that were received.
-    """
+    """Reads through a durable consumer."""
 
     kind: ClassVar[str] = "consumer"
 
@@ -161,10 +157,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._thread.start()
 
     # Any thread
-
-    def open(self) -> None:
-        if reason := self.wait_until_ready():
-            raise Unavailable(reason)
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         return self.intake.take(max_messages, max_bytes, seconds)
@@ -391,6 +383,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     def _on_error(self, error: Exception) -> None:
         logger.debug("%s: %s: %s", self._owner, self._server, explain(error))
 
-    def _on_end(self) -> None:
-        self.intake.end(self.error)
+    def _release(self, error: str) -> None:
+        super()._release(error)
+        self.intake.end(error)
         self._changed.set()

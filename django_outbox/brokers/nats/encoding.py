@@ -15,16 +15,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subject
 from django_outbox.brokers.options import Template
-from django_outbox.brokers.text_headers import (
-    CONTENT_TYPE,
-    KEY,
-    MESSAGE_ID,
-    OCCURRED_AT,
-    TYPE,
-    own_headers,
-    read_time,
-    text_headers,
-)
+from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
 from django_outbox.text import describe
 
@@ -146,8 +137,6 @@ NAK = b"-NAK"
 IN_PROGRESS = b"+WPI"
 """Bodies of acknowledgements: https://docs.nats.io/reference/reference-protocols/nats_api_reference."""
 
-CONTENT_ENCODING = "content-encoding"
-
 PREFIX = "ce-"
 """Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
@@ -180,28 +169,18 @@ def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
     except ValueError as error:
         headers = {}
         problem = f"its headers cannot be decoded: {describe(error)}"
-    known = {name.lower(): name for name in headers}
-
-    def take(name: str) -> str:
-        return headers.pop(known[name]) if name in known else ""
-
-    found = {name: take(name) for name in (MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE, CONTENT_ENCODING)}
-    own_id = take(MESSAGE_ID_HEADER.lower())
+    own_id = next((value for name, value in headers.items() if name.lower() == MESSAGE_ID_HEADER.lower()), "")
     topic = delivery.subject.decode("utf-8", "replace")
     incoming = Incoming(
         tag=tag,
         body=delivery.body,
-        message_id=found[MESSAGE_ID] or own_id,
-        type=found[TYPE] or topic,
+        message_id=own_id,
         topic=topic,
-        key=found[KEY],
         headers=dict(_own_headers(headers)),
-        encoding=found[CONTENT_ENCODING],
-        sent_at=read_time(found[OCCURRED_AT]),
         problem=problem,
         position=b" ".join(place_of(delivery.reply)).decode("utf-8", "replace"),
     )
-    return cloudevents.read_event(incoming, found[CONTENT_TYPE], (PREFIX,))
+    return cloudevents.read_text_message(incoming, (PREFIX,))
 
 
 def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:

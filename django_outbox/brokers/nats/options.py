@@ -63,7 +63,6 @@ class NatsOptions:
     NATS's monitoring shows `alias` as part of the connection's name. No error shows a URL, which may hold a password.
 
     Attributes:
-        nodes: the servers.
         node_timeout: seconds for connecting to one of them.
         tls: the context made of the option `ssl`.
     """

@@ -292,9 +292,10 @@ class NatsPublisherConnection(NatsConnection):
         self._end("the publisher was closed")
         self._opening.cancel()
 
-    def _on_end(self) -> None:
+    def _release(self, error: str) -> None:
+        super()._release(error)
         for call in self._calls:
-            call.set_missing(unanswered(self.error))
+            call.set_missing(unanswered(error))
         self._calls.clear()
         self._in_flight.clear()
         self._queue.clear()

@@ -29,8 +29,6 @@ class Batch(PendingCall[Message, Encoded]):
     Attributes:
         sent: the number of messages, from the first on, that were passed to a channel.
         stalled: whether the broker responds, but does not confirm all messages.
-        refusal: the broker's refusal of a message that it does not identify.
-        nacked: whether the broker refused a message with basic.nack.
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
@@ -133,10 +131,7 @@ class BatchChannel:
     A channel lives on the connection's thread. It is free when it is open, and whenever its batch is complete.
 
     Attributes:
-        number: the channel's number within the connection.
-        is_open: whether it can send.
         nacked: whether the broker refused a message over it with basic.nack.
-        batch: the batch in flight, if any.
     """
 
     def __init__(

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import pika
 from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 
+from django_outbox.brokers.connection_thread import ConnectionThread
 from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import RabbitMQOptions
 from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
@@ -58,37 +58,26 @@ class Nodes:
         return self.order()[0] is not host
 
 
-class RabbitMQConnection(abc.ABC):
-    """One connection. It is not reopened after its end; construct another one.
-
-    Its own thread handles heartbeats and responses regardless of what the callers do. Underscore methods run on that
-    thread; public methods are thread-safe. A subclass starts the thread at the end of its constructor.
+class RabbitMQConnection(ConnectionThread):
+    """One connection; its thread handles heartbeats and responses.
 
     Attributes:
         host: the node that it is connected to, or is trying to connect to.
-        error: the reason why it has ended; blank until then.
     """
-
-    owner: ClassVar[str]
-    """"Publisher" or "Consumer", for the log."""
 
     def __init__(
         self, options: RabbitMQOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
     ) -> None:
-        self._alias = options.alias
+        super().__init__(options.alias, "rabbitmq")
         self._timeout = options.timeout
         self._nodes = nodes
         self._untried_hosts = deque(nodes.order())
         self._failures: list[str] = []
         self.host = self._untried_hosts[0]
-        self.error = ""
-        # Set when the connection can be used, or has ended.
-        self._is_settled = threading.Event()
         self._loop = Loop()
         self._call = self._loop.add_callback_threadsafe
         self._wire = WireServices(self._loop, make_wire)
         self._connection: pika.SelectConnection
-        self._thread = threading.Thread(target=self._run, name=f"outbox-rabbitmq-{options.alias}", daemon=True)
 
     @property
     def address(self) -> str:
@@ -100,18 +89,13 @@ class RabbitMQConnection(abc.ABC):
         """Whether its thread is running."""
         return self._thread.is_alive()
 
-    def wait_until_ready(self) -> str:
-        """Wait until it can be used or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._is_settled.wait()
-        return self.error
-
     def _run(self) -> None:
         try:
             self._loop.call_later(self._timeout, self._give_up)
             self._try_next()
             self._loop.start()
         except Exception as error:
-            logger.exception("%s %r: the connection to RabbitMQ failed", self.owner, self._alias)
+            logger.exception("%s: the connection to RabbitMQ failed", self._owner)
             self._end(f"the connection to RabbitMQ failed: {error!r}")
         finally:
             self._end("the connection to RabbitMQ ended")
@@ -169,17 +153,6 @@ class RabbitMQConnection(abc.ABC):
 
     # Ending
 
-    def _end(self, error: str) -> None:
-        """Note why the connection has ended, or is being closed. Only the first call counts."""
-        if not self.error:
-            self.error = error
-            self._release(error)
-            self._is_settled.set()
-
-    @abc.abstractmethod
-    def _release(self, error: str) -> None:
-        """Let the threads that wait for the connection go on."""
-
     def _on_close(self, connection: pika.SelectConnection, error: BaseException) -> None:
         if not self._is_settled.is_set():
             self._on_open_error(connection, error)
@@ -212,4 +185,4 @@ class RabbitMQConnection(abc.ABC):
         self._loop.call_later(1.0, self._loop.stop)
 
     def _log(self, level: int, text: str) -> None:
-        logger.log(level, "%s %r: %s", self.owner, self._alias, text)
+        logger.log(level, "%s: %s", self._owner, text)

@@ -86,7 +86,7 @@ class ConsumingConnection(RabbitMQConnection, ConsumerConnection):
     At most `max_messages` will be settled; None is no limit.
     """
 
-    owner = "Consumer"
+    kind = "consumer"
 
     def __init__(self, consumer: RabbitMQConsumer, nodes: Nodes, max_messages: int | None) -> None:
         super().__init__(consumer, nodes, lambda connection: DeliveryWire(connection, self._on_delivery))
@@ -103,10 +103,6 @@ class ConsumingConnection(RabbitMQConnection, ConsumerConnection):
         self._is_reopening = False
         self._pausing: Any = None
         self._thread.start()
-
-    def open(self) -> None:
-        if reason := self.wait_until_ready():
-            raise Unavailable(reason)
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._is_reading:
@@ -208,10 +204,10 @@ class ConsumingConnection(RabbitMQConnection, ConsumerConnection):
             return
         self._warned_at = time.monotonic()
         logger.warning(
-            "Consumer %r: message %s of queue %r has been returned to the queue %d times. At its delivery limit (20 by "
+            "%s: message %s of queue %r has been returned to the queue %d times. At its delivery limit (20 by "
             "default in RabbitMQ 4), the queue drops it, or moves it to its dead-letter exchange. Find out in the log "
             "why readers end before they store it; until then, raise delivery-limit with a policy.",
-            self._alias,
+            self._owner,
             one_line(incoming.message_id, 100) or "without an ID",
             self._queue,
             incoming.returns,

@@ -134,7 +134,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         if batch is None:
             call.publish()
         else:
-            call.take(range(len(messages)), batch)
+            call.take_batch(range(len(messages)), batch)
         outcomes = call.result()
         if call.has_outcome:
             self._silent_since = None

@@ -36,14 +36,12 @@ class PublishingConnection(RabbitMQConnection):
     batches are given back as stalled.
 
     Args:
-        options: how to connect.
-        nodes: the order in which to try the nodes.
         is_for_trials: whether its messages try destinations. Missing confirms are then expected, so the broker is not
             probed.
         on_ready: called on the connection's thread when it can be used; then it is closed.
     """
 
-    owner = "Publisher"
+    kind = "publisher"
 
     def __init__(
         self,

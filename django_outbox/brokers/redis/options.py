@@ -31,7 +31,6 @@ class RedisOptions:
     No error shows a url, which may hold a password.
 
     Attributes:
-        scheme: the scheme of the url.
         addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; blank without Sentinels.
