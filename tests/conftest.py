@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.settings import DATABASES
 from tests.support.flushing import flush_quickly
 from tests.support.kafka.shared import Keeper, start_keeper
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell lets its jobs in the background ignore it, and so would the processes that tests start and interrupt.
@@ -72,11 +72,12 @@ def no_celery_app() -> None:
 
 
 @pytest.fixture
-def scripted(request: pytest.FixtureRequest) -> Iterator[type[ScriptedPublisher]]:
-    """A fresh `ScriptedPublisher`, under the setting OUTBOX of the test's module; by default it is the only publisher.
+def scripted(request: pytest.FixtureRequest) -> Iterator[Script]:
+    """The script of all scripted publishers, under the setting OUTBOX of the test's module.
 
-    A module uses it for all its tests with `pytest.mark.usefixtures("scripted")`.
+    By default, a scripted publisher is the only publisher. A module uses it for all its tests with
+    `pytest.mark.usefixtures("scripted")`.
     """
-    ScriptedPublisher.reset()
-    with override_settings(OUTBOX=getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": SCRIPTED}})):
-        yield ScriptedPublisher
+    outbox = getattr(request.module, "OUTBOX", {"PUBLISHERS": {"default": SCRIPTED}})
+    with Script() as script, override_settings(OUTBOX=outbox):
+        yield script

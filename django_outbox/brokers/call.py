@@ -16,7 +16,6 @@ class Unencodable(ValueError):
     """A broker cannot carry a message; the text names the part and the reason.
 
     Args:
-        reason: the reason.
         error_class: the last part of the outcome's `error_class`.
     """
 
@@ -31,13 +30,10 @@ class Call(Generic[M, E]):
     All are encoded before anything is sent. A message that cannot be encoded is rejected, and the others are sent.
 
     Args:
-        messages: the messages.
-        encode: encodes a message, or raises `Unencodable`.
         carrier: the name of the protocol or broker for the error, such as "AMQP".
         error_class: the first part of the outcome's `error_class`, such as "rabbitmq".
 
     Attributes:
-        messages: the messages.
         encoded: the encoded messages, by their index; messages that cannot be encoded are missing.
         outcomes: the outcome of each message; None while it has none.
     """

@@ -15,7 +15,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.ids import read_uuid
 from django_outbox.brokers.options import require_choice
-from django_outbox.brokers.text_headers import read_time, to_text
+from django_outbox.brokers.text_headers import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    KEY,
+    MESSAGE_ID,
+    OCCURRED_AT,
+    TYPE,
+    read_time,
+    to_text,
+)
 from django_outbox.messages import Message
 
 PLAIN = "plain"
@@ -93,15 +102,34 @@ def _to_rfc3339(time: datetime.datetime) -> str:
     return time.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
+def read_text_message(incoming: Incoming, prefixes: tuple[str, ...]) -> Incoming:
+    """Return a message with the fields that its headers have, as an outbox sends them, or the CloudEvent in it.
+
+    Fields that the message has already are used if there is no header. The type defaults to the topic.
+    """
+    headers = dict(incoming.headers)
+    known = {name.lower(): name for name in headers}
+
+    def take(name: str) -> str:
+        return str(headers.pop(known[name]) or "") if name in known else ""
+
+    content_type = take(CONTENT_TYPE)
+    found = incoming._replace(
+        message_id=take(MESSAGE_ID) or incoming.message_id,
+        type=take(TYPE) or incoming.topic,
+        key=take(KEY) or incoming.key,
+        encoding=take(CONTENT_ENCODING),
+        sent_at=read_time(take(OCCURRED_AT)) or incoming.sent_at,
+        headers=headers,
+    )
+    return read_event(found, content_type, prefixes)
+
+
 def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
     """Return a message with the fields of the CloudEvent in it; the same message if it has none.
 
-    If it cannot be read, the message's `problem` is the reason.
-
-    Args:
-        incoming: the message, with the fields that it has apart from the event.
-        content_type: its content type.
-        prefixes: prefixes of the headers with the attributes of an event in binary mode.
+    If it cannot be read, the message's `problem` is the reason. Headers with one of the `prefixes` are the attributes
+    of an event in binary mode.
     """
     if content_type.lower().startswith(MEDIA_TYPE):
         return _read_structured(incoming, content_type, prefixes)

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from django_outbox.brokers.publisher import Publisher
@@ -12,6 +13,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome
 __all__ = ["ConsolePublisher"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ConsolePublisher(Publisher):
     """Prints each message, and accepts it.
 
@@ -22,18 +24,18 @@ class ConsolePublisher(Publisher):
 
     keeps_order = True
 
-    def __init__(self, alias: str, *, stream: IO[str] | None = None) -> None:
-        super().__init__(alias)
-        self._stream = stream
+    stream: IO[str] | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
 
     def describe(self) -> str:
-        return "standard output" if self._stream is None else "a stream"
+        return "standard output" if self.stream is None else "a stream"
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         lines = [_format_line(message) for message in messages]
         with self._lock:
-            stream = self._stream or sys.stdout
+            stream = self.stream or sys.stdout
             stream.writelines(lines)
             stream.flush()
         return [ACCEPTED] * len(messages)

@@ -3,8 +3,10 @@
 import abc
 import datetime
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -15,6 +17,8 @@ __all__ = ["Consumer", "Incoming", "Refused", "Unavailable"]
 UNKNOWN_TYPES = ("store", "drop", "reject")
 INVALID = ("store", "reject")
 MAX_BATCH_SIZE = 10_000
+
+T = TypeVar("T")
 
 
 class Unavailable(Exception):
@@ -58,12 +62,13 @@ class Incoming(NamedTuple):
     returns: int = 0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Consumer(abc.ABC):
     """Reads the messages of one source, such as a queue.
 
-    A subclass is named in `OUTBOX["CONSUMERS"][alias]["BACKEND"]` and receives `OPTIONS` as keyword arguments. The
-    constructor validates them and raises `ImproperlyConfigured` with the option and the remedy. It must not connect,
-    because the system checks construct every consumer.
+    A subclass is named in `OUTBOX["CONSUMERS"][alias]["BACKEND"]` and receives `OPTIONS` as keyword arguments: the
+    fields of a dataclass. `__post_init__` validates them and raises `ImproperlyConfigured` with the option and the
+    remedy. It must not connect, because the system checks construct every consumer.
 
     One thread calls all methods.
 
@@ -87,41 +92,40 @@ class Consumer(abc.ABC):
     broker_name: ClassVar[str] = ""
     """The name of the broker for people, such as "RabbitMQ"; blank if it has none."""
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        publisher: str = "handlers",
-        unknown_types: Literal["store", "drop", "reject"] = "store",
-        invalid: Literal["store", "reject"] = "store",
-        id_source: str = "message_id",
-        remember: bool = False,
-        max_backlog: int = 100_000,
-        batch_size: int = 1000,
-        batch_bytes: int = 4 * 1024 * 1024,
-    ) -> None:
-        self.alias = alias
-        self.publisher = publisher
-        self.unknown_types = unknown_types
-        self.invalid = invalid
-        self.id_source = id_source
-        self.remember = remember
-        self.max_backlog = max_backlog
-        self.batch_size = batch_size
-        self.batch_bytes = batch_bytes
-        _require_text("publisher", publisher, ".+", "the alias of a publisher")
-        require_choice("unknown_types", unknown_types, UNKNOWN_TYPES)
-        require_choice("invalid", invalid, INVALID)
-        _require_text(
-            "id_source",
-            id_source,
-            "message_id|position|body|header:.+",
-            "'message_id', 'position', 'body' or 'header:NAME'",
-        )
-        require_flag("remember", remember)
-        require_number("max_backlog", max_backlog, 1, 10**9)
-        require_number("batch_size", batch_size, 1, MAX_BATCH_SIZE)
-        require_number("batch_bytes", batch_bytes, 1, 2**30)
+    alias: str = field(kw_only=False)
+    publisher: str = "handlers"
+    unknown_types: Literal["store", "drop", "reject"] = "store"
+    invalid: Literal["store", "reject"] = "store"
+    id_source: str = "message_id"
+    remember: bool = False
+    max_backlog: int = 100_000
+    batch_size: int = 1000
+    batch_bytes: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        """Validate the options; a subclass calls this before it validates its own."""
+        _require_text("publisher", self.publisher, ".+", "the alias of a publisher")
+        require_choice("unknown_types", self.unknown_types, UNKNOWN_TYPES)
+        require_choice("invalid", self.invalid, INVALID)
+        id_sources = "'message_id', 'position', 'body' or 'header:NAME'"
+        _require_text("id_source", self.id_source, "message_id|position|body|header:.+", id_sources)
+        require_flag("remember", self.remember)
+        require_number("max_backlog", self.max_backlog, 1, 10**9)
+        require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)
+        require_number("batch_bytes", self.batch_bytes, 1, 2**30)
+
+    def require_dead_letters(self, dead_letters: object, place: str) -> None:
+        """Require the option `dead_letters` if messages may be rejected: for a broker that has no dead letters itself.
+
+        Args:
+            dead_letters: the value of the option.
+            place: a valid value in words, such as "a topic".
+        """
+        if not dead_letters and "reject" in (self.unknown_types, self.invalid):
+            raise ImproperlyConfigured(
+                f"dead_letters is blank, but unknown_types or invalid is 'reject'; {self.broker_name} itself has no "
+                f"dead letters. Set dead_letters to {place}."
+            )
 
     @property
     @abc.abstractmethod
@@ -186,6 +190,102 @@ class Consumer(abc.ABC):
 
         It may be called more than once, and the consumer can be opened again.
         """
+
+
+class ConsumerConnection(abc.ABC):
+    """One connection of a consumer. It is not opened again after its end; construct another one.
+
+    The methods are the methods of `Consumer`, which describes them.
+    """
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Connect, or raise `Unavailable`."""
+
+    @abc.abstractmethod
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        """Return the next messages, and wait for the first one at most that many seconds."""
+
+    @abc.abstractmethod
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        """Settle messages with the broker."""
+
+    @abc.abstractmethod
+    def pause(self) -> None:
+        """Let the broker deliver no further messages."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Let the broker deliver again."""
+
+    @abc.abstractmethod
+    def is_drained(self) -> bool:
+        """Return whether the source has no message that could be received now."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Send everything that was settled, and end, also if it was not opened."""
+
+
+C = TypeVar("C", bound=ConsumerConnection)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ConnectedConsumer(Consumer, Generic[C]):
+    """A consumer that constructs a new connection each time that it is opened."""
+
+    _connection: C | None = field(init=False, default=None)
+
+    @abc.abstractmethod
+    def _make_connection(self, max_messages: int | None) -> C:
+        """Construct a connection."""
+
+    def open(self, max_messages: int | None = None) -> None:
+        self.close()
+        self._connection = self._make_connection(max_messages)
+        self._connection.open()
+
+    def receive(self, seconds: float) -> list[Incoming]:
+        return self._current.receive(self.batch_size, self.batch_bytes, seconds)
+
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        if self._connection is not None:
+            self._connection.settle(batch, rejected)
+
+    def pause(self) -> None:
+        self._current.pause()
+
+    def resume(self) -> None:
+        self._current.resume()
+
+    def is_drained(self) -> bool:
+        return self._current.is_drained()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @property
+    def _current(self) -> C:
+        if self._connection is None:
+            raise Unavailable("the consumer is not connected")
+        return self._connection
+
+
+def take_batch(
+    messages: deque[T], max_messages: int, max_bytes: int, size_of: Callable[[T], int]
+) -> tuple[list[T], int]:
+    """Remove the next messages, at most `max_bytes` unless the first alone is larger; return them and their bytes."""
+    taken: list[T] = []
+    size = 0
+    while messages and len(taken) < max_messages:
+        next_size = size_of(messages[0])
+        if taken and size + next_size > max_bytes:
+            break
+        size += next_size
+        taken.append(messages.popleft())
+    return taken, size
 
 
 def _require_text(option: str, value: object, pattern: str, description: str) -> None:

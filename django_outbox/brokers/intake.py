@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from django_outbox.brokers.consumer import Incoming, Unavailable
+from django_outbox.brokers.consumer import Incoming, Unavailable, take_batch
 
 
 class Intake:
@@ -49,14 +49,8 @@ class Intake:
                 raise Unavailable(self._error)
             if not self._has_next:
                 return []
-            taken: list[Incoming] = []
-            size = 0
-            while self._messages and len(taken) < max_messages:
-                size += len(self._messages[0].body)
-                if taken and size > max_bytes:
-                    break
-                taken.append(self._messages.popleft())
-                self._size -= len(taken[-1].body)
+            taken, size = take_batch(self._messages, max_messages, max_bytes, lambda message: len(message.body))
+            self._size -= size
             has_room = self._was_full and self._size <= self._max_bytes
             self._was_full = self._was_full and not has_room
         if has_room:

@@ -14,12 +14,8 @@ def explain_network(
 ) -> str:
     """Return why a server cannot be reached; blank if the error is of another kind.
 
-    Args:
-        error: the error, as the socket raised it.
-        server: the server's name in a sentence, such as "the broker".
-        option: the option that has the server's address.
-        without_tls: the remedy if the port does not speak TLS.
-        authority: where the authority is named that has to sign the server's certificate.
+    `server` is its name in a sentence, `option` has its address, `without_tls` is the remedy if the port does not speak
+    TLS, and `authority` names the authority that has to sign the server's certificate.
     """
     text = ""
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -74,13 +74,7 @@ def read_ssl(files: object) -> ssl.SSLContext:
 
 
 class UrlOption(NamedTuple):
-    """An option that is a URL, or a list of URLs.
-
-    Args:
-        name: its name.
-        example: such a URL, with a user and a password.
-        schemes: the schemes that a URL may have.
-    """
+    """An option that is a URL, or a list of URLs."""
 
     name: str
     example: str
@@ -134,7 +128,6 @@ class Template:
     """The name of a destination, such as `shop.{topic}`.
 
     Args:
-        option: the name of the option that holds it, for the error.
         text: the name, in which `{topic}` stands for a message's topic (its type if that is blank), `{type}` for its
             type and `{key}` for its key. `{{` and `}}` are braces.
         encode: called with the value of each placeholder; returns the text that is put into the name.

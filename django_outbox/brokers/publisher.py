@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from django_outbox.messages import Message, Outcome
@@ -36,6 +37,7 @@ class BatchRefused(Exception):
         self.error_class = error_class
 
 
+@dataclass(eq=False, repr=False)
 class Publisher(abc.ABC):
     """Sends messages to one broker.
 
@@ -43,10 +45,13 @@ class Publisher(abc.ABC):
     constructor validates them and raises `ImproperlyConfigured` with the option and the remedy. It must not connect,
     because the system checks construct every publisher.
 
+    A subclass has its own constructor, or is itself a dataclass: then the options are its fields, and `__post_init__`
+    validates them.
+
     `publish` may be called by several threads at once.
 
     Args:
-        alias: the publisher's name in the settings. A subclass adds its options as keywords.
+        alias: the publisher's name in the settings.
     """
 
     keeps_order: ClassVar[bool] = False
@@ -60,12 +65,11 @@ class Publisher(abc.ABC):
     batch_size: ClassVar[int | None] = None
     """Maximum number of messages in one claim, if the entry in the settings has no `BATCH_SIZE`; None for
     `OUTBOX["BATCH_SIZE"]`."""
-    max_payload_bytes: int | None = None
+    max_payload_bytes: int | None = field(init=False, default=None)
     """Maximum size of a payload in bytes that the broker takes; None if it is not known. A system check compares it
     with `OUTBOX["MAX_PAYLOAD_BYTES"]`."""
 
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
+    alias: str
 
     def describe(self) -> str:
         """Return where it publishes to, without passwords: a relay logs this when it starts. It must not connect."""

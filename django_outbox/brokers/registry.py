@@ -1,12 +1,13 @@
-"""Construct publishers from the settings."""
+"""Construct publishers and consumers from the settings."""
 
 from difflib import get_close_matches
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.conf import PublisherConfig, SettingsProblem, get_settings
+from django_outbox.conf import ConsumerConfig, PublisherConfig, SettingsProblem, get_settings
 
 EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
 """The extras of this app. Each one installs the driver for the package of the same name."""
@@ -43,39 +44,43 @@ def make_publisher(publisher_alias: str) -> Publisher:
 
 
 def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
-    """Construct a publisher from its entry in the settings.
+    """Construct a publisher from its entry in the settings, or raise E006 to E008."""
+    where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
+    publisher: Publisher = construct(Publisher, publisher_alias, config, where, ("E006", "E007", "E008"))
+    return publisher
+
+
+def construct(
+    base: type[Any], alias: str, config: PublisherConfig | ConsumerConfig, where: str, check_ids: tuple[str, str, str]
+) -> Any:
+    """Construct a publisher or a consumer from its entry in the settings, which is at `where`.
 
     Raises:
-        SettingsProblem: its class cannot be imported (E006), is not a publisher (E007) or refuses its options (E008).
+        SettingsProblem: its class cannot be imported, is not a subclass of `base`, or refuses its options; with one of
+            the `check_ids` each.
     """
-    where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
     try:
         backend = import_string(config.backend)
     except ImportError as error:
+        text = f"{where}: BACKEND {config.backend!r} cannot be imported ({error})."
+        raise SettingsProblem(check_ids[0], text, _import_hint(config.backend)) from error
+    if not (isinstance(backend, type) and issubclass(backend, base)):
         raise SettingsProblem(
-            "E006",
-            f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
-            import_hint(config.backend),
-        ) from error
-    if not (isinstance(backend, type) and issubclass(backend, Publisher)):
-        raise SettingsProblem(
-            "E007",
-            f"{where}: BACKEND {config.backend!r} is not a publisher.",
-            "It must be the dotted path of a subclass of django_outbox.brokers.Publisher.",
+            check_ids[1],
+            f"{where}: BACKEND {config.backend!r} is not a {base.__name__.lower()}.",
+            f"It must be the dotted path of a subclass of django_outbox.brokers.{base.__name__}.",
         )
     try:
-        return backend(publisher_alias, **config.options)
+        return backend(alias, **config.options)
     except (TypeError, ImproperlyConfigured) as error:
         reason = str(error).replace(f"{backend.__name__}.__init__() ", "").rstrip(".")
         # Python asks whether another name was meant.
         end = "" if reason.endswith("?") else "."
-        raise SettingsProblem(
-            "E008", f"{where}: OPTIONS are invalid: {reason}{end}", f"See the options of {backend.__name__}."
-        ) from error
+        text = f"{where}: OPTIONS are invalid: {reason}{end}"
+        raise SettingsProblem(check_ids[2], text, f"See the options of {backend.__name__}.") from error
 
 
-def import_hint(backend: str) -> str:
-    """Return the remedy for a publisher or consumer that cannot be imported from this dotted path."""
+def _import_hint(backend: str) -> str:
     parts = backend.split(".")
     paths = {path.rpartition(".")[2]: path for path in SHIPPED}
     if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS and parts[-1] in paths:

@@ -51,7 +51,6 @@ class Suspensions(Generic[K]):
         owner: the publisher, for the log; if it is blank, nothing is logged.
         name: returns the name of a destination for the log.
         forget_after: seconds after which a destination that is due is forgotten if no message tries it.
-        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -93,12 +92,8 @@ class Suspensions(Generic[K]):
 
         Failures of messages that were on their way already do not lengthen the wait.
 
-        Args:
-            key: the destination.
-            reason: the error.
-            error_class: a short name for this kind of error.
-            least: minimum number of seconds, up to `MAX_WAIT`.
-            asked: number of seconds that the destination itself asks for, instead of the growing wait.
+        It waits at least `least` seconds, up to `MAX_WAIT`. The destination itself may ask for a number of seconds
+        (`asked`) instead of the growing wait.
         """
         with self._lock:
             now = self._clock()

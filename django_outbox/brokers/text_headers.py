@@ -11,6 +11,7 @@ TYPE = "outbox-type"
 KEY = "outbox-key"
 OCCURRED_AT = "outbox-occurred-at"
 CONTENT_TYPE = "content-type"
+CONTENT_ENCODING = "content-encoding"
 
 _UTC = datetime.timezone.utc
 

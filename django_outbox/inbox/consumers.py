@@ -10,11 +10,9 @@ from typing import Any
 from django.apps import AppConfig
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning, register
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from django_outbox.brokers.consumer import Consumer
-from django_outbox.brokers.registry import import_hint
+from django_outbox.brokers.registry import construct
 from django_outbox.checks import TAG
 from django_outbox.conf import ConsumerConfig, SettingsProblem, get_settings, parse
 
@@ -44,27 +42,7 @@ def make_consumers(aliases: Sequence[str] | None = None) -> list[Consumer]:
 def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[str]) -> Consumer:
     """Construct a consumer from its entry in the settings, given the known publishers, or raise E036 to E039."""
     where = f"OUTBOX['CONSUMERS'][{alias!r}]"
-    try:
-        backend = import_string(config.backend)
-    except ImportError as error:
-        raise SettingsProblem(
-            "E036",
-            f"{where}: BACKEND {config.backend!r} cannot be imported ({error}).",
-            import_hint(config.backend),
-        ) from error
-    if not (isinstance(backend, type) and issubclass(backend, Consumer)):
-        raise SettingsProblem(
-            "E037",
-            f"{where}: BACKEND {config.backend!r} is not a consumer.",
-            "It must be the dotted path of a subclass of django_outbox.brokers.Consumer.",
-        )
-    try:
-        consumer = backend(alias, **config.options)
-    except (TypeError, ImproperlyConfigured) as error:
-        reason = str(error).replace(f"{backend.__name__}.__init__() ", "").rstrip(".")
-        raise SettingsProblem(
-            "E038", f"{where}: OPTIONS are invalid: {reason}.", f"See the options of {backend.__name__}."
-        ) from error
+    consumer: Consumer = construct(Consumer, alias, config, where, ("E036", "E037", "E038"))
     if consumer.publisher not in publishers:
         raise SettingsProblem(
             "E039",

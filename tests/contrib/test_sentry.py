@@ -18,7 +18,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_l
 from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
 from tests.support.messages import Clock, put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("scripted")]
 
@@ -67,8 +67,8 @@ def write(**fields: Any) -> OutboxMessage:
         return enqueue("order.created", {"id": 7}, **fields)
 
 
-def deliver(answer: Callable[[Message], Outcome] = lambda message: ACCEPTED) -> None:
-    ScriptedPublisher.answer = staticmethod(answer)
+def deliver(scripted: Script, answer: Callable[[Message], Outcome] = lambda message: ACCEPTED) -> None:
+    scripted.answer = answer
     with Relay() as relay:
         relay.deliver_once()
 
@@ -84,10 +84,10 @@ def traced() -> dict[str, str]:
 # Failed messages
 
 
-def test_a_failed_message_is_an_issue_of_its_type_and_error_class(start: Start):
+def test_a_failed_message_is_an_issue_of_its_type_and_error_class(start: Start, scripted: Script):
     events = start()
     message = write(key="secret-key", headers={"customer": "secret-header", **traced()})
-    deliver(refuse)
+    deliver(scripted, refuse)
     (event,) = [event for event in events if event.get("type") != "transaction"]
     assert event["fingerprint"] == ["django_outbox", "order.created", "shop.Unroutable"]
     assert event["level"] == "error"
@@ -111,48 +111,48 @@ def test_a_failed_message_is_an_issue_of_its_type_and_error_class(start: Start):
     assert "secret" not in repr(event)
 
 
-def test_the_failures_of_one_kind_in_a_batch_are_one_event_with_their_number(start: Start):
+def test_the_failures_of_one_kind_in_a_batch_are_one_event_with_their_number(start: Start, scripted: Script):
     events = start()
     put(1000)
-    deliver(refuse)
+    deliver(scripted, refuse)
     (event,) = events
     assert event["contexts"]["outbox"]["failed messages"] == 1000
 
 
-def test_failures_of_different_classes_are_different_issues(start: Start):
+def test_failures_of_different_classes_are_different_issues(start: Start, scripted: Script):
     events = start()
     put(6)
-    deliver(lambda message: rejected("never", error_class=f"shop.Error{int(message.payload) % 2}"))
+    deliver(scripted, lambda message: rejected("never", error_class=f"shop.Error{int(message.payload) % 2}"))
     assert sorted(event["fingerprint"][-1] for event in events) == ["shop.Error0", "shop.Error1"]
     assert [event["contexts"]["outbox"]["failed messages"] for event in events] == [3, 3]
 
 
-def test_the_number_of_events_in_a_minute_is_limited(start: Start):
+def test_the_number_of_events_in_a_minute_is_limited(start: Start, scripted: Script):
     events = start(events_per_minute=5)
     put(50)
-    deliver(lambda message: rejected("never", error_class=f"shop.Error{int(message.payload)}"))
+    deliver(scripted, lambda message: rejected("never", error_class=f"shop.Error{int(message.payload)}"))
     assert len(events) == 5
 
 
-def test_a_message_that_is_retried_is_no_issue(start: Start):
+def test_a_message_that_is_retried_is_no_issue(start: Start, scripted: Script):
     events = start()
     write()
-    deliver(lambda message: retry_later("busy"))
+    deliver(scripted, lambda message: retry_later("busy"))
     assert events == []
 
 
-def test_the_logs_line_about_failed_messages_is_no_second_issue(start: Start):
+def test_the_logs_line_about_failed_messages_is_no_second_issue(start: Start, scripted: Script):
     events = start()
     write()
-    deliver(refuse)
+    deliver(scripted, refuse)
     logging.getLogger("django_outbox").error("Something else")
     assert [event.get("logentry", {}).get("message") for event in events] == [None, "Something else"]
 
 
-def test_without_the_integrations_issues_the_log_line_is_one(start: Start):
+def test_without_the_integrations_issues_the_log_line_is_one(start: Start, scripted: Script):
     events = start(failures=False)
     write()
-    deliver(refuse)
+    deliver(scripted, refuse)
     (event,) = events
     assert event["logentry"]["message"].startswith("Publisher %r: %s failed (")
 
@@ -208,11 +208,11 @@ def test_passing_traces_on_can_be_switched_off(start: Start):
     ids=["accepted", "rejected"],
 )
 def test_publishing_a_message_of_a_sampled_trace_is_a_transaction(
-    start: Start, answer: Callable[[Message], Outcome], status: str, outcome: str
+    start: Start, answer: Callable[[Message], Outcome], status: str, outcome: str, scripted: Script
 ):
     events = start()
     message = write(headers=traced())
-    deliver(answer)
+    deliver(scripted, answer)
     (published,) = [event for event in events if event.get("type") == "transaction"]
     trace = published["contexts"]["trace"]
     assert published["transaction"] == "publish order.created"
@@ -228,14 +228,14 @@ def test_publishing_a_message_of_a_sampled_trace_is_a_transaction(
     [f"{TRACE_ID}-{'b' * 16}-0", f"{TRACE_ID}-{'b' * 16}", "nonsense", 7, None],
     ids=["not sampled", "undecided", "nonsense", "number", "null"],
 )
-def test_publishing_other_messages_is_no_transaction(start: Start, header: Any):
+def test_publishing_other_messages_is_no_transaction(start: Start, header: Any, scripted: Script):
     events = start()
     write(headers={"sentry-trace": header})
-    deliver()
+    deliver(scripted)
     assert events == []
 
 
-def test_the_number_of_transactions_in_a_second_is_limited(start: Start):
+def test_the_number_of_transactions_in_a_second_is_limited(start: Start, scripted: Script):
     class Stopped(OutboxIntegration):
         """Its second never ends."""
 
@@ -245,20 +245,22 @@ def test_the_number_of_transactions_in_a_second_is_limited(start: Start):
 
     events = start(integration=Stopped())
     put(30, headers=traced())
-    deliver()
+    deliver(scripted)
     assert len(events) == 10
 
 
 # When the SDK is not there, or fails
 
 
-def test_without_a_client_nothing_is_added():
+def test_without_a_client_nothing_is_added(scripted: Script):
     assert sentry_sdk.get_client().is_active() is False
     assert write().headers == {}
-    deliver(refuse)
+    deliver(scripted, refuse)
 
 
-def test_an_sdk_that_raises_affects_neither_callers_nor_deliveries(start: Start, monkeypatch: pytest.MonkeyPatch):
+def test_an_sdk_that_raises_affects_neither_callers_nor_deliveries(
+    start: Start, monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     start()
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -270,5 +272,5 @@ def test_an_sdk_that_raises_affects_neither_callers_nor_deliveries(start: Start,
     with sentry_sdk.start_transaction(name="checkout"):
         write(message_id=uuid.uuid4())
     write(headers=traced())
-    deliver(refuse)
+    deliver(scripted, refuse)
     assert OutboxMessage.objects.failed().count() == 2

@@ -21,7 +21,7 @@ from django_outbox.pausing import pause
 from django_outbox.relay import Limits, Relay
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -93,12 +93,10 @@ def become(using: str) -> Iterator[As]:
 
 
 @pytest.fixture(autouse=True)
-def publisher(settings: Any) -> Iterator[None]:
+def publisher(settings: Any, scripted: Script) -> None:
     path = f"{ScriptedPublisher.__module__}.{ScriptedPublisher.__name__}"
     # None of them is due again while a test runs.
     settings.OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": path}}, "RETRY": {"DELAY": 600}}
-    yield
-    ScriptedPublisher.reset()
 
 
 def write(using: str) -> None:
@@ -130,8 +128,8 @@ def write_and_deliver(using: str, become: As) -> None:
         assert purge(using=using, older_than=datetime.timedelta(0)) == 4
 
 
-def test_the_users_of_the_guide_may_enqueue_and_deliver(using: str, become: As):
-    ScriptedPublisher.answer = staticmethod(answer)
+def test_the_users_of_the_guide_may_enqueue_and_deliver(using: str, become: As, scripted: Script):
+    scripted.answer = answer
     # Both write the rows of locks where some are missing.
     KeyLock.objects.using(using).all().delete()
     write_and_deliver(using, become)
@@ -195,25 +193,27 @@ def privileges() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("using", "privilege", "table", "user"), list(privileges()))
-def test_each_privilege_of_the_guide_is_needed(using: str, become: As, privilege: str, table: str, user: str):
+def test_each_privilege_of_the_guide_is_needed(
+    using: str, become: As, privilege: str, table: str, user: str, *, scripted: Script
+):
     """Without it, something of the first test fails."""
     with become(user.removeprefix("shop_")):
         name = connections[using].settings_dict["USER"]
     KeyLock.objects.using(using).all().delete()
     with connections[using].cursor() as cursor:
         cursor.execute(f"REVOKE {privilege} ON {table} FROM {name}")
-    ScriptedPublisher.answer = staticmethod(answer)
+    scripted.answer = answer
     with pytest.raises((DatabaseError, OutboxError), match="denied"):
         write_and_deliver(using, become)
 
 
-def deliver_while_a_type_is_paused(using: str, become: As) -> int:
+def deliver_while_a_type_is_paused(scripted: Script, using: str, become: As) -> int:
     """Deliver a message of a paused type and one of another, and return how many were delivered."""
     with transaction.atomic(using=using):
         enqueue("accepted", 1, using=using)
         enqueue("paused", 1, using=using)
     pause("default", "paused", using=using)
-    ScriptedPublisher.answer = staticmethod(lambda message: ACCEPTED)
+    scripted.answer = lambda message: ACCEPTED
     with become("relay"), Relay(using=using, limits=QUICK) as relay:
         return relay.drain().processed
 
@@ -225,16 +225,18 @@ def revoke(using: str, become: As, privilege: str, table: str) -> None:
         cursor.execute(f"REVOKE {privilege} ON {table} FROM {name}")
 
 
-def test_the_relay_of_the_guide_may_hold_messages(using: str, become: As):
-    assert deliver_while_a_type_is_paused(using, become) == 1
+def test_the_relay_of_the_guide_may_hold_messages(using: str, become: As, scripted: Script):
+    assert deliver_while_a_type_is_paused(scripted, using, become) == 1
 
 
-def test_a_relay_that_may_not_read_the_pauses_delivers_everything(using: str, become: As):
+def test_a_relay_that_may_not_read_the_pauses_delivers_everything(using: str, become: As, scripted: Script):
     revoke(using, become, "SELECT", "django_outbox_pause")
-    assert deliver_while_a_type_is_paused(using, become) == 2
+    assert deliver_while_a_type_is_paused(scripted, using, become) == 2
 
 
 @pytest.mark.parametrize("using", ["postgresql"])
-def test_a_relay_that_may_not_lock_a_pause_delivers_the_messages_of_other_types(using: str, become: As):
+def test_a_relay_that_may_not_lock_a_pause_delivers_the_messages_of_other_types(
+    using: str, become: As, scripted: Script
+):
     revoke(using, become, "UPDATE", "django_outbox_pause")
-    assert deliver_while_a_type_is_paused(using, become) == 1
+    assert deliver_while_a_type_is_paused(scripted, using, become) == 1

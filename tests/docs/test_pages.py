@@ -197,10 +197,9 @@ def test_every_option_of_a_consumer_is_in_the_reference_with_its_default(title: 
     section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", reference("consumers"), re.MULTILINE | re.DOTALL)
     assert section is not None
     documented = documented_options(section[1])
+    common = {"alias"} if consumer is Consumer else inspect.signature(Consumer).parameters.keys()
     parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(consumer).parameters.items()
-        if name not in ("alias", "options")
+        name: parameter for name, parameter in inspect.signature(consumer).parameters.items() if name not in common
     }
     assert documented.keys() == parameters.keys()
     for name, default in documented.items():

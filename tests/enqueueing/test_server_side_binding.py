@@ -18,7 +18,7 @@ from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES
 from tests.support.admin.tools import CHANGELIST, listed, url
 from tests.support.messages import ago
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 from tests.support.routers import ToPostgreSQL
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
@@ -27,9 +27,8 @@ OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "tests.support.publishers.Script
 
 
 @pytest.fixture(params=[{"server_side_binding": True, "prepare_threshold": 0}, {"prepare_threshold": 0}], ids=str)
-def using(request: pytest.FixtureRequest) -> Iterator[str]:
+def using(request: pytest.FixtureRequest, scripted: Script) -> Iterator[str]:
     """PostgreSQL with these OPTIONS, including the relay's threads."""
-    ScriptedPublisher.reset()
     connections["postgresql"].close()
     with (
         mock.patch.dict(connections.settings["postgresql"]["OPTIONS"], request.param),
@@ -43,7 +42,7 @@ def written(using: str) -> dict[Any, Status]:
     return {message.payload: message.status for message in OutboxMessage.objects.using(using)}
 
 
-def test_every_statement_of_callers_and_relays_runs(using: str):
+def test_every_statement_of_callers_and_relays_runs(using: str, scripted: Script):
     known = uuid.uuid4()
     for _ in range(2):
         with transaction.atomic(using=using):
@@ -58,7 +57,7 @@ def test_every_statement_of_callers_and_relays_runs(using: str):
                 using=using,
             )
     outcomes = {b'"failed"': rejected("no"), b'"retried"': retry_later("busy")}
-    ScriptedPublisher.answer = staticmethod(lambda message: outcomes.get(message.payload, ACCEPTED))
+    scripted.answer = lambda message: outcomes.get(message.payload, ACCEPTED)
     for _ in range(6):
         with Relay(using=using) as relay:
             relay.deliver_once()

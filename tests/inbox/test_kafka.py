@@ -100,7 +100,7 @@ def test_a_member_stays_paused_when_it_gets_other_partitions(source):
     consumer.pause()
     source.send(*range(20))
     try:
-        eventually(lambda: consumer.receive(0.05) or (consumer._session and consumer._session._has_joined))
+        eventually(lambda: consumer.receive(0.05) or (consumer._connection and consumer._connection._has_joined))
         assert not consumer.receive(0.5)
         assert not consumer.is_drained()
         consumer.resume()
@@ -322,7 +322,7 @@ CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
         ({"group": ""}, "group is ''"),
         ({"topics": []}, "topics must be a topic, or a list of topics"),
         ({"topics": ["order created"]}, "topics has 'order created'"),
-        ({"invalid": "reject"}, "name a topic for rejected messages"),
+        ({"invalid": "reject"}, "Set dead_letters to a topic"),
         ({"dead_letters": "^a"}, "it must be the name of a topic"),
         ({"timeout": 0}, "timeout is 0"),
     ],

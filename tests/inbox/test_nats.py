@@ -14,7 +14,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from django_outbox.brokers import Incoming, Refused, Unavailable
 from django_outbox.brokers.nats import JetStreamConsumer
-from django_outbox.brokers.nats.delivery import NatsDelivery, origin_of, place_of, read_delivery
+from django_outbox.brokers.nats.encoding import NatsDelivery, origin_of, place_of, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.messages import ACCEPTED

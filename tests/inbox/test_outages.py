@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
-from django_outbox.brokers.rabbitmq import consuming, window
+from django_outbox.brokers.rabbitmq import consumer as rabbitmq
+from django_outbox.brokers.rabbitmq import window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage
@@ -67,7 +68,7 @@ def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_i
 
 
 def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
-    monkeypatch.setattr(consuming, "MAX_HOLD_TIME", 0.05)
+    monkeypatch.setattr(rabbitmq, "MAX_HOLD_TIME", 0.05)
     source.send(*range(300))
     with running(make_inbox(max_backlog=10, batch_size=1)) as inbox:
         eventually(lambda: inbox.paused)
@@ -99,7 +100,7 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
 def test_large_messages_are_not_all_held_in_memory(source, make_inbox, monkeypatch):
     """RabbitMQ delivers 2,000 messages ahead, but the socket is not read beyond two batches."""
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
-    monkeypatch.setattr(consuming, "READ_INTERVAL", 60)
+    monkeypatch.setattr(rabbitmq, "READ_INTERVAL", 60)
     store = Storing.store
     sizes: list[int] = []
 
@@ -124,7 +125,7 @@ def test_a_reader_that_stands_still_lets_little_more_be_read_in_every_interval(s
     """Heartbeats must be read, and with them comes one read of the socket, of at most 100 KiB."""
     interval, body, batch_bytes = 0.1, "x" * 1_000, 100_000
     monkeypatch.setattr(window, "FIRST_SIZE", 2000)
-    monkeypatch.setattr(consuming, "READ_INTERVAL", interval)
+    monkeypatch.setattr(rabbitmq, "READ_INTERVAL", interval)
     store = Storing.store
     growths: list[tuple[float, int]] = []
 

@@ -362,7 +362,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "consumer": ({"consumer": 7}, "consumer is 7"),
     "claim_idle": ({"claim_idle": 0}, "claim_idle is 0"),
     "same": ({"dead_letters": "orders"}, "the name of another stream"),
-    "nowhere": ({"invalid": "reject"}, "name the stream for the dead letters"),
+    "nowhere": ({"invalid": "reject"}, "Set dead_letters to the name of another stream"),
     "slot": ({"cluster": True, "dead_letters": "dead"}, "the same part in braces"),
     "url": ({"url": "http://:s3cret@localhost"}, "redis://, rediss:// or unix://"),
 }

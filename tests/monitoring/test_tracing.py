@@ -24,7 +24,7 @@ from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.claimed import make_message
 from tests.support.messages import Clock, put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.rabbitmq.tools import Broker
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
 
@@ -41,11 +41,11 @@ def write(using: str = "default", **fields: Any) -> OutboxMessage:
         return enqueue("order.created", {"id": 7}, using=using, **fields)
 
 
-def deliver(using: str = "default") -> list[Message]:
+def deliver(scripted: Script, using: str = "default") -> list[Message]:
     """Deliver a batch, and return what was published."""
     with Relay(using=using) as relay:
         relay.deliver_once()
-    return ScriptedPublisher.batches[-1]
+    return scripted.batches[-1]
 
 
 def named(spans: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
@@ -81,9 +81,9 @@ def test_enqueue_is_a_span_whose_context_is_in_the_headers(using: str, spans: In
     assert context_of(stored).trace_id == request.get_span_context().trace_id
 
 
-def test_without_a_current_span_a_message_has_no_trace(spans: InMemorySpanExporter):
+def test_without_a_current_span_a_message_has_no_trace(spans: InMemorySpanExporter, scripted: Script):
     assert write(headers={"source": "web"}).headers == {"source": "web"}
-    deliver()
+    deliver(scripted)
     assert spans.get_finished_spans() == ()
 
 
@@ -94,11 +94,11 @@ def test_a_trace_that_the_caller_chose_is_kept(spans: InMemorySpanExporter):
     assert [span.name for span in spans.get_finished_spans()] == ["request"]
 
 
-def test_a_trace_that_is_not_sampled_is_passed_on_without_a_span(spans: InMemorySpanExporter):
+def test_a_trace_that_is_not_sampled_is_passed_on_without_a_span(spans: InMemorySpanExporter, scripted: Script):
     with within_trace(sampled=False):
         message = write()
     assert message.headers == {"traceparent": traceparent(sampled=False)}
-    deliver()
+    deliver(scripted)
     assert spans.get_finished_spans() == ()
 
 
@@ -179,22 +179,24 @@ def test_a_message_to_several_publishers_is_one_span(using: str, spans: InMemory
     assert {context_of(headers).span_id for headers in rows} == {context.span_id}
 
 
-def test_tracing_can_be_switched_off(spans: InMemorySpanExporter):
+def test_tracing_can_be_switched_off(spans: InMemorySpanExporter, scripted: Script):
     with override_settings(OUTBOX={**OUTBOX, "TRACING": False}):
         with tracer.start_as_current_span("request"):
             assert write().headers == {}
         write(headers={"traceparent": traceparent()})
-        assert [dict(message.headers) for message in deliver()] == [{}, {"traceparent": traceparent()}]
+        assert [dict(message.headers) for message in deliver(scripted)] == [{}, {"traceparent": traceparent()}]
     assert [span.name for span in spans.get_finished_spans()] == ["request"]
 
 
 # Publishing
 
 
-def test_publishing_is_a_span_of_the_messages_trace_with_a_link(using: str, spans: InMemorySpanExporter):
+def test_publishing_is_a_span_of_the_messages_trace_with_a_link(
+    using: str, spans: InMemorySpanExporter, scripted: Script
+):
     message = write(using, key="order-7", topic="shop.orders", headers={"traceparent": traceparent()})
     before = time.time_ns()
-    (published,) = deliver(using)
+    (published,) = deliver(scripted, using)
     (span,) = named(spans, "publish shop.orders")
     assert published.headers == {"traceparent": traceparent()}
     assert span.kind is SpanKind.CLIENT
@@ -226,10 +228,10 @@ def test_publishing_is_a_span_of_the_messages_trace_with_a_link(using: str, span
     ids=["rejected with a class", "rejected", "deferred", "unanswered"],
 )
 def test_a_message_that_was_not_accepted_is_an_error_without_its_text(
-    spans: InMemorySpanExporter, outcome: Outcome, error_type: str, failed: bool
+    spans: InMemorySpanExporter, outcome: Outcome, error_type: str, failed: bool, scripted: Script
 ):
     write(key="secret", headers={"traceparent": traceparent()})
-    ScriptedPublisher.answer = staticmethod(lambda message: outcome)
+    scripted.answer = lambda message: outcome
     with Relay() as relay:
         if error_type == "unanswered":
             with pytest.raises(Exception, match="secret"):
@@ -244,11 +246,11 @@ def test_a_message_that_was_not_accepted_is_an_error_without_its_text(
     assert "secret" not in span.to_json()
 
 
-def test_a_message_that_was_not_published_has_no_span(spans: InMemorySpanExporter):
+def test_a_message_that_was_not_published_has_no_span(spans: InMemorySpanExporter, scripted: Script):
     for _ in range(2):
         write(key="order-7", headers={"traceparent": traceparent()})
-    ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy"))
-    assert len(deliver()) == 1
+    scripted.answer = lambda message: retry_later("busy")
+    assert len(deliver(scripted)) == 1
     assert len(named(spans, "publish order.created")) == 1
 
 
@@ -268,23 +270,23 @@ def test_a_message_that_was_not_published_has_no_span(spans: InMemorySpanExporte
     ids=["not sampled", "blank", "nonsense", "number", "null", "list", "dict", "no trace", "unknown version"],
 )
 def test_a_header_without_a_sampled_trace_has_no_span(
-    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, header: Any
+    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, header: Any, scripted: Script
 ):
     write(headers={"traceparent": header, "tracestate": header})
-    (published,) = deliver()
+    (published,) = deliver(scripted)
     assert published.headers["traceparent"] == header
     assert spans.get_finished_spans() == ()
     assert [record for record in caplog.records if "Tracing failed" in record.getMessage()] == []
 
 
 def test_the_number_of_spans_in_a_second_is_limited_and_failures_come_first(
-    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):
     (registered,) = [each for each in tracing._find_tracers() if isinstance(each, OpenTelemetryTracer)]
     monkeypatch.setattr(registered, "_spans", Allowance(10, 1.0, Clock()))
     put(30, headers={"traceparent": traceparent()})
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == b"29" else ACCEPTED)
-    assert len(deliver()) == 30
+    scripted.answer = lambda message: rejected("never") if message.payload == b"29" else ACCEPTED
+    assert len(deliver(scripted)) == 30
     outcomes = [(span.attributes or {})["django_outbox.outcome"] for span in named(spans, "publish t")]
     assert outcomes == ["rejected"] + ["accepted"] * 9
 
@@ -328,14 +330,16 @@ def test_a_relay_survives_a_span_processor_that_raises(
     assert caplog.text.count("Tracing failed") == 1
 
 
-def test_an_exporter_that_raises_affects_nothing(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch):
+def test_an_exporter_that_raises_affects_nothing(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     def export(*_: Any) -> Any:
         raise ConnectionError("the collector is away")
 
     monkeypatch.setattr(spans, "export", export)
     with tracer.start_as_current_span("request"):
         write()
-    assert len(deliver()) == 1
+    assert len(deliver(scripted)) == 1
     assert OutboxMessage.objects.processed().count() == 1
 
 

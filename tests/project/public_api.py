@@ -68,7 +68,7 @@ def lines_of(module: str) -> Iterator[str]:
         if home != module and home in MODULES:
             yield f"{name} (from {home})"
         else:
-            yield from lines_of_definition(name, definition)
+            yield from lines_of_definition(name, definition, home)
 
 
 def parse(module: str) -> ast.Module:
@@ -114,9 +114,9 @@ def assigned(node: ast.Assign | ast.AnnAssign) -> list[str]:
     return [unparse(target) for target in (node.targets if isinstance(node, ast.Assign) else [node.target])]
 
 
-def lines_of_definition(name: str, node: ast.stmt) -> Iterator[str]:
+def lines_of_definition(name: str, node: ast.stmt, module: str) -> Iterator[str]:
     if isinstance(node, ast.ClassDef):
-        yield from lines_of_class(node)
+        yield from lines_of_class(node, module)
     elif isinstance(node, FUNCTION):
         yield from lines_of_function(node)
     elif isinstance(node, ast.AnnAssign):
@@ -125,16 +125,45 @@ def lines_of_definition(name: str, node: ast.stmt) -> Iterator[str]:
         yield f"{name} = {brief(node.value)}"
 
 
-def lines_of_class(node: ast.ClassDef) -> Iterator[str]:
+def lines_of_class(node: ast.ClassDef, module: str) -> Iterator[str]:
     bases = ", ".join(unparse(base) for base in node.bases)
     yield from (f"@{unparse(each)}" for each in node.decorator_list)
     yield f"class {node.name}({bases})" if bases else f"class {node.name}"
+    yield from inherited_fields(node, module)
     for child in node.body:
         if isinstance(child, FUNCTION):
             if child.name == "__init__" or not child.name.startswith("_"):
                 yield from (f"{INDENT}{line}" for line in lines_of_function(child))
         elif isinstance(child, ast.Assign | ast.AnnAssign) and not assigned(child)[0].startswith("_"):
-            yield from (f"{INDENT}{line}" for line in lines_of_definition(assigned(child)[0], child))
+            yield from (f"{INDENT}{line}" for line in lines_of_definition(assigned(child)[0], child, module))
+
+
+def inherited_fields(node: ast.ClassDef, module: str) -> Iterator[str]:
+    """Yield the fields of a dataclass that it has from bases outside the public API."""
+    imports = {
+        alias.name: each.module
+        for each in parse(module).body
+        if isinstance(each, ast.ImportFrom) and each.module and each.module.startswith("django_outbox.")
+        for alias in each.names
+    }
+    for base in (unparse(each).partition("[")[0] for each in node.bases):
+        home = imports.get(base, module)
+        if is_exported(base) or not any(
+            isinstance(each, ast.ClassDef) and each.name == base for each in parse(home).body
+        ):
+            continue
+        home, definition = find(home, base)
+        assert isinstance(definition, ast.ClassDef)
+        yield from inherited_fields(definition, home)
+        for child in definition.body:
+            if isinstance(child, ast.AnnAssign) and "ClassVar" not in unparse(child.annotation):
+                line = lines_of_annotation(child)
+                if not line.startswith("_") and "init=False" not in line:
+                    yield f"{INDENT}{line}"
+
+
+def is_exported(name: str) -> bool:
+    return any(name in exported(module) for module in MODULES)
 
 
 def lines_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

@@ -144,4 +144,4 @@ def test_a_name_that_cannot_be_resolved_is_an_outage(make_webhooks: MakePublishe
     # Names below .invalid do not exist (RFC 6761), and resolvers know.
     (outcome,) = make_webhooks("http://hooks.invalid/").publish([make_message()])
     assert outcome.verdict is Verdict.UNANSWERED
-    assert "the host name cannot be resolved, check url" in outcome.error
+    assert "the host name cannot be resolved, check the host in url" in outcome.error

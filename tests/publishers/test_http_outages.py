@@ -43,7 +43,7 @@ def test_a_server_that_is_down_does_not_hold_up_another_one(
     for _ in range(3):
         outcomes = list(publisher.publish(batch))
         assert verdicts(outcomes) == ["set aside", "accepted", "set aside", "accepted"]
-        assert outcomes[0].error == f"{down}: connection refused; start the receiver, or correct url"
+        assert outcomes[0].error == f"{down}: connection refused; start the receiver, or correct host and port in url"
         assert outcomes[0].error_class == "http.unavailable"
         assert outcomes[0].retry_after is not None
         assert 0.1 <= outcomes[0].retry_after <= 60.0

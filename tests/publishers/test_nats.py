@@ -10,7 +10,7 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 
 from django_outbox.brokers.nats import publishing
-from django_outbox.brokers.nats.responses import read_response
+from django_outbox.brokers.nats.errors import read_response
 from django_outbox.messages import ACCEPTED, Outcome, Verdict
 from tests.support.claimed import make_message
 from tests.support.nats.tools import MakeJetStream, Nats

@@ -6,8 +6,7 @@ import time
 import pytest
 
 from django_outbox.brokers import suspensions
-from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.channel import NACKED
+from django_outbox.brokers.rabbitmq.channel import NACKED, Batch
 from django_outbox.brokers.rabbitmq.destinations import Destinations
 from django_outbox.brokers.rabbitmq.encoding import Encoder
 from django_outbox.messages import ACCEPTED, Message, Verdict

@@ -128,4 +128,4 @@ def test_an_unknown_option_is_a_type_error_that_names_it():
 @pytest.mark.parametrize(("query", "expected"), [("", 7), ("heartbeat=3", 3)])
 def test_the_heartbeat_of_the_url_takes_precedence(query: str, expected: int):
     publisher = RabbitMQPublisher("shop", url=f"amqp://host?{query}", heartbeat=7)
-    assert publisher._options.hosts[0].heartbeat == expected
+    assert publisher.hosts[0].heartbeat == expected

@@ -20,7 +20,7 @@ from tests.conftest import ALIASES
 from tests.support.databases import end_other_sessions
 from tests.support.messages import Clock, put
 from tests.support.ports import free_port
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import broker_url
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
@@ -41,11 +41,11 @@ def lines(log: pytest.LogCaptureFixture, part: str) -> list[str]:
     return [line for line in log.messages if part in line]
 
 
-def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(using: str, log: Any):
+def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(using: str, log: Any, scripted: Script):
     with relays_in_threads(using=using, workers=2, poll_interval=0.05, limits=TALKATIVE) as start:
         start()
         put(3, using)
-        eventually(lambda: len(ScriptedPublisher.published()) == 3)
+        eventually(lambda: len(scripted.published()) == 3)
         eventually(lambda: lines(log, "In the last "))
     begin, *_, end = log.messages
     name = re.escape(f"database {using!r} (")
@@ -61,8 +61,8 @@ def test_a_relay_logs_its_start_a_line_at_intervals_and_its_end_with_totals(usin
     assert re.fullmatch(r"Relay ended after .+: 3 delivered, 0 will be retried, 0 failed.*", end)
 
 
-def test_the_totals_count_retries(using: str, log: Any):
-    ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy"))
+def test_the_totals_count_retries(using: str, log: Any, scripted: Script):
+    scripted.answer = lambda message: retry_later("busy")
     put(1, using)
     with relays_in_threads(using=using, poll_interval=0.05) as start:
         relay = start()
@@ -79,7 +79,9 @@ def test_a_drain_logs_its_start_and_end_for_debugging_only(using: str, log: Any)
     assert len(lines(log, "Relay ")) == 2
 
 
-def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_end(using: str, log: Any):
+def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_end(
+    using: str, log: Any, scripted: Script
+):
     tried: list[Message] = []
     broken = [True]
 
@@ -87,7 +89,7 @@ def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_
         tried.append(message)
         return unanswered("connection refused") if broken else retry_later("later")
 
-    ScriptedPublisher.answer = staticmethod(answer)
+    scripted.answer = answer
     put(1, using)
     with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
         relay = start()
@@ -102,8 +104,8 @@ def test_an_outage_of_many_attempts_is_logged_once_at_its_begin_and_once_at_its_
     assert about[2:] == []
 
 
-def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any):
-    ScriptedPublisher.answer = staticmethod(lambda message: unanswered("connection refused"))
+def test_an_outage_is_repeated_at_intervals_while_it_lasts(using: str, log: Any, scripted: Script):
+    scripted.answer = lambda message: unanswered("connection refused")
     put(1, using)
     with relays_in_threads(using=using, poll_interval=0.05, limits=TALKATIVE) as start:
         start()

@@ -13,7 +13,7 @@ from django_outbox.relay import Relay
 from django_outbox.signals import messages_failed, messages_recovered
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -53,10 +53,10 @@ def row(using: str, number: int) -> OutboxMessage:
     return OutboxMessage.objects.using(using).get(payload=number)
 
 
-def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_that(using: str):
+def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_that(using: str, scripted: Script):
     put(3, using)
-    ScriptedPublisher.answer = staticmethod(
-        lambda message: rejected("never", error_class="shop.never") if message.payload == b"1" else ACCEPTED
+    scripted.answer = lambda message: (
+        rejected("never", error_class="shop.never") if message.payload == b"1" else ACCEPTED
     )
     deliver(using)
     assert [message.payload for message in memory.published] == [b"1"]
@@ -66,21 +66,19 @@ def test_a_failed_message_goes_to_the_dead_letter_publisher_and_its_row_records_
     assert row(using, 0).dead_lettered_at is None
 
 
-def test_an_outcome_without_an_error_class_is_named_after_its_verdict(using: str):
+def test_an_outcome_without_an_error_class_is_named_after_its_verdict(using: str, scripted: Script):
     put(2, using)
-    ScriptedPublisher.answer = staticmethod(
-        lambda message: rejected("never") if message.payload == b"1" else retry_later("later")
-    )
+    scripted.answer = lambda message: rejected("never") if message.payload == b"1" else retry_later("later")
     deliver(using)
     assert [row(using, n).error_class for n in range(2)] == ["deferred", "rejected"]
 
 
-def test_the_first_error_is_kept_and_the_last_one_replaced(using: str):
+def test_the_first_error_is_kept_and_the_last_one_replaced(using: str, scripted: Script):
     put(1, using)
-    ScriptedPublisher.answer = staticmethod(lambda message: retry_later("first", retry_after=0))
+    scripted.answer = lambda message: retry_later("first", retry_after=0)
     deliver(using)
     first = row(using, 0)
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("last"))
+    scripted.answer = lambda message: rejected("last")
     deliver(using)
     last = row(using, 0)
     assert (last.attempts, last.error) == (2, "last")
@@ -105,9 +103,11 @@ def test_one_message_that_raises_is_found_and_takes_none_of_its_batch_down(using
     assert (culprit.attempts, culprit.error, culprit.error_class) == (1, "KeyError: 'seventeen'", "KeyError")
 
 
-def test_failed_messages_are_signalled_with_their_reasons(using: str, heard: list[tuple[str, dict[str, Any]]]):
+def test_failed_messages_are_signalled_with_their_reasons(
+    using: str, heard: list[tuple[str, dict[str, Any]]], scripted: Script
+):
     ids = put(2, using)
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never"))
+    scripted.answer = lambda message: rejected("never")
     deliver(using)
     ((kind, arguments),) = heard
     assert (kind, arguments["using"], arguments["publisher"]) == ("failed", using, "default")
@@ -117,13 +117,13 @@ def test_failed_messages_are_signalled_with_their_reasons(using: str, heard: lis
 
 @pytest.mark.parametrize("requeued", [False, True])
 def test_a_message_accepted_on_a_later_attempt_is_signalled_as_recovered(
-    using: str, heard: list[tuple[str, dict[str, Any]]], requeued: bool
+    using: str, heard: list[tuple[str, dict[str, Any]]], requeued: bool, scripted: Script
 ):
     put(2, using)
     answer = rejected("never") if requeued else retry_later("later", retry_after=0)
-    ScriptedPublisher.answer = staticmethod(lambda message: answer if message.payload == b"1" else ACCEPTED)
+    scripted.answer = lambda message: answer if message.payload == b"1" else ACCEPTED
     deliver(using)
-    ScriptedPublisher.answer = staticmethod(lambda message: ACCEPTED)
+    scripted.answer = lambda message: ACCEPTED
     OutboxMessage.objects.using(using).requeue()
     deliver(using)
     kind, arguments = heard[-1]

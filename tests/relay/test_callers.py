@@ -14,7 +14,7 @@ from django_outbox.exceptions import NotMigrated, OutboxError, TransactionForbid
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -25,7 +25,7 @@ TABLE = OutboxMessage._meta.db_table
 
 class TestTransaction:
     @pytest.mark.parametrize("method", METHODS)
-    def test_inside_an_open_transaction_a_relay_refuses_to_work(self, using: str, method: str):
+    def test_inside_an_open_transaction_a_relay_refuses_to_work(self, using: str, method: str, scripted: Script):
         with Relay(using=using) as relay, transaction.atomic(using=using):
             enqueue("t", 1, using=using)
             with pytest.raises(TransactionForbidden) as info:
@@ -33,7 +33,7 @@ class TestTransaction:
         assert f"Relay.{method}() was called inside an open transaction on the database {using!r}" in str(info.value)
         assert "transaction.on_commit()" in str(info.value)
         assert isinstance(info.value, OutboxError)
-        assert ScriptedPublisher.batches == []
+        assert scripted.batches == []
 
     @pytest.mark.parametrize("method", METHODS)
     def test_the_error_names_autocommit_if_that_is_off(self, using: str, method: str):

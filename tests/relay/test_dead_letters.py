@@ -1,7 +1,7 @@
 """Messages that fail or recover: copies to the dead-letter publisher, and signals."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
 from tests.docs.test_examples import example
 from tests.support.claimed import make_message
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import Broker, MakePublisher
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -24,10 +24,8 @@ REFUSED = rejected("unroutable: no queue", error_class="shop.Unroutable")
 
 
 @pytest.fixture
-def dead_letters() -> Iterator[ScriptedPublisher]:
-    ScriptedPublisher.reset()
-    yield ScriptedPublisher("dead")
-    ScriptedPublisher.reset()
+def dead_letters(scripted: Script) -> ScriptedPublisher:
+    return ScriptedPublisher("dead")
 
 
 def failed(count: int = 1, outcome: Outcome = REFUSED, **fields: Any) -> list[tuple[Message, Outcome]]:
@@ -48,7 +46,7 @@ class TestCopies:
     def test_are_the_messages_themselves_with_the_reason_in_headers(self, dead_letters: ScriptedPublisher):
         ((message, outcome),) = failed(key="order-7", headers={"trace": "abc"}, attempts=9, topic="shop.orders")
         assert copy_failed(dead_letters, [(message, outcome)], "default") == {message.id}
-        ((copy,),) = dead_letters.batches
+        ((copy,),) = dead_letters.script.batches
         for name in ("id", "message_id", "type", "topic", "key", "payload", "occurred_at"):
             assert getattr(copy, name) == getattr(message, name)
         headers = dict(copy.headers)
@@ -64,17 +62,19 @@ class TestCopies:
 
     def test_go_out_in_one_batch_in_their_order(self, dead_letters: ScriptedPublisher):
         copy_failed(dead_letters, failed(5)[::-1], "default")
-        assert [[copy.id for copy in batch] for batch in dead_letters.batches] == [[5, 4, 3, 2, 1]]
+        assert [[copy.id for copy in batch] for batch in dead_letters.script.batches] == [[5, 4, 3, 2, 1]]
 
     def test_have_a_long_error_cut(self, dead_letters: ScriptedPublisher):
         copy_failed(dead_letters, failed(outcome=rejected("x" * 5000, error_class="y" * 5000)), "default")
-        headers = dead_letters.batches[0][0].headers
+        headers = dead_letters.script.batches[0][0].headers
         assert headers["outbox-error"] == "x" * (MAX_ERROR_LENGTH - 1) + "…"
         assert len(headers["outbox-error-class"]) == MAX_ERROR_LENGTH
 
-    def test_are_only_those_that_are_accepted(self, dead_letters: ScriptedPublisher, caplog: pytest.LogCaptureFixture):
+    def test_are_only_those_that_are_accepted(
+        self, dead_letters: ScriptedPublisher, caplog: pytest.LogCaptureFixture, scripted: Script
+    ):
         answers = {1: ACCEPTED, 2: rejected("too large"), 3: retry_later("full"), 4: unanswered("away")}
-        ScriptedPublisher.answer = staticmethod(lambda message: answers[message.id])
+        scripted.answer = lambda message: answers[message.id]
         assert copy_failed(dead_letters, failed(4, payload=b'"secret"'), "default") == {1}
         ((_, level, text),) = caplog.record_tuples
         assert level == logging.ERROR
@@ -98,11 +98,11 @@ class TestCopies:
 
     def test_are_not_sent_to_the_publisher_that_refused(self, dead_letters: ScriptedPublisher):
         assert copy_failed(dead_letters, failed(), "dead") == set()
-        assert dead_letters.batches == []
+        assert dead_letters.script.batches == []
 
     def test_are_not_published_if_nothing_failed(self, dead_letters: ScriptedPublisher):
         assert copy_failed(dead_letters, [], "default") == set()
-        assert dead_letters.batches == []
+        assert dead_letters.script.batches == []
 
 
 class TestCopiesOnRabbitMQ:

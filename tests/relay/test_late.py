@@ -19,7 +19,7 @@ from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS
 from tests.support.messages import Clock, put, row
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.spawning import process, receive
 from tests.support.waiting import eventually
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2}
 
 
-def deliver_and_stop(pipe: Connection, using: str) -> None:
+def deliver_and_stop(scripted: Script, pipe: Connection, using: str) -> None:
     """Deliver one batch, report that it is claimed, and wait before it is published; send what was published."""
 
     def stop(*, phase: str, **_: Any) -> None:
@@ -44,14 +44,14 @@ def deliver_and_stop(pipe: Connection, using: str) -> None:
             pipe.send(str(error))
         else:
             pipe.send("")
-    pipe.send(ScriptedPublisher.published())
+    pipe.send(scripted.published())
 
 
 # MySQL cannot end a transaction that idles.
 @pytest.mark.parametrize("using", ["default", "postgresql", "mariadb"])
 @pytest.mark.parametrize("keys", [0, 3])
 @pytest.mark.usefixtures("scripted")
-def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(using: str, keys: int):
+def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(using: str, keys: int, scripted: Script):
     ids = put(12, using=using, keys=keys)
     with process("tests.relay.test_late.deliver_and_stop", using) as (child, pipe):
         assert receive(pipe) == "claimed"
@@ -67,7 +67,7 @@ def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(usin
         os.kill(child.pid, signal.SIGCONT)
         receive(pipe)
         assert receive(pipe) == []
-    assert sorted(ScriptedPublisher.published()) == ids
+    assert sorted(scripted.published()) == ids
 
 
 @pytest.fixture
@@ -79,23 +79,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.usefixtures("scripted")
-def test_no_call_of_a_publisher_begins_after_half_of_the_time(using: str, clock: Clock):
+def test_no_call_of_a_publisher_begins_after_half_of_the_time(using: str, clock: Clock, scripted: Script):
     ids = put(3, using=using, keys=1)
 
     def take_long(message: Message) -> Outcome:
         clock.now += 40.0
         return ACCEPTED
 
-    ScriptedPublisher.answer = staticmethod(take_long)
+    scripted.answer = take_long
     with override_settings(OUTBOX=OUTBOX | {"CLAIM_TIMEOUT": 120}), Relay(using=using) as relay:
         relay.deliver_once()
-        assert ScriptedPublisher.published() == ids[:2]
+        assert scripted.published() == ids[:2]
         relay.deliver_once()
-    assert ScriptedPublisher.published() == ids
+    assert scripted.published() == ids
 
 
 @pytest.mark.usefixtures("scripted")
-def test_a_search_for_a_culprit_that_takes_too_long_blames_no_broker_that_responds(using: str, clock: Clock):
+def test_a_search_for_a_culprit_that_takes_too_long_blames_no_broker_that_responds(
+    using: str, clock: Clock, scripted: Script
+):
     culprit, innocent, *others = put(4, using=using)
 
     def answer(message: Message) -> Outcome:
@@ -104,7 +106,7 @@ def test_a_search_for_a_culprit_that_takes_too_long_blames_no_broker_that_respon
         clock.now += 31.0 * (message.id in others)
         return ACCEPTED
 
-    ScriptedPublisher.answer = staticmethod(answer)
+    scripted.answer = answer
     with override_settings(OUTBOX=OUTBOX | {"CLAIM_TIMEOUT": 120}), Relay(using=using) as relay:
         # An outage would raise RelayUnavailable.
         relay.deliver_once()
@@ -117,7 +119,7 @@ def test_a_search_for_a_culprit_that_takes_too_long_blames_no_broker_that_respon
 @pytest.mark.parametrize("publisher", [SCRIPTED, HANDLERS], ids=["a publisher", "handlers"])
 @pytest.mark.usefixtures("scripted")
 def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
-    using: str, clock: Clock, publisher: dict[str, str], caplog: pytest.LogCaptureFixture
+    using: str, clock: Clock, publisher: dict[str, str], caplog: pytest.LogCaptureFixture, scripted: Script
 ):
     called: list[int] = []
 
@@ -132,7 +134,7 @@ def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
     settings = override_settings(OUTBOX={"PUBLISHERS": {"default": publisher}, "CLAIM_TIMEOUT": 120})
     with registry.scratch(), settings, Relay(using=using) as relay:
         handler("t")(lambda payload, message: called.append(message.id))
-        ScriptedPublisher.answer = staticmethod(accept)
+        scripted.answer = accept
         phase_finished.connect(freeze)
         try:
             relay.deliver_once()
@@ -147,7 +149,7 @@ def test_a_batch_whose_time_is_half_over_goes_back_unpublished(
 @pytest.mark.parametrize(("seconds", "is_copied"), [(59.0, True), (61.0, False)])
 @pytest.mark.usefixtures("scripted")
 def test_a_batch_whose_time_is_half_over_gets_no_dead_letter_copies(
-    using: str, clock: Clock, seconds: float, is_copied: bool, caplog: pytest.LogCaptureFixture
+    using: str, clock: Clock, seconds: float, is_copied: bool, caplog: pytest.LogCaptureFixture, *, scripted: Script
 ):
     def refuse(message: Message) -> Outcome:
         clock.now += seconds
@@ -156,7 +158,7 @@ def test_a_batch_whose_time_is_half_over_gets_no_dead_letter_copies(
     (id,) = put(1, using=using)
     publishers = {"default": SCRIPTED, "dead": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}
     settings = {"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead", "CLAIM_TIMEOUT": 120}
-    ScriptedPublisher.answer = staticmethod(refuse)
+    scripted.answer = refuse
     with override_settings(OUTBOX=settings), Relay(using=using, publishers=["default"]) as relay:
         relay.deliver_once()
     found = row(using, id)

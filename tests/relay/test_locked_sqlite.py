@@ -17,7 +17,7 @@ from django_outbox.relay import Relay
 from tests.support.databases import another_alias
 from tests.support.effects import states
 from tests.support.messages import claim, put, rows
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, STOP_PATIENCE
 from tests.support.waiting import eventually
 
@@ -44,11 +44,9 @@ connection.execute("COMMIT")
 
 
 @pytest.fixture(autouse=True)
-def publishers(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def publishers(settings: Any, monkeypatch: pytest.MonkeyPatch, scripted: Script) -> None:
     settings.OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "other": SCRIPTED}}
     monkeypatch.setitem(connections.settings["default"]["OPTIONS"], "timeout", TIMEOUT)
-    yield
-    ScriptedPublisher.reset()
 
 
 class Writer:
@@ -92,7 +90,7 @@ def committed_when_logged(caplog: pytest.LogCaptureFixture, writers: list[Writer
 
 @pytest.mark.parametrize("keys", [0, 3])
 def test_a_batch_is_settled_when_a_long_transaction_of_another_program_ends(
-    keys: int, writers: list[Writer], caplog: pytest.LogCaptureFixture
+    keys: int, writers: list[Writer], caplog: pytest.LogCaptureFixture, scripted: Script
 ):
     first, *_ = ids = put(10, keys=keys)
 
@@ -101,11 +99,11 @@ def test_a_batch_is_settled_when_a_long_transaction_of_another_program_ends(
             writers.append(Writer())
         return ACCEPTED
 
-    ScriptedPublisher.answer = staticmethod(accept)
+    scripted.answer = accept
     with committed_when_logged(caplog, writers), Relay(using="default", limits=PATIENT) as relay:
         assert relay.drain(max_seconds=30).processed == 10
     assert states("default") == [Status.PROCESSED] * 10
-    assert sorted(ScriptedPublisher.published()) == ids
+    assert sorted(scripted.published()) == ids
     assert not KeyLock.objects.exists()
     assert caplog.text.count("cannot be settled yet") == 1
 

@@ -21,7 +21,7 @@ from django_outbox.signals import breaker_changed
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "RETRY": {"DELAY": 0.01, "MAX_DELAY": 0.02}}
 
 
-def answer(script: Callable[[Message], Outcome]) -> None:
-    ScriptedPublisher.answer = staticmethod(script)
+def answer(scripted: Script, script: Callable[[Message], Outcome]) -> None:
+    scripted.answer = script
 
 
 def accepted_by_key() -> dict[str, list[int]]:
@@ -83,9 +83,9 @@ def flaky(message: Message, tries: int) -> Outcome:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using: str, workers: int):
+def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using: str, workers: int, scripted: Script):
     put(300, using, keys=12)
-    answer(Recorder(flaky))
+    answer(scripted, Recorder(flaky))
     pending = OutboxMessage.objects.using(using).pending()
     with Relay(using=using, workers=workers, batch_size=40, limits=QUICK) as relay:
         while pending.exists():
@@ -98,28 +98,30 @@ def test_each_key_arrives_in_order_through_retries_rejections_and_outages(using:
     assert Recorder.together == []
 
 
-def test_a_failed_message_that_blocks_its_key_does_so_until_it_is_requeued(using: str):
+def test_a_failed_message_that_blocks_its_key_does_so_until_it_is_requeued(using: str, scripted: Script):
     put(6, using, keys=2)
-    answer(lambda message: rejected("never") if int(message.payload) == 2 else ACCEPTED)
+    answer(scripted, lambda message: rejected("never") if int(message.payload) == 2 else ACCEPTED)
     messages = OutboxMessage.objects.using(using)
     with override_settings(OUTBOX={**OUTBOX, "FAILED_BLOCKS_KEY": True}):
         with Relay(using=using) as relay:
             relay.drain()
         assert sorted(messages.processed().values_list("payload", flat=True)) == [0, 1, 3, 5]
-        answer(lambda message: ACCEPTED)
-        ScriptedPublisher.batches.clear()
+        answer(scripted, lambda message: ACCEPTED)
+        scripted.batches.clear()
         messages.requeue()
         with Relay(using=using) as relay:
             relay.drain()
-    assert [[int(message.payload) for message in batch] for batch in ScriptedPublisher.batches] == [[2], [4]]
+    assert [[int(message.payload) for message in batch] for batch in scripted.batches] == [[2], [4]]
 
 
-def test_a_publisher_that_promises_order_gets_a_key_in_one_piece(using: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_publisher_that_promises_order_gets_a_key_in_one_piece(
+    using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     monkeypatch.setattr(ScriptedPublisher, "keeps_order", True)
     put(4, using, keys=1)
     with Relay(using=using) as relay:
         relay.drain()
-    assert [len(batch) for batch in ScriptedPublisher.batches] == [4]
+    assert [len(batch) for batch in scripted.batches] == [4]
 
 
 @pytest.fixture
@@ -185,15 +187,15 @@ def test_a_receiver_that_takes_long_holds_up_no_other_worker(changes: list[dict[
     assert [change["publisher"] for change in changes] == ["a", "b"]
 
 
-def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, Any]]):
+def test_the_breaker_opens_tries_with_a_few_and_closes(changes: list[dict[str, Any]], scripted: Script):
     put(100, "default", keys=100)
     away = threading.Event()
     away.set()
-    answer(lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED)
+    answer(scripted, lambda message: unanswered("the broker is away") if away.is_set() else ACCEPTED)
     with relays_in_threads(poll_interval=0.05, workers=3, limits=QUICK) as start:
         relay = start()
         eventually(lambda: sum(change["state"] == "open" for change in changes) > 3)
-        met = [len(batch) for batch in ScriptedPublisher.batches]
+        met = [len(batch) for batch in scripted.batches]
         away.clear()
         eventually(lambda: relay.tally.processed == 100)
     states = [change["state"] for change in changes]

@@ -22,7 +22,7 @@ from django_outbox.relay.worker import RunningWorker
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill, statements_of_new_connections
 from tests.support.messages import Clock, put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -103,7 +103,7 @@ class TestPausedPublisher:
 
 
 class TestPausedType:
-    def test_is_held_and_the_rest_of_its_keys_waits_behind_it(self, using: str):
+    def test_is_held_and_the_rest_of_its_keys_waits_behind_it(self, using: str, scripted: Script):
         first = put(1, using, key="a", type="created")
         paid = put(1, using, key="a", type="paid")
         behind = put(1, using, key="a", type="created")
@@ -123,7 +123,7 @@ class TestPausedType:
 
         assert resume("default", "paid", using=using) == Resumed(was_paused=True, released=2, complete=True)
         drain(using)
-        published = [id for id in ScriptedPublisher.published() if id in first + paid + behind]
+        published = [id for id in scripted.published() if id in first + paid + behind]
         assert published == first + paid + behind
         assert OutboxMessage.objects.using(using).pending().count() == 0
 
@@ -134,8 +134,8 @@ class TestPausedType:
         drain(using)
         assert processed(using) == other
 
-    def test_keeps_its_attempts_and_its_error(self, using: str):
-        ScriptedPublisher.answer = staticmethod(lambda message: retry_later("busy", retry_after=0.01))
+    def test_keeps_its_attempts_and_its_error(self, using: str, scripted: Script):
+        scripted.answer = lambda message: retry_later("busy", retry_after=0.01)
         (id,) = put(1, using, type="paid")
         with Relay(using=using, limits=LIMITS) as relay:
             relay.deliver_once()
@@ -223,7 +223,9 @@ def test_a_pause_is_set_although_another_operator_resumes_it_at_that_moment(usin
 
 
 @pytest.mark.parametrize("using", LOCKING, indirect=True)
-def test_a_session_that_ends_before_messages_are_held_is_an_outage(using: str, caplog: pytest.LogCaptureFixture):
+def test_a_session_that_ends_before_messages_are_held_is_an_outage(
+    using: str, caplog: pytest.LogCaptureFixture, scripted: Script
+):
     put(1, using, type="paid")
     (created,) = put(1, using, type="created")
     pause("default", "paid", using=using)
@@ -236,7 +238,7 @@ def test_a_session_that_ends_before_messages_are_held_is_an_outage(using: str, c
         kill(using)
         return Outcome(Verdict.UNANSWERED, "the network is down")
 
-    ScriptedPublisher.answer = end_session_once
+    scripted.answer = end_session_once
     with relays_in_threads(using=using, poll_interval=0.05, limits=LIMITS) as start:
         start()
         eventually(lambda: processed(using) == [created])
@@ -251,7 +253,7 @@ def test_a_second_pause_keeps_the_first_reason(using: str):
 
 
 def test_nothing_is_lost_and_order_is_kept_while_types_and_publishers_are_paused_and_resumed(
-    using: str, running: Callable[..., Relay]
+    using: str, running: Callable[..., Relay], scripted: Script
 ):
     """Several relays overlap; each has read the pauses at another time."""
     seen: dict[str, list[int]] = {}
@@ -262,7 +264,7 @@ def test_nothing_is_lost_and_order_is_kept_while_types_and_publishers_are_paused
             seen.setdefault(message.key, []).append(message.id)
         return ACCEPTED
 
-    ScriptedPublisher.answer = staticmethod(note)
+    scripted.answer = note
     for _ in range(2):
         running(using=using, publishers=["default"], workers=2, batch_size=10)
     for number in range(6):
@@ -281,7 +283,7 @@ class TestTheRestOfABatch:
     """A batch that contains messages of a paused type."""
 
     @pytest.mark.parametrize("keyed", [True, False])
-    def test_is_published_by_the_same_claim(self, using: str, keyed: bool):
+    def test_is_published_by_the_same_claim(self, using: str, keyed: bool, scripted: Script):
         pause("default", "paid", using=using)
         with Relay(using=using, limits=LIMITS) as relay:
             for number in range(5):
@@ -289,8 +291,8 @@ class TestTheRestOfABatch:
                 (other,) = put(1, using, key=f"other {number}" if keyed else "", type="created")
                 # The claim itself, of which a draining relay would make several.
                 relay.deliver_once()
-                assert ScriptedPublisher.published()[number:] == [other]
-        assert len(ScriptedPublisher.batches) == 5
+                assert scripted.published()[number:] == [other]
+        assert len(scripted.batches) == 5
         assert len(held(using)) == (2 if keyed else 10)
 
     @pytest.mark.parametrize("keyed", [True, False])
@@ -304,7 +306,7 @@ class TestTheRestOfABatch:
         assert processed(using) == [other]
 
     def test_is_settled_although_the_paused_messages_cannot_be_held(
-        self, using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, scripted: Script
     ):
         for module in ("base", "sqlite"):
             # A time that the table refuses.
@@ -315,19 +317,19 @@ class TestTheRestOfABatch:
             relay.deliver_once()
         assert "Messages of paused types could not be held" in caplog.text
         assert (processed(using), held(using)) == (created, [])
-        assert ScriptedPublisher.published() == created
+        assert scripted.published() == created
         monkeypatch.undo()
         eventually(lambda: (drain(using), held(using) == paid)[1])
         assert processed(using) == created
 
     @pytest.mark.parametrize("using", LOCKING, indirect=True)
-    def test_does_not_wait_for_a_transaction_that_has_locked_the_pause(self, using: str):
+    def test_does_not_wait_for_a_transaction_that_has_locked_the_pause(self, using: str, scripted: Script):
         paid, created = put(1, using, key="a", type="paid"), put(1, using, key="b", type="created")
         pause("default", "paid", using=using)
         with relays_in_threads(poll_interval=0.05, limits=LIMITS) as start, transaction.atomic(using=using):
             Pause.objects.using(using).select_for_update().get()
             start(using=using)
-            eventually(lambda: ScriptedPublisher.published() == created)
+            eventually(lambda: scripted.published() == created)
             eventually(lambda: processed(using) == created)
         drain(using)
         eventually(lambda: (drain(using), held(using) == paid)[1])
@@ -346,7 +348,7 @@ class TestAfterResume:
         assert processed(using) == ids
 
     @pytest.mark.parametrize("key", ["a", ""])
-    def test_a_message_that_was_to_be_held_goes_back(self, using: str, key: str):
+    def test_a_message_that_was_to_be_held_goes_back(self, using: str, key: str, scripted: Script):
         """The type is resumed while the batch is published."""
 
         def resume_now(message: Message) -> Any:
@@ -360,7 +362,7 @@ class TestAfterResume:
 
         paid, created = put(1, using, key=key, type="paid"), put(1, using, key="b", type="created")
         pause("default", "paid", using=using)
-        ScriptedPublisher.answer = staticmethod(resume_now)
+        scripted.answer = resume_now
         with Relay(using=using, limits=LIMITS) as relay:
             relay.deliver_once()
             assert (processed(using), held(using)) == (created, [])

@@ -26,7 +26,7 @@ from tests.support.misbehaviour import (
     publish_by,
     raising,
 )
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK
 from tests.support.waiting import eventually
 
@@ -154,10 +154,10 @@ WRONG_COPIES = {
 
 @pytest.mark.parametrize("script", WRONG_COPIES.values(), ids=WRONG_COPIES)
 def test_a_message_fails_whatever_the_dead_letter_publisher_does(
-    running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any]
+    running: Callable[..., Relay], script: Callable[[Sequence[Message]], Any], scripted: Script
 ):
     publish_by(script)
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.payload == b"2" else ACCEPTED)
+    scripted.answer = lambda message: rejected("never") if message.payload == b"2" else ACCEPTED
     with override_settings(
         OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": BAD, "third": SCRIPTED}, "DEAD_LETTER_PUBLISHER": "bad"}
     ):

@@ -29,7 +29,7 @@ from tests.support.misbehaviour import (
     publish_by,
     raising,
 )
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.misbehaviour_fixtures"]
@@ -38,7 +38,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError(), Hostile(), KeyError("a bug")])
 @pytest.mark.parametrize("signal", [phase_finished, messages_failed, messages_recovered, breaker_changed])
-def test_a_receiver_may_raise_anything(running: Callable[..., Relay], signal: Signal, error: BaseException):
+def test_a_receiver_may_raise_anything(
+    running: Callable[..., Relay], signal: Signal, error: BaseException, scripted: Script
+):
     heard = []
 
     def receive(**_: Any) -> None:
@@ -53,7 +55,7 @@ def test_a_receiver_may_raise_anything(running: Callable[..., Relay], signal: Si
         tries[message.id] = tries.get(message.id, 0) + 1
         return [unanswered("away"), retry_later("busy", retry_after=0), ACCEPTED][min(tries[message.id], 3) - 1]
 
-    ScriptedPublisher.answer = staticmethod(answer)
+    scripted.answer = answer
     signal.connect(receive)
     try:
         running()

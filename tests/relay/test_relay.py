@@ -21,7 +21,7 @@ from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import end_other_sessions, statements_of_new_connections
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -37,8 +37,8 @@ def statuses(using: str = "default") -> dict[Status, int]:
     return counts
 
 
-def answer(script: Callable[[Message], Any]) -> None:
-    ScriptedPublisher.answer = staticmethod(script)
+def answer(scripted: Script, script: Callable[[Message], Any]) -> None:
+    scripted.answer = script
 
 
 @pytest.fixture
@@ -48,21 +48,21 @@ def running() -> Iterator[Callable[..., Relay]]:
         yield start
 
 
-def test_drain_delivers_everything_in_order_and_keeps_it_as_processed(using: str):
+def test_drain_delivers_everything_in_order_and_keeps_it_as_processed(using: str, scripted: Script):
     put(2500, using)
     with Relay(using=using) as relay:
         tally = relay.drain()
     assert (tally.claimed, tally.processed) == (2500, 2500)
     assert statuses(using) == {Status.PROCESSED: 2500}
-    assert ScriptedPublisher.published() == sorted(ScriptedPublisher.published())
-    assert [len(batch) for batch in ScriptedPublisher.batches] == [2000, 500]
+    assert scripted.published() == sorted(scripted.published())
+    assert [len(batch) for batch in scripted.batches] == [2000, 500]
 
 
-def test_drain_with_workers_delivers_each_message_once(using: str):
+def test_drain_with_workers_delivers_each_message_once(using: str, scripted: Script):
     put(1000, using)
     with Relay(using=using, workers=3, batch_size=50) as relay:
         assert relay.drain().processed == 1000
-    assert len(ScriptedPublisher.published()) == len(set(ScriptedPublisher.published())) == 1000
+    assert len(scripted.published()) == len(set(scripted.published())) == 1000
 
 
 def test_a_drain_leaves_messages_that_are_not_due(using: str):
@@ -74,10 +74,10 @@ def test_a_drain_leaves_messages_that_are_not_due(using: str):
     assert statuses(using) == {Status.PENDING: 1, Status.PROCESSED: 1}
 
 
-def test_each_verdict_has_its_state(using: str):
+def test_each_verdict_has_its_state(using: str, scripted: Script):
     put(5, using)
     verdicts = [ACCEPTED, rejected("unroutable"), retry_later("queue full"), unanswered("connection lost"), ACCEPTED]
-    answer(lambda message: verdicts[int(message.payload)])
+    answer(scripted, lambda message: verdicts[int(message.payload)])
     with Relay(using=using, limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="connection lost"):
         relay.deliver_once()
     rows = {message.payload: message for message in OutboxMessage.objects.using(using)}
@@ -94,9 +94,9 @@ def test_each_verdict_has_its_state(using: str):
     assert [message.payload for message in due] == [3], "only the one that nobody answered for is due again at once"
 
 
-def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt():
+def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt(scripted: Script):
     put(1)
-    answer(lambda message: retry_later("queue full"))
+    answer(scripted, lambda message: retry_later("queue full"))
     retry = {"MAX_ATTEMPTS": 3, "DELAY": 0.001, "JITTER": 0}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETRY": retry}), Relay() as relay:
         eventually(lambda: relay.drain().failed == 1)
@@ -104,36 +104,36 @@ def test_a_message_that_is_refused_again_and_again_fails_at_the_last_attempt():
     assert (message.status, message.attempts, message.error) == (Status.FAILED, 3, "queue full")
 
 
-def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str):
+def test_an_outage_uses_up_no_attempts_and_a_drain_gives_up(using: str, scripted: Script):
     put(3, using)
-    answer(lambda message: unanswered("the broker is away"))
+    answer(scripted, lambda message: unanswered("the broker is away"))
     with (
         Relay(using=using, limits=QUICK) as relay,
         pytest.raises(RelayUnavailable, match=r"'default' .*: the broker is away"),
     ):
         relay.drain()
-    assert len(ScriptedPublisher.batches) == QUICK.drain_patience
+    assert len(scripted.batches) == QUICK.drain_patience
     assert set(OutboxMessage.objects.using(using).values_list("attempts", "error")) == {(0, "")}
     assert OutboxMessage.objects.using(using).due().count() == 3
 
 
-def test_a_drain_that_makes_progress_survives_any_number_of_outages():
+def test_a_drain_that_makes_progress_survives_any_number_of_outages(scripted: Script):
     put(2 * QUICK.drain_patience)
 
     def one_a_batch(message: Message) -> Any:
-        first = ScriptedPublisher.batches[-1][0]
+        first = scripted.batches[-1][0]
         return ACCEPTED if message.id == first.id else unanswered("the connection was lost")
 
-    answer(one_a_batch)
+    answer(scripted, one_a_batch)
     with Relay(limits=QUICK) as relay:
         assert relay.drain().processed == 2 * QUICK.drain_patience
 
 
-def test_an_outage_of_one_publisher_does_not_affect_another():
+def test_an_outage_of_one_publisher_does_not_affect_another(scripted: Script):
     put(3)
     put(3, publisher="other")
     first = set(OutboxMessage.objects.filter(publisher="default").values_list("id", flat=True))
-    answer(lambda message: unanswered("away") if message.id in first else ACCEPTED)
+    answer(scripted, lambda message: unanswered("away") if message.id in first else ACCEPTED)
     for workers in (1, 2):
         with Relay(workers=workers, limits=QUICK) as relay, pytest.raises(RelayUnavailable):
             relay.drain()
@@ -141,13 +141,13 @@ def test_an_outage_of_one_publisher_does_not_affect_another():
     assert OutboxMessage.objects.filter(publisher="default").pending().count() == 3
 
 
-def test_a_publisher_that_raises_gives_the_batch_back(caplog: pytest.LogCaptureFixture):
+def test_a_publisher_that_raises_gives_the_batch_back(caplog: pytest.LogCaptureFixture, scripted: Script):
     put(2)
 
     def explode(message: Message) -> Any:
         raise KeyError("a bug")
 
-    answer(explode)
+    answer(scripted, explode)
     with Relay(limits=QUICK) as relay, pytest.raises(RelayUnavailable, match="KeyError: 'a bug'"):
         relay.drain()
     assert OutboxMessage.objects.due().count() == 2
@@ -173,9 +173,9 @@ def test_only_the_named_publishers_are_served():
     assert OutboxMessage.objects.pending().get().publisher == "default"
 
 
-def test_zero_retention_deletes_at_once(using: str):
+def test_zero_retention_deletes_at_once(using: str, scripted: Script):
     put(5, using)
-    answer(lambda message: rejected("no") if message.payload == b"4" else ACCEPTED)
+    answer(scripted, lambda message: rejected("no") if message.payload == b"4" else ACCEPTED)
     outbox = {"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": timedelta(0)}
     with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
         assert relay.drain().processed == 4
@@ -197,13 +197,13 @@ def test_a_drain_begins_no_batch_after_max_seconds():
     assert OutboxMessage.objects.due().count() == 10
 
 
-def test_a_batch_is_bounded_in_bytes(using: str):
+def test_a_batch_is_bounded_in_bytes(using: str, scripted: Script):
     with transaction.atomic(using=using):
         enqueue_many([OutboxMessage(type="t", payload="x" * 10_000) for _ in range(20)], using=using)
     outbox = {"PUBLISHERS": {"default": SCRIPTED}, "BATCH_BYTES": 50_000}
     with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
         relay.drain()
-    assert max(len(batch) for batch in ScriptedPublisher.batches) == 5
+    assert max(len(batch) for batch in scripted.batches) == 5
     assert statuses(using) == {Status.PROCESSED: 20}
 
 
@@ -225,13 +225,13 @@ def test_a_running_relay_delivers_new_messages_until_it_is_stopped(running: Call
     eventually(lambda: relay.tally.processed == 30)
 
 
-def test_a_running_relay_survives_an_outage_of_the_broker(running: Callable[..., Relay]):
-    answer(lambda message: unanswered("the broker is away"))
+def test_a_running_relay_survives_an_outage_of_the_broker(running: Callable[..., Relay], scripted: Script):
+    answer(scripted, lambda message: unanswered("the broker is away"))
     relay = running()
     put(5)
-    eventually(lambda: len(ScriptedPublisher.batches) > 6)
+    eventually(lambda: len(scripted.batches) > 6)
     assert relay.outage == "the broker is away"
-    answer(lambda message: ACCEPTED)
+    answer(scripted, lambda message: ACCEPTED)
     eventually(lambda: relay.tally.processed == 5)
     eventually(lambda: relay.outage == "")
     assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {1}
@@ -247,7 +247,7 @@ def test_a_running_relay_survives_the_loss_of_its_database_connection(running: C
     eventually(lambda: relay.tally.processed == 6)
 
 
-def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay]):
+def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay], scripted: Script):
     inside, go_on = threading.Event(), threading.Event()
 
     def wait(message: Message) -> Any:
@@ -255,7 +255,7 @@ def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay]):
         assert go_on.wait(20)
         return ACCEPTED
 
-    answer(wait)
+    answer(scripted, wait)
     put(2)
     relay = running(batch_size=1)
     assert inside.wait(20)
@@ -301,11 +301,11 @@ def test_a_receiver_that_raises_does_not_affect_deliveries(caplog: pytest.LogCap
     assert "broken metrics" in caplog.text
 
 
-def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFixture):
+def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFixture, scripted: Script):
     caplog.set_level(logging.DEBUG, "django_outbox")
     with transaction.atomic():
         message = enqueue("t", {"secret": "hunter2"})
-    answer(lambda message: rejected("unroutable"))
+    answer(scripted, lambda message: rejected("unroutable"))
     with Relay() as relay:
         relay.drain()
     assert f"1 message failed (id {message.id})" in caplog.text
@@ -313,10 +313,10 @@ def test_the_log_has_ids_and_reasons_but_no_payload(caplog: pytest.LogCaptureFix
     assert "hunter2" not in caplog.text
 
 
-def test_close_closes_the_publishers():
+def test_close_closes_the_publishers(scripted: Script):
     with Relay():
         pass
-    assert ScriptedPublisher.closed == 2
+    assert scripted.closed == 2
 
 
 def test_tallies_add_up():

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from django_outbox.relay import Limits, Relay
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 
@@ -31,10 +30,8 @@ OFTEN = Limits(report_pace=0.01, report_patience=20)
 
 
 @pytest.fixture(autouse=True)
-def publishers(settings: Any) -> Iterator[None]:
+def publishers(settings: Any, scripted: Script) -> None:
     settings.OUTBOX = {"PUBLISHERS": {"default": SCRIPTED, "audit": SCRIPTED}}
-    yield
-    ScriptedPublisher.reset()
 
 
 def refuse_odd(message: Message) -> Outcome:
@@ -47,8 +44,8 @@ def counted(using: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("using", LOCKING)
-def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str):
-    ScriptedPublisher.answer = staticmethod(refuse_odd)
+def test_a_running_relay_reports_itself_its_totals_and_the_minutes(using: str, scripted: Script):
+    scripted.answer = refuse_odd
     put(10, using)
     put(3, using, publisher="audit")
     reports = Heartbeat.objects.using(using)

@@ -11,7 +11,7 @@ from django_outbox.messages import ACCEPTED, Message, rejected
 from django_outbox.relay.delivery import deliver_batch
 from django_outbox.relay.sources import Source
 from django_outbox.stores import Claim, Lease, Settlement
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 
 pytestmark = pytest.mark.usefixtures("scripted")
 
@@ -63,9 +63,9 @@ def message(id: int) -> Message:
     return Message(id, str(id), "t", "", "", b"1", {}, now, 0)
 
 
-def test_a_batch_is_claimed_published_and_settled_by_any_source():
+def test_a_batch_is_claimed_published_and_settled_by_any_source(scripted: Script):
     source = ListSource(message(1), message(2), message(3))
-    ScriptedPublisher.answer = staticmethod(lambda message: rejected("never") if message.id == 2 else ACCEPTED)
+    scripted.answer = lambda message: rejected("never") if message.id == 2 else ACCEPTED
     tally = deliver_batch(ScriptedPublisher("default"), source, limit=10, settings=get_settings())
     assert (tally.claimed, tally.processed, tally.failed) == (3, 2, 1)
     (settlement,) = source.settlements

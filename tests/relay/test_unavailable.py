@@ -14,7 +14,7 @@ from django_outbox.relay.limits import Limits
 from django_outbox.tasks import drain_outbox
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.rabbitmq.tools import TcpProxy, broker_url
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
@@ -24,11 +24,11 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 
 
 def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
-    using: str, caplog: pytest.LogCaptureFixture
+    using: str, caplog: pytest.LogCaptureFixture, scripted: Script
 ):
     put(6, using, keys=2)
-    ScriptedPublisher.answer = staticmethod(
-        lambda message: set_aside("full", 30.0, error_class="rabbitmq.nack") if message.key == "k0" else ACCEPTED
+    scripted.answer = lambda message: (
+        set_aside("full", 30.0, error_class="rabbitmq.nack") if message.key == "k0" else ACCEPTED
     )
     with Relay(using=using) as relay:
         relay.drain()
@@ -43,9 +43,9 @@ def test_a_message_that_is_set_aside_uses_up_no_attempt_and_blocks_only_its_key(
     assert "will be retried" not in caplog.text
 
 
-def test_however_often_a_message_is_set_aside_it_does_not_fail(using: str):
+def test_however_often_a_message_is_set_aside_it_does_not_fail(using: str, scripted: Script):
     put(1, using)
-    ScriptedPublisher.answer = staticmethod(lambda message: set_aside("full", 0.0))
+    scripted.answer = lambda message: set_aside("full", 0.0)
     with Relay(using=using) as relay:
         for _ in range(15):
             relay.deliver_once()
@@ -53,7 +53,9 @@ def test_however_often_a_message_is_set_aside_it_does_not_fail(using: str):
     assert (message.attempts, message.status.value) == (0, "pending")
 
 
-def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(
+    using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     """A claim is a database transaction, which would stay open while the publisher tries to connect."""
     reasons = ["cannot connect"]
     monkeypatch.setattr(ScriptedPublisher, "prepare", lambda self: reasons[0] if reasons else "")
@@ -63,16 +65,16 @@ def test_nothing_is_claimed_for_a_publisher_that_cannot_connect(using: str, monk
             relay.deliver_once()
         with pytest.raises(RelayUnavailable, match="cannot connect"):
             relay.drain()
-        assert ScriptedPublisher.batches == []
+        assert scripted.batches == []
         assert relay.tally.claimed == 0
         reasons.clear()
         time.sleep(max(relay._state.breakers.seconds_until_trial("default"), 0) + 0.1)
         assert relay.drain().processed == 3
 
 
-def test_a_drain_whose_time_ends_during_an_outage_raises_an_error(using: str):
+def test_a_drain_whose_time_ends_during_an_outage_raises_an_error(using: str, scripted: Script):
     put(1, using)
-    ScriptedPublisher.answer = staticmethod(lambda message: unanswered("the broker is away"))
+    scripted.answer = lambda message: unanswered("the broker is away")
     patient = Limits(drain_patience=1_000_000)
     with Relay(using=using, limits=patient) as relay, pytest.raises(RelayUnavailable, match="the broker is away"):
         relay.drain(max_seconds=3)
@@ -98,7 +100,7 @@ def test_the_task_fails_if_the_broker_swallows_everything(proxy: TcpProxy, worke
     assert {*OutboxMessage.objects.using("postgresql").values_list("attempts", flat=True)} == {0}
 
 
-def test_nothing_is_published_in_a_session_that_can_only_read():
+def test_nothing_is_published_in_a_session_that_can_only_read(scripted: Script):
     """As on a standby, whose advisory locks are not those of the primary either."""
     put(3, "postgresql", keys=3)
     name = connections["postgresql"].settings_dict["NAME"]
@@ -110,7 +112,7 @@ def test_nothing_is_published_in_a_session_that_can_only_read():
     finally:
         with connections["postgresql"].cursor() as cursor:
             cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
-    assert ScriptedPublisher.batches == []
+    assert scripted.batches == []
 
 
 def test_an_idle_relay_notices_that_an_outage_is_over(using: str, monkeypatch: pytest.MonkeyPatch):

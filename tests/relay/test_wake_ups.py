@@ -26,7 +26,7 @@ from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.conftest import ALIASES
 from tests.support.messages import Clock, write
 from tests.support.pgbouncer import pgbouncer
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -205,7 +205,7 @@ class TestListening:
         relay = asleep()
         eventually(lambda: relay.tally.processed == 1)
 
-    def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay]):
+    def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay], scripted: Script):
         both_at_work = threading.Barrier(2, timeout=20)
         relay = asleep(workers=2, batch_size=1)
         eventually(listeners)
@@ -215,7 +215,7 @@ class TestListening:
                 both_at_work.wait()
             return ACCEPTED
 
-        ScriptedPublisher.answer = staticmethod(answer)
+        scripted.answer = answer
         with transaction.atomic(using="postgresql"):
             enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using="postgresql")
         eventually(lambda: relay.tally.processed == 3)

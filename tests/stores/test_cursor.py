@@ -24,7 +24,7 @@ from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTE
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import Clock
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -93,7 +93,7 @@ class TestLateMessages:
         clock.now += MAX_SWEEP_INTERVAL
         assert self.claim(using, cursor) == ["late"]
 
-    def test_a_drain_does_not_end_before_a_sweep(self, using: str, monkeypatch: pytest.MonkeyPatch):
+    def test_a_drain_does_not_end_before_a_sweep(self, using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script):
         monkeypatch.setattr(cursors, "MAX_SWEEP_INTERVAL", 0.3)
         with another_alias(using) as other:
             transaction.set_autocommit(False, using=other)
@@ -109,12 +109,12 @@ class TestLateMessages:
                     late.commit()
                 return ACCEPTED
 
-            ScriptedPublisher.answer = staticmethod(answer)
+            scripted.answer = answer
             with Relay(using=using) as relay:
                 assert relay.drain().processed == 2
             transaction.set_autocommit(True, using=other)
 
-    def test_a_worker_rewinds_after_it_gave_messages_back(self, using: str):
+    def test_a_worker_rewinds_after_it_gave_messages_back(self, using: str, scripted: Script):
         with transaction.atomic(using=using):
             enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using=using)
         answers = [unanswered("the broker is unavailable")] * 3
@@ -122,7 +122,7 @@ class TestLateMessages:
         def answer(message: Any) -> Any:
             return answers.pop() if answers else ACCEPTED
 
-        ScriptedPublisher.answer = staticmethod(answer)
+        scripted.answer = answer
         # Another worker's sweep would be ten seconds away.
         with Relay(using=using, max_messages=3) as relay:
             assert relay.drain(max_seconds=5).processed == 3

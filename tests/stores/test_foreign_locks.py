@@ -18,7 +18,7 @@ from django_outbox.stores.mysql import MySQLStore
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, isolation, someone_waits
 from tests.support.messages import claim, claimed_ids, from_the_start, put, row, settle, store_of, write
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import Script
 from tests.support.relay_threads import relays_in_threads
 from tests.support.routers import ROUTERS
 from tests.support.waiting import eventually
@@ -152,17 +152,10 @@ def test_claims_go_around_locked_keys_and_then_report_that_nothing_is_left(using
     assert set(claimed_ids(relay)) <= set(locked)
 
 
-@pytest.fixture
-def scripted() -> Iterator[None]:
-    ScriptedPublisher.reset()
-    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}}):
-        yield
-
-
 @locking
 @pytest.mark.parametrize("locked", [1, 60])
 @pytest.mark.usefixtures("scripted")
-def test_a_relay_delivers_the_other_keys_while_a_transaction_holds_messages(using: str, locked: int):
+def test_a_relay_delivers_the_other_keys_while_a_transaction_holds_messages(using: str, locked: int, scripted: Script):
     ids = put(locked, using=using, keys=locked)
 
     def processed(expected: list[int]) -> bool:
@@ -174,9 +167,9 @@ def test_a_relay_delivers_the_other_keys_while_a_transaction_holds_messages(usin
             for _ in range(5):
                 written = [id for number in range(10) for id in write(using, key=f"other-{number}")]
                 eventually(lambda: processed(written), seconds=10)  # noqa: B023
-            assert not set(ScriptedPublisher.published()) & set(ids)
+            assert not set(scripted.published()) & set(ids)
         eventually(lambda: processed(ids))
-    published = ScriptedPublisher.published()
+    published = scripted.published()
     assert len(published) == len(set(published)) == locked + 50
 
 

@@ -15,7 +15,7 @@ from django_outbox.relay import Relay
 from django_outbox.signals import Failure, messages_failed
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import relays_in_threads
 from tests.support.waiting import eventually
 
@@ -34,8 +34,7 @@ DEEP = "[" * 5000 + "]" * 5000
 
 
 @pytest.fixture(autouse=True)
-def outbox() -> Iterator[None]:
-    ScriptedPublisher.reset()
+def outbox(scripted: Script) -> Iterator[None]:
     memory.published.clear()
     with override_settings(OUTBOX={"PUBLISHERS": PUBLISHERS}):
         yield
@@ -105,7 +104,7 @@ UNREADABLE: dict[str, tuple[str, str, str, str]] = {
 
 @pytest.mark.parametrize(("using", "column", "sql", "reason"), UNREADABLE.values(), ids=UNREADABLE)
 def test_only_the_row_that_cannot_be_read_fails_and_with_its_reason(
-    running: Callable[..., Relay], using: str, column: str, sql: str, reason: str
+    running: Callable[..., Relay], using: str, column: str, sql: str, reason: str, *, scripted: Script
 ):
     unkeyed, keyed = put(3, using), put(3, using, key="order-1")
     others = put(2, using, publisher="other")
@@ -119,25 +118,25 @@ def test_only_the_row_that_cannot_be_read_fails_and_with_its_reason(
         assert reason in error
         assert "777" not in error
     assert processed(using) == {unkeyed[0], unkeyed[2], keyed[0], keyed[2], *others}
-    assert {*ScriptedPublisher.published()} == {unkeyed[0], unkeyed[2], keyed[0], keyed[2]}
+    assert {*scripted.published()} == {unkeyed[0], unkeyed[2], keyed[0], keyed[2]}
 
 
 @pytest.mark.parametrize("using", WITH_LARGE_NUMBERS)
-def test_a_payload_of_any_number_of_digits_is_delivered(running: Callable[..., Relay], using: str):
+def test_a_payload_of_any_number_of_digits_is_delivered(running: Callable[..., Relay], using: str, scripted: Script):
     (id,) = put(1, using)
     overwrite(using, id, "payload", f"""'{{"n": {DIGITS}}}'""")
     running(using=using)
     eventually(lambda: processed(using) == {id})
-    ((message,),) = ScriptedPublisher.batches
+    ((message,),) = scripted.batches
     assert DIGITS.encode() in message.payload
 
 
-def test_a_payload_of_any_depth_is_delivered(running: Callable[..., Relay]):
+def test_a_payload_of_any_depth_is_delivered(running: Callable[..., Relay], scripted: Script):
     (id,) = put(1, POSTGRESQL)
     overwrite(POSTGRESQL, id, "payload", f"'{DEEP}'")
     running(using=POSTGRESQL)
     eventually(lambda: processed(POSTGRESQL) == {id})
-    ((message,),) = ScriptedPublisher.batches
+    ((message,),) = scripted.batches
     assert message.payload == DEEP.encode()
 
 
@@ -145,9 +144,11 @@ MAXIMUM = {SQLITE: 2**63 - 1, POSTGRESQL: 2**31 - 1, MARIADB: 2**32 - 1, "mysql"
 
 
 @pytest.mark.parametrize("answer", [ACCEPTED, rejected("never"), retry_later("busy")], ids=["yes", "never", "busy"])
-def test_a_row_whose_attempts_are_at_the_maximum_is_settled(using: str, running: Callable[..., Relay], answer: Outcome):
+def test_a_row_whose_attempts_are_at_the_maximum_is_settled(
+    using: str, running: Callable[..., Relay], answer: Outcome, scripted: Script
+):
     ids = put(3, using)
-    ScriptedPublisher.answer = staticmethod(lambda message: answer if message.id == ids[1] else ACCEPTED)
+    scripted.answer = lambda message: answer if message.id == ids[1] else ACCEPTED
     overwrite(using, ids[1], "attempts", str(MAXIMUM[using]))
     others = put(2, using, publisher="other")
     running(using=using)
@@ -236,7 +237,7 @@ def test_an_unreadable_row_is_signalled_with_its_readable_columns_and_has_no_cop
     assert memory.published == []
 
 
-def test_unreadable_rows_do_not_close_a_breaker(running: Callable[..., Relay], using: str):
+def test_unreadable_rows_do_not_close_a_breaker(running: Callable[..., Relay], using: str, scripted: Script):
     """The publisher is not called, so nothing is known about its broker."""
     ids = put(2, using)
     for id in ids:
@@ -244,4 +245,4 @@ def test_unreadable_rows_do_not_close_a_breaker(running: Callable[..., Relay], u
     with Relay(using=using, publishers=["default"]) as relay:
         tally = relay.drain()
     assert (tally.claimed, tally.failed, tally.unreadable, tally.answered) == (2, 2, 2, False)
-    assert ScriptedPublisher.batches == []
+    assert scripted.batches == []

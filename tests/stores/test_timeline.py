@@ -21,7 +21,7 @@ from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
 from tests.support.messages import Clock, claimed_ids, put, settle, store_of
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 
 WAITING = 300
 
@@ -319,12 +319,12 @@ class TestWhatWaits:
         OutboxMessage.objects.using(using).filter(pk=id).requeue()
         assert claimed_ids(using, cursor=cursor) == [id]
 
-    def test_is_all_delivered_by_a_drain(self, using: str, waiting: Clock):
+    def test_is_all_delivered_by_a_drain(self, using: str, waiting: Clock, scripted: Script):
         put_waiting(using)
         ids = put(200, using, keys=20, type="due")
         with Relay(using=using, batch_size=16) as relay:
             assert relay.drain().processed == len(ids) == 200
-        assert sorted(ScriptedPublisher.published()) == ids
+        assert sorted(scripted.published()) == ids
 
     def test_a_key_continues_after_a_message_that_failed_without_blocking_it(self, using: str, waiting: Clock):
         put_waiting(using)

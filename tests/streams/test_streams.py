@@ -28,7 +28,7 @@ from tests.conftest import ALIASES
 from tests.support.databases import statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
@@ -60,18 +60,20 @@ def states() -> list[Status]:
 
 
 @pytest.mark.parametrize("keys", [0, 3])
-def test_delivered_messages_keep_their_rows(keys: int):
+def test_delivered_messages_keep_their_rows(keys: int, scripted: Script):
     ids = [*put(5, PG, keys=keys), *write(PG, 2, key="k0" if keys else "")]
     before = versions()
     assert states() == [Status.PENDING] * 7
     assert drain() == 7
-    assert ScriptedPublisher.published() == ids
+    assert scripted.published() == ids
     assert versions() == before
     assert states() == [Status.PROCESSED] * 7
     assert drain() == 0
 
 
-def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(monkeypatch: pytest.MonkeyPatch):
+def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
+    monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 1000.0)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
     batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
@@ -82,42 +84,42 @@ def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(monkey
     with CaptureQueriesContext(connections[PG]) as queries:
         batches.run(10)
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "SELECT", "UPDATE"]
-    assert len(ScriptedPublisher.published()) == 5
+    assert len(scripted.published()) == 5
 
 
-def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on():
+def test_a_message_that_is_refused_fails_in_the_table_and_its_key_goes_on(scripted: Script):
     put(6, PG, keys=2)
-    ScriptedPublisher.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
+    scripted.answer = lambda message: rejected("wrong") if message.payload == b"2" else ACCEPTED
     assert drain() == 5
     assert [row["error"] for row in rows(PG).values() if row["failed_at"]] == ["wrong"]
 
 
-def test_a_message_that_is_put_off_waits_in_the_table_with_the_later_ones_of_its_key():
+def test_a_message_that_is_put_off_waits_in_the_table_with_the_later_ones_of_its_key(scripted: Script):
     ids = put(6, PG, keys=2)
-    ScriptedPublisher.answer = lambda message: retry_later("full") if message.payload == b"0" else ACCEPTED
+    scripted.answer = lambda message: retry_later("full") if message.payload == b"0" else ACCEPTED
     assert drain() == 3
     more = put(2, PG, keys=2, first=6)
     assert drain() == 1
     waiting = [id for id, row in rows(PG).items() if row["available_at"]]
     assert sorted(waiting) == [ids[0], ids[2], ids[4], more[0]]
-    ScriptedPublisher.reset()
+    scripted.reset()
     OutboxMessage.objects.using(PG).retry_now()
     assert drain() == 4
-    assert ScriptedPublisher.published() == sorted(waiting)
+    assert scripted.published() == sorted(waiting)
 
 
-def test_an_outage_leaves_the_messages_in_the_stream():
+def test_an_outage_leaves_the_messages_in_the_stream(scripted: Script):
     put(3, PG)
     before = versions()
-    ScriptedPublisher.answer = lambda message: unanswered("silence")
+    scripted.answer = lambda message: unanswered("silence")
     with pytest.raises(Exception, match="silence"):
         drain()
     assert versions() == before
-    ScriptedPublisher.reset()
+    scripted.reset()
     assert drain() == 3
 
 
-def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream():
+def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scripted: Script):
     with transaction.atomic(using=PG):
         first = enqueue("t", 1, key="k", using=PG).pk
         second = enqueue("t", 2, key="k", using=PG, delay=0.001).pk
@@ -129,7 +131,7 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream():
     with source.claim(10) as claim:
         assert claim.messages == []
     assert drain() == 2
-    assert ScriptedPublisher.published() == [first, second]
+    assert scripted.published() == [first, second]
 
 
 @contextmanager
@@ -163,7 +165,9 @@ def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_
         assert [message.id for message in claim.messages] == [written]
 
 
-def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(monkeypatch: pytest.MonkeyPatch):
+def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
+    monkeypatch: pytest.MonkeyPatch, scripted: Script
+):
     monkeypatch.setattr(snapshot, "LISTED", 2)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
     batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
@@ -183,40 +187,40 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(mon
             )
             late = cursor.fetchone()[0]
         batches.run(2)
-        assert ScriptedPublisher.published() == ids[:3]
+        assert scripted.published() == ids[:3]
         other.commit()
     for _ in range(10):
         batches.run(2)
-    assert ScriptedPublisher.published() == [*ids, late]
+    assert scripted.published() == [*ids, late]
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["never served", "served"])
-def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: bool):
+def test_a_backlog_is_delivered_when_the_setting_goes_back_to_the_table(served: bool, scripted: Script):
     if served:
         drain()
     ids = put(4, PG, keys=2)
     with override_settings(OUTBOX=FROM_TABLE):
         more = put(4, PG, keys=2, first=4)
         assert drain() == 8
-    published = [message.id for batch in ScriptedPublisher.batches for message in batch]
+    published = [message.id for batch in scripted.batches for message in batch]
     assert sorted(published) == [*ids, *more]
     for key in ("k0", "k1"):
-        of_key = [message.id for batch in ScriptedPublisher.batches for message in batch if message.key == key]
+        of_key = [message.id for batch in scripted.batches for message in batch if message.key == key]
         assert of_key == sorted(of_key)
 
 
-def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream():
+def test_pending_messages_are_delivered_when_the_setting_changes_to_the_stream(scripted: Script):
     with override_settings(OUTBOX=FROM_TABLE):
         ids = put(4, PG, keys=2)
     more = put(4, PG, keys=2, first=4)
     assert drain() == 8
-    assert sorted(ScriptedPublisher.published()) == [*ids, *more]
+    assert sorted(scripted.published()) == [*ids, *more]
     for key in ("k0", "k1"):
-        of_key = [message.id for batch in ScriptedPublisher.batches for message in batch if message.key == key]
+        of_key = [message.id for batch in scripted.batches for message in batch if message.key == key]
         assert of_key == sorted(of_key)
 
 
-def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers():
+def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers(scripted: Script):
     """Delivered messages are not sent again, and those that were not, before and after the dump, are delivered."""
     delivered = put(3, PG, keys=2)
     drain()
@@ -231,9 +235,9 @@ def test_a_dump_is_restored_into_a_server_with_smaller_transaction_numbers():
         )
     positions.update(server="another", passed="1000000005:1000000005:")
     since = put(2, PG, keys=2)
-    ScriptedPublisher.reset()
+    scripted.reset()
     assert drain() == 5
-    assert sorted(ScriptedPublisher.published()) == [*waiting, *since]
+    assert sorted(scripted.published()) == [*waiting, *since]
     assert set(states()) == {Status.PROCESSED}
     assert put(1, PG)
     assert drain() == 1

@@ -6,16 +6,16 @@ from django.test import override_settings
 from tests.conftest import ALIASES
 from tests.streams.test_streams import OUTBOX, PG, drain
 from tests.support.messages import put, write
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted")]
 
 
 @override_settings(OUTBOX=OUTBOX)
-def test_a_drain_delivers_what_the_open_transaction_has_written():
+def test_a_drain_delivers_what_the_open_transaction_has_written(scripted: Script):
     ids = put(2, PG, keys=1)
     assert drain() == 2
     ids += write(PG, 2, key="k0")
     assert drain() == 2
     assert drain() == 0
-    assert ScriptedPublisher.published() == ids
+    assert scripted.published() == ids

@@ -8,14 +8,13 @@ from django.test import override_settings
 from django_outbox.messages import ACCEPTED
 from django_outbox.relay import Relay
 from tests.support.misbehaviour import BAD, SOON, Misbehaving, publish_by
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
 
 
 @pytest.fixture
-def misbehaving() -> Iterator[None]:
+def misbehaving(scripted: Script) -> Iterator[None]:
     """Set up a publisher "default" that behaves and one called "bad" that follows a script."""
-    ScriptedPublisher.reset()
     Misbehaving.calls = 0
     publish_by(lambda messages: [ACCEPTED] * len(messages))
     with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED, "bad": BAD}, "RETRY": SOON}):

@@ -14,38 +14,64 @@ SCRIPTED = {"BACKEND": "tests.support.publishers.ScriptedPublisher"}
 """An entry of `PUBLISHERS`."""
 
 
-class ScriptedPublisher(Publisher):
-    """Returns the outcome of `ScriptedPublisher.answer` for each message, and keeps the batches."""
+class Script:
+    """The outcomes of scripted publishers, and the batches that they got.
 
-    answer: ClassVar[Callable[[Message], Outcome]] = lambda message: ACCEPTED
-    batches: ClassVar[list[list[Message]]] = []
-    closed: ClassVar[int] = 0
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    The publishers that are constructed within its block belong to it, whatever the settings are.
+
+    Attributes:
+        answer: returns the outcome of a message.
+        batches: the batches, in order.
+        closed: the number of times that a publisher was closed.
+    """
+
+    current: "ClassVar[Script | None]" = None
+
+    def __init__(self) -> None:
+        self.answer: Callable[[Message], Outcome] = lambda message: ACCEPTED
+        self.batches: list[list[Message]] = []
+        self.closed = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Script":
+        Script.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Script.current = None
+
+    def reset(self) -> None:
+        """Accept everything, and forget the batches."""
+        self.answer = lambda message: ACCEPTED
+        self.batches = []
+
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        with self._lock:
+            self.batches.append(list(messages))
+        return [self.answer(message) for message in messages]
+
+    def note_close(self) -> None:
+        with self._lock:
+            self.closed += 1
+
+    def published(self) -> list[Any]:
+        """The ids of all published messages, in order."""
+        return [message.id for batch in self.batches for message in batch]
+
+
+class ScriptedPublisher(Publisher):
+    """Publishes to the current script, or accepts everything."""
 
     def __init__(self, alias: str, *, colour: str = "grey") -> None:
         super().__init__(alias)
         self.colour = colour
+        self.script = Script.current or Script()
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        cls = type(self)
-        with cls._lock:
-            cls.batches.append(list(messages))
-        return [cls.answer(message) for message in messages]
+        return self.script.publish(messages)
 
     def close(self) -> None:
-        with self._lock:
-            type(self).closed += 1
-
-    @classmethod
-    def reset(cls) -> None:
-        cls.answer = staticmethod(lambda message: ACCEPTED)
-        cls.batches = []
-        cls.closed = 0
-
-    @classmethod
-    def published(cls) -> list[Any]:
-        """The ids of all published messages, in order."""
-        return [message.id for batch in cls.batches for message in batch]
+        self.script.note_close()
 
 
 class LockingPublisher(Publisher):

@@ -16,7 +16,7 @@ from django_outbox import OutboxMessage, brokers, checks
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 
 SCRIPTED = "tests.support.publishers.ScriptedPublisher"
 
@@ -262,10 +262,9 @@ def test_checks_of_the_settings_send_no_query():
     connect.assert_not_called()
 
 
-def test_checking_the_publishers_publishes_nothing():
-    ScriptedPublisher.reset()
+def test_checking_the_publishers_publishes_nothing(scripted: Script):
     found(publishers(BACKEND=SCRIPTED))
-    assert ScriptedPublisher.batches == []
+    assert scripted.batches == []
 
 
 REMOTE = {"HOST": "db.example.com"}

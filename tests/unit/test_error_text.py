@@ -16,7 +16,7 @@ from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.relay import Relay
 from django_outbox.text import MAX_LENGTH, describe, one_line, stand_in
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
@@ -160,12 +160,11 @@ CONSTRAINTS = {
 @pytest.mark.parametrize("using", ["postgresql", "mariadb"])
 @pytest.mark.parametrize("place", CONSTRAINTS)
 def test_no_row_that_the_database_refuses_is_quoted_in_the_log(
-    using: str, place: str, lines: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    using: str, place: str, lines: Callable[[], str], monkeypatch: pytest.MonkeyPatch, scripted: Script
 ):
     monkeypatch.setattr(Writing, "using", using)
-    ScriptedPublisher.reset()
     if place == "failing":
-        ScriptedPublisher.answer = staticmethod(lambda message: rejected("never"))
+        scripted.answer = lambda message: rejected("never")
     backend = {"BACKEND": f"{__name__}.Writing" if place == "publishing" else SCRIPTED}
     outbox = {"PUBLISHERS": {"default": backend, "other": {"BACKEND": SCRIPTED}}}
     connection = connections[using]

@@ -1,7 +1,7 @@
 """The RETRY settings: the policy for a message, the errors for mistakes, and the relay's retries."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from django_outbox.messages import Message, Outcome, rejected, retry_later
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.retry import RetryFunction, RetryPolicy
-from tests.support.publishers import ScriptedPublisher
+from tests.support.publishers import Script
 
 BACKEND = "tests.support.publishers.ScriptedPublisher"
 HERE = "tests.unit.test_retry_rules"
@@ -278,14 +278,11 @@ def test_a_module_that_fails_to_import_is_reported_with_the_reason(tmp_path: Any
 
 
 @pytest.fixture
-def refusing() -> Iterator[Callable[[Callable[[Message], Outcome]], None]]:
-    ScriptedPublisher.reset()
-
+def refusing(scripted: Script) -> Callable[[Callable[[Message], Outcome]], None]:
     def script(answer: Callable[[Message], Outcome]) -> None:
-        ScriptedPublisher.answer = staticmethod(answer)
+        scripted.answer = answer
 
-    yield script
-    ScriptedPublisher.reset()
+    return script
 
 
 def deliver(*types: str, publisher: str = "hook") -> None:

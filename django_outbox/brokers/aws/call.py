@@ -42,9 +42,7 @@ class Request(NamedTuple):
     """One batch request.
 
     Args:
-        destination: the queue or topic, as the template names it.
         indexes: the indexes of its messages in the call of `publish`, by the `Id` of their entries.
-        entries: its messages.
     """
 
     destination: str
@@ -56,9 +54,6 @@ class AWSCall(Call[Message, Entry]):
     """Collects the outcomes of messages; the threads of a call share it.
 
     Args:
-        messages: the messages.
-        encoder: encodes them.
-        carrier: the name of the service, for errors.
         one_destination: whether all messages of the publisher have the same destination. If it accepts nothing, that
             is an outage; otherwise, only the messages for it wait.
 

@@ -13,6 +13,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.cloudevents import BINARY, PLAIN, validate_format
 from django_outbox.brokers.options import require_number, require_seconds
 from django_outbox.threads import Threads
 
@@ -50,17 +51,19 @@ OPTION_INSTEAD = {
 THREAD_NAME = "outbox-aws"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """The options of both publishers, described in `SQSPublisher`. They are validated; no error shows credentials."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class AWSOptions:
+    """The options of both publishers; `SQSPublisher` describes them. No error shows credentials."""
 
-    region: str | None
-    endpoint_url: str | None
-    session: Mapping[str, str] | None
-    config: Mapping[str, Any] | None
-    timeout: float
-    concurrency: int
-    max_message_bytes: int
+    region: str | None = None
+    endpoint_url: str | None = None
+    session: Mapping[str, str] | None = None
+    config: Mapping[str, Any] | None = None
+    timeout: float = 30.0
+    concurrency: int = 10
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    format: str = PLAIN
+    source: str = ""
 
     def __post_init__(self) -> None:
         require_seconds("timeout", self.timeout)
@@ -71,6 +74,12 @@ class ClientOptions:
         _require_session(self.session)
         _require_config(self.config)
         self.make_config()
+        validate_format(self.format, self.source)
+        if self.format == BINARY:
+            raise ImproperlyConfigured(
+                "format is 'cloudevents', but CloudEvents define no binary mode for Amazon SQS and Amazon SNS; use "
+                "'cloudevents-structured'."
+            )
 
     def make_config(self) -> Config:
         """Return botocore's configuration."""
@@ -136,13 +145,9 @@ class AWSClient:
 
     Clients of boto3 are thread-safe, sessions are not:
     https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
-
-    Args:
-        service: "sqs" or "sns".
-        options: the client's options.
     """
 
-    def __init__(self, service: str, options: ClientOptions) -> None:
+    def __init__(self, service: str, options: AWSOptions) -> None:
         self._service = service
         self._options = options
         self._lock = threading.Lock()
@@ -182,12 +187,8 @@ def send_all(
     Threads are started for each call: that takes a tenth of a millisecond, and leaves no thread for a fork or `close`
     to end.
 
-    Args:
-        requests: the requests, in the order in which to send them.
-        send: sends one of them.
-        slots: limits the requests in flight of all calls together.
-        concurrency: maximum number of requests in flight of this call.
-        timeout: seconds after which no further request begins; each request may take as long, too.
+    `slots` limits the requests in flight of all calls together, and `concurrency` of this call. After `timeout`
+    seconds no further request begins; each request may take as long, too.
     """
     left = deque(requests)
     deadline = time.monotonic() + timeout

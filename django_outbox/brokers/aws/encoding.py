@@ -10,16 +10,12 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.core.exceptions import ImproperlyConfigured
-
 from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import (
-    BINARY,
     EXTENSIONS,
     STRUCTURED,
     STRUCTURED_CONTENT_TYPE,
     structured,
-    validate_format,
 )
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, KEY, MESSAGE_ID, OCCURRED_AT, TYPE, to_text
@@ -56,9 +52,7 @@ class Entry(NamedTuple):
     """A message as an entry of a batch request.
 
     Args:
-        destination: the queue or topic, as the template names it.
         size: bytes that count towards the limits.
-        fields: the members of the entry.
     """
 
     destination: str
@@ -70,23 +64,11 @@ class EntryEncoder:
     """Encodes messages for one service.
 
     Args:
-        destination: the queue or topic.
         max_bytes: maximum size of a message in bytes, with its attributes.
         body_name: the member of an entry that has the body.
-        format: "plain" or "cloudevents-structured".
-        source: the `source` of CloudEvents.
-
-    Raises:
-        ImproperlyConfigured: format or source is invalid.
     """
 
     def __init__(self, destination: Template, max_bytes: int, *, body_name: str, format: str, source: str) -> None:
-        validate_format(format, source)
-        if format == BINARY:
-            raise ImproperlyConfigured(
-                "format is 'cloudevents', but CloudEvents define no binary mode for Amazon SQS and Amazon SNS; use "
-                "'cloudevents-structured'."
-            )
         self.destination = destination
         self._max_bytes = max_bytes
         self._body_name = body_name

@@ -46,8 +46,6 @@ class Problem(NamedTuple):
     """An error, explained.
 
     Args:
-        kind: the cause.
-        text: the reason on one line, with the remedy.
         retry_after: seconds to wait, if AWS named them.
     """
 
@@ -67,69 +65,58 @@ _NO_TOPIC = "create it, or correct topic_arn or the message's topic"
 _NO_ACCOUNT = "correct the account number in queue_url"
 _HTTPS = "the destination takes signed requests over HTTPS only; correct endpoint_url"
 
-_CODES: Mapping[str, tuple[Kind, str]] = {
+_MEANINGS = (
     # Amazon SQS limits the transactions per second of FIFO queues, Amazon SNS the messages per second of each topic.
-    "RequestThrottled": (Kind.THROTTLED, ""),
-    "Throttling": (Kind.THROTTLED, ""),
-    "ThrottlingException": (Kind.THROTTLED, ""),
-    "Throttled": (Kind.THROTTLED, ""),
-    "ThrottledException": (Kind.THROTTLED, ""),
-    "TooManyRequestsException": (Kind.THROTTLED, ""),
-    "RequestLimitExceeded": (Kind.THROTTLED, ""),
-    "SlowDown": (Kind.THROTTLED, ""),
-    "OverLimit": (Kind.THROTTLED, ""),
-    "KmsThrottled": (Kind.THROTTLED, ""),
-    "KMSThrottling": (Kind.THROTTLED, ""),
-    "KMSThrottlingException": (Kind.THROTTLED, ""),
-    "ExpiredToken": (Kind.CREDENTIALS, _EXPIRED),
-    "ExpiredTokenException": (Kind.CREDENTIALS, _EXPIRED),
-    "RequestExpired": (Kind.CREDENTIALS, "the request is too old; check the clock of this machine"),
-    "RequestTimeTooSkewed": (Kind.CREDENTIALS, "the request is too old; check the clock of this machine"),
-    "InvalidClientTokenId": (Kind.CREDENTIALS, _INVALID),
-    "UnrecognizedClientException": (Kind.CREDENTIALS, _INVALID),
-    "InvalidAccessKeyId": (Kind.CREDENTIALS, _INVALID),
-    "MissingAuthenticationToken": (Kind.CREDENTIALS, _INVALID),
-    "MissingAuthenticationTokenException": (Kind.CREDENTIALS, _INVALID),
-    "NotAuthorized": (Kind.CREDENTIALS, _INVALID),
-    "SignatureDoesNotMatch": (Kind.CREDENTIALS, _SIGNATURE),
-    "InvalidSignatureException": (Kind.CREDENTIALS, _SIGNATURE),
-    "IncompleteSignature": (Kind.CREDENTIALS, _SIGNATURE),
-    "IncompleteSignatureException": (Kind.CREDENTIALS, _SIGNATURE),
-    "OptInRequired": (Kind.CREDENTIALS, "the account is not subscribed to the service in this region"),
-    "AccessDenied": (Kind.DENIED, _PERMISSION),
-    "AccessDeniedException": (Kind.DENIED, _PERMISSION),
-    "AuthorizationError": (Kind.DENIED, _PERMISSION),
-    "UnauthorizedOperation": (Kind.DENIED, _PERMISSION),
-    "InvalidSecurity": (Kind.DENIED, _HTTPS),
-    "KmsAccessDenied": (Kind.DENIED, _ENCRYPTION),
-    "KMSAccessDenied": (Kind.DENIED, _ENCRYPTION),
-    "KmsDisabled": (Kind.DENIED, _KEY_STATE),
-    "KMSDisabled": (Kind.DENIED, _KEY_STATE),
-    "KmsInvalidState": (Kind.DENIED, _KEY_STATE),
-    "KMSInvalidState": (Kind.DENIED, _KEY_STATE),
-    "KmsNotFound": (Kind.DENIED, _KEY_STATE),
-    "KMSNotFound": (Kind.DENIED, _KEY_STATE),
-    "KmsOptInRequired": (Kind.DENIED, _KEY_STATE),
-    "KMSOptInRequired": (Kind.DENIED, _KEY_STATE),
-    "KmsInvalidKeyUsage": (Kind.DENIED, _KEY_STATE),
-    "NonExistentQueue": (Kind.MISSING, _NO_QUEUE),
-    "QueueDoesNotExist": (Kind.MISSING, _NO_QUEUE),
-    "InvalidAddress": (Kind.MISSING, _NO_ACCOUNT),
-    "NotFound": (Kind.MISSING, _NO_TOPIC),
-    "NotFoundException": (Kind.MISSING, _NO_TOPIC),
-    "InvalidMessageContents": (Kind.CONTENT, ""),
-    "BatchRequestTooLong": (Kind.CONTENT, "lower max_message_bytes to what the destination takes"),
-    "InvalidParameter": (Kind.CONTENT, ""),
-    "InvalidParameterValue": (Kind.CONTENT, ""),
-    "ParameterValueInvalid": (Kind.CONTENT, ""),
-    "InvalidAttributeValue": (Kind.CONTENT, ""),
-    "MissingParameter": (Kind.CONTENT, ""),
-    "ValidationError": (Kind.CONTENT, ""),
-    "ValidationException": (Kind.CONTENT, ""),
-    "InternalError": (Kind.INTERNAL, ""),
-    "InternalFailure": (Kind.INTERNAL, ""),
-    "ServiceUnavailable": (Kind.INTERNAL, ""),
-    "ServiceUnavailableException": (Kind.INTERNAL, ""),
+    (
+        Kind.THROTTLED,
+        "",
+        "RequestThrottled Throttling ThrottlingException Throttled ThrottledException "
+        "TooManyRequestsException RequestLimitExceeded SlowDown OverLimit KmsThrottled KMSThrottling "
+        "KMSThrottlingException",
+    ),
+    (Kind.CREDENTIALS, _EXPIRED, "ExpiredToken ExpiredTokenException"),
+    (
+        Kind.CREDENTIALS,
+        "the request is too old; check the clock of this machine",
+        "RequestExpired RequestTimeTooSkewed",
+    ),
+    (
+        Kind.CREDENTIALS,
+        _INVALID,
+        "InvalidClientTokenId UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken "
+        "MissingAuthenticationTokenException NotAuthorized",
+    ),
+    (
+        Kind.CREDENTIALS,
+        _SIGNATURE,
+        "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature IncompleteSignatureException",
+    ),
+    (Kind.CREDENTIALS, "the account is not subscribed to the service in this region", "OptInRequired"),
+    (Kind.DENIED, _PERMISSION, "AccessDenied AccessDeniedException AuthorizationError UnauthorizedOperation"),
+    (Kind.DENIED, _HTTPS, "InvalidSecurity"),
+    (Kind.DENIED, _ENCRYPTION, "KmsAccessDenied KMSAccessDenied"),
+    (
+        Kind.DENIED,
+        _KEY_STATE,
+        "KmsDisabled KMSDisabled KmsInvalidState KMSInvalidState KmsNotFound KMSNotFound KmsOptInRequired "
+        "KMSOptInRequired KmsInvalidKeyUsage",
+    ),
+    (Kind.MISSING, _NO_QUEUE, "NonExistentQueue QueueDoesNotExist"),
+    (Kind.MISSING, _NO_ACCOUNT, "InvalidAddress"),
+    (Kind.MISSING, _NO_TOPIC, "NotFound NotFoundException"),
+    (
+        Kind.CONTENT,
+        "",
+        "InvalidMessageContents InvalidParameter InvalidParameterValue ParameterValueInvalid "
+        "InvalidAttributeValue MissingParameter ValidationError ValidationException",
+    ),
+    (Kind.CONTENT, "lower max_message_bytes to what the destination takes", "BatchRequestTooLong"),
+    (Kind.INTERNAL, "", "InternalError InternalFailure ServiceUnavailable ServiceUnavailableException"),
+)
+"""Kinds of errors, each with the remedy and its codes."""
+
+_CODES: Mapping[str, tuple[Kind, str]] = {
+    code: (kind, remedy) for kind, remedy, codes in _MEANINGS for code in codes.split()
 }
 
 _QUOTED_VALUE = re.compile(r"Value '.*' at '", re.DOTALL)

@@ -5,13 +5,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 from botocore.exceptions import ClientError
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.aws.call import AWSCall, Request
-from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, AWSClient, ClientOptions, call_within, send_all
+from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, AWSClient, AWSOptions, call_within, send_all
 from django_outbox.brokers.aws.encoding import EntryEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
 from django_outbox.brokers.options import Template
@@ -38,34 +39,40 @@ https://docs.aws.amazon.com/sns/latest/dg/large-message-payloads.html"""
 _ARN = re.compile(r"arn:[a-z-]+:sns:([a-z0-9-]+):[^:]+:.+")
 
 
-class AWSPublisher(Publisher):
+@dataclass(kw_only=True, eq=False, repr=False)
+class AWSPublisher(AWSOptions, Publisher):
     """Sends batch requests, several at a time, and reads an outcome for each entry.
 
-    Args:
-        alias: the publisher's name in the settings.
+    Attributes:
         service: the name of the service in boto3.
-        options: the options of the client.
-        encoder: encodes messages.
+        body_name: the member of an entry that has the body.
     """
+
+    service: ClassVar[str]
+    body_name: ClassVar[str]
+    _is_ready: bool = field(init=False, default=False)
 
     # Within a request, AWS may refuse a message and accept a later one of the same group, and requests that are in
     # flight together arrive in any order. So each call gets at most one message per key. The next one is sent after
     # AWS has accepted it; a request that arrives after its timeout changes no order, because AWS drops duplicates.
     keeps_order = False
 
-    def __init__(self, alias: str, *, service: str, options: ClientOptions, encoder: EntryEncoder) -> None:
-        super().__init__(alias)
-        self._service = service
-        self._options = options
-        self.max_payload_bytes = options.max_message_bytes
-        self._destination = encoder.destination
-        self._encoder = encoder
-        self._is_ready = False
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.max_payload_bytes = self.max_message_bytes
+        self._destination = self._read_destination()
+        self._encoder = EntryEncoder(
+            self._destination,
+            self.max_message_bytes,
+            body_name=self.body_name,
+            format=self.format,
+            source=self.source,
+        )
         self._start_over()
         after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
-        where = self._options.endpoint_url or self._options.region
+        where = self.endpoint_url or self.region
         return f"{self.broker_name}{f' at {where}' if where else ''}, {self._destination.text!r}"
 
     def prepare(self) -> str:
@@ -88,7 +95,7 @@ class AWSPublisher(Publisher):
         limit = self._call(lambda client: self._read_limit(client, name))
         if isinstance(limit, Problem):
             return [f"{name} cannot be read: {limit.text}"]
-        ours = self._options.max_message_bytes
+        ours = self.max_message_bytes
         if limit < ours:
             return [
                 f"{name} takes messages of at most {limit:,} bytes, but max_message_bytes is {ours:,}; raise its "
@@ -97,16 +104,15 @@ class AWSPublisher(Publisher):
         return []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        options = self._options
         call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
-        requests = call.requests(options.max_message_bytes)
+        requests = call.requests(self.max_message_bytes)
         if requests:
             send_all(
                 requests,
                 lambda request: self._send(request, call),
                 self._slots,
-                concurrency=options.concurrency,
-                timeout=options.timeout,
+                concurrency=self.concurrency,
+                timeout=self.timeout,
             )
         self._is_ready = not call.outage and (call.has_response or not requests)
         return call.result()
@@ -117,6 +123,10 @@ class AWSPublisher(Publisher):
     def close(self) -> None:
         self._client.drop()
         self._is_ready = False
+
+    @abc.abstractmethod
+    def _read_destination(self) -> Template:
+        """Return the queue or topic, as the options name it."""
 
     @abc.abstractmethod
     def _probe(self, client: Any) -> None:
@@ -148,7 +158,7 @@ class AWSPublisher(Publisher):
     def _call(self, work: Callable[[Any], T]) -> T | Problem:
         """Call AWS in a thread, for a bounded time."""
         try:
-            return call_within(2 * self._options.timeout, lambda: self._try(work))
+            return call_within(2 * self.timeout, lambda: self._try(work))
         except TimeoutError as error:
             return explain_failure(error)
 
@@ -187,12 +197,13 @@ class AWSPublisher(Publisher):
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
-        self._slots = threading.Semaphore(self._options.concurrency)
-        self._client = AWSClient(self._service, self._options)
+        self._slots = threading.Semaphore(self.concurrency)
+        self._client = AWSClient(self.service, self)
         self._is_ready = False
         self._reported: dict[str, float] = {}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SQSPublisher(AWSPublisher):
     """Sends messages to queues of Amazon SQS, with SendMessageBatch.
 
@@ -231,46 +242,23 @@ class SQSPublisher(AWSPublisher):
 
     messaging_system = "aws_sqs"
     broker_name = "Amazon SQS"
+    service = "sqs"
+    body_name = "MessageBody"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        queue: str | None = None,
-        queue_url: str | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        session: Mapping[str, str] | None = None,
-        config: Mapping[str, Any] | None = None,
-        timeout: float = 30.0,
-        concurrency: int = 10,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        format: str = "plain",
-        source: str = "",
-    ) -> None:
-        if (queue is None) == (queue_url is None):
+    queue: str | None = None
+    queue_url: str | None = None
+
+    def _read_destination(self) -> Template:
+        if (self.queue is None) == (self.queue_url is None):
             raise ImproperlyConfigured("set either queue, to the name of the queue, or queue_url, to its URL.")
-        template = Template("queue", queue) if queue_url is None else Template("queue_url", queue_url)
-        if queue_url is not None and not queue_url.startswith(("https://", "http://")):
+        if self.queue_url is None:
+            return Template("queue", self.queue)
+        if not self.queue_url.startswith(("https://", "http://")):
             raise ImproperlyConfigured(
-                f"queue_url is {queue_url!r}; it must be a URL such as "
+                f"queue_url is {self.queue_url!r}; it must be a URL such as "
                 "'https://sqs.eu-central-1.amazonaws.com/123456789012/orders'. A name is the option queue."
             )
-        self._has_urls = queue_url is not None
-        super().__init__(
-            alias,
-            service="sqs",
-            options=ClientOptions(
-                region=region,
-                endpoint_url=endpoint_url,
-                session=session,
-                config=config,
-                timeout=timeout,
-                concurrency=concurrency,
-                max_message_bytes=max_message_bytes,
-            ),
-            encoder=EntryEncoder(template, max_message_bytes, body_name="MessageBody", format=format, source=source),
-        )
+        return Template("queue_url", self.queue_url)
 
     def _probe(self, client: Any) -> None:
         client.list_queues(MaxResults=1)
@@ -290,7 +278,7 @@ class SQSPublisher(AWSPublisher):
         return response
 
     def _find_url(self, client: Any, destination: str) -> str:
-        if self._has_urls:
+        if self.queue_url is not None:
             return destination
         url = self._urls.get(destination)
         if url is None:
@@ -305,6 +293,7 @@ class SQSPublisher(AWSPublisher):
         self._urls: dict[str, str] = {}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SNSPublisher(AWSPublisher):
     """Publishes messages to topics of Amazon SNS, with PublishBatch.
 
@@ -333,47 +322,25 @@ class SNSPublisher(AWSPublisher):
 
     messaging_system = "aws.sns"
     broker_name = "Amazon SNS"
+    service = "sns"
+    body_name = "Message"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        topic_arn: str | None = None,
-        region: str | None = None,
-        endpoint_url: str | None = None,
-        session: Mapping[str, str] | None = None,
-        config: Mapping[str, Any] | None = None,
-        timeout: float = 30.0,
-        concurrency: int = 10,
-        max_message_bytes: int = DEFAULT_MESSAGE_BYTES,
-        format: str = "plain",
-        source: str = "",
-    ) -> None:
-        found = _ARN.fullmatch(topic_arn) if isinstance(topic_arn, str) else None
+    topic_arn: str | None = None
+    max_message_bytes: int = DEFAULT_MESSAGE_BYTES
+
+    def _read_destination(self) -> Template:
+        found = _ARN.fullmatch(self.topic_arn) if isinstance(self.topic_arn, str) else None
         if found is None:
             raise ImproperlyConfigured(
-                f"topic_arn is {topic_arn!r}; it must be an ARN such as 'arn:aws:sns:eu-central-1:123456789012:orders'."
+                f"topic_arn is {self.topic_arn!r}; it must be an ARN such as "
+                "'arn:aws:sns:eu-central-1:123456789012:orders'."
             )
-        if region is not None and region != found[1]:
+        if self.region is not None and self.region != found[1]:
             raise ImproperlyConfigured(
-                f"region is {region!r}, but topic_arn is in {found[1]!r}; leave region out, or correct topic_arn."
+                f"region is {self.region!r}, but topic_arn is in {found[1]!r}; leave region out, or correct topic_arn."
             )
-        super().__init__(
-            alias,
-            service="sns",
-            options=ClientOptions(
-                region=found[1],
-                endpoint_url=endpoint_url,
-                session=session,
-                config=config,
-                timeout=timeout,
-                concurrency=concurrency,
-                max_message_bytes=max_message_bytes,
-            ),
-            encoder=EntryEncoder(
-                Template("topic_arn", topic_arn), max_message_bytes, body_name="Message", format=format, source=source
-            ),
-        )
+        self.region = found[1]
+        return Template("topic_arn", self.topic_arn)
 
     def _probe(self, client: Any) -> None:
         client.list_topics()

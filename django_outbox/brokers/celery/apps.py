@@ -22,11 +22,7 @@ late_modules: set[str] = set()
 
 
 def find_app(path: object) -> Celery:
-    """Return the Celery app at a path such as `shop.celery:app`.
-
-    Raises:
-        ImproperlyConfigured: there is none.
-    """
+    """Return the Celery app at a path such as `shop.celery:app`."""
     if not isinstance(path, str) or not path:
         raise ImproperlyConfigured(f"app must be the path of the Celery app, such as {EXAMPLE}.")
     name, separator, attribute = path.partition(":")
@@ -49,11 +45,7 @@ def find_app(path: object) -> Celery:
 
 
 def connect(app: Celery, **transport_options: Any) -> Connection:
-    """Return a connection to the app's broker, not opened yet, with defaults for `broker_transport_options`.
-
-    Raises:
-        ImproperlyConfigured: the transport cannot be imported.
-    """
+    """Return a connection to the app's broker, not opened yet, with defaults for `broker_transport_options`."""
     try:
         connection = app.connection_for_write(
             transport_options={**transport_options, **app.conf.broker_transport_options}

@@ -71,9 +71,6 @@ def unpack(message: Message, now: datetime.datetime) -> TaskMessage:
 
     It lives until the task expires. A task that has expired already has no such limit, so that a worker receives it
     and records that it was revoked.
-
-    Raises:
-        NotATask: it was not written by an `OutboxTask`.
     """
     if not (message.headers.get("task") and message.headers.get("id")):
         raise NotATask("its headers have no task and id")

@@ -2,8 +2,9 @@
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery
@@ -11,7 +12,8 @@ from kombu import Connection, Producer
 
 from django_outbox.brokers.celery.apps import connect, describe_broker, is_redis
 from django_outbox.brokers.celery.envelope import TaskMessage
-from django_outbox.messages import ACCEPTED, Outcome, retry_later, unanswered
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later, unanswered
 from django_outbox.text import describe
 from django_outbox.threads import after_fork
 
@@ -19,7 +21,8 @@ CHUNK_SIZE = 500
 """Maximum number of messages that one pipeline sends to Redis."""
 
 
-class KombuTasks:
+@dataclass(kw_only=True, eq=False, repr=False)
+class KombuTasks(Publisher):
     """Sends task messages over one connection of kombu, one batch at a time.
 
     A message is accepted when the transport has returned from sending it; with Redis, when Redis has it in its list.
@@ -27,10 +30,11 @@ class KombuTasks:
     accepts others, the refused one is deferred. `timeout` applies to connecting, and with Redis to each response.
     """
 
-    def __init__(self, app: Celery, timeout: float) -> None:
-        self._app = app
-        self._timeout = timeout
-        self._connection: Connection | None
+    app: Celery
+    timeout: float
+    _connection: Connection | None = field(init=False)
+
+    def __post_init__(self) -> None:
         self._start_over()
         after_fork(self, type(self)._start_over)
         # Reports a broker that cannot be used.
@@ -48,17 +52,22 @@ class KombuTasks:
                 return f"cannot connect to {self.describe()}: {describe(error)}"
             return ""
 
-    def publish(self, tasks: Sequence[TaskMessage]) -> Sequence[Outcome]:
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         with self._lock:
             if reason := self.prepare():
-                return [unanswered(reason)] * len(tasks)
-            call = _KombuCall(self._app, self._connect(), tasks)
+                return [unanswered(reason)] * len(messages)
+            outcomes: list[Outcome] = []
             try:
-                call.run()
+                for outcome in self._send_all(self._connect(), messages):
+                    outcomes.append(outcome)  # noqa: PERF402 - they are kept if the connection fails
             except Exception as error:
                 self._drop()
-                call.end(unanswered(f"the connection to {self.describe()} was lost: {describe(error)}", cause=error))
-            return call.result()
+                lost = unanswered(f"the connection to {self.describe()} was lost: {describe(error)}", cause=error)
+                outcomes += [lost] * (len(messages) - len(outcomes))
+        if ACCEPTED in outcomes:
+            return outcomes
+        # A broker that accepts none is unavailable: no message is to blame.
+        return [unanswered(outcome.error, cause=outcome.cause) for outcome in outcomes]
 
     def close(self) -> None:
         with self._lock:
@@ -76,15 +85,68 @@ class KombuTasks:
             max_retries=max(len(self._connection.alt) - 1, 0),
             interval_start=0,
             interval_step=0,
-            timeout=math.ceil(self._timeout),
+            timeout=math.ceil(self.timeout),
         )
         return self._connection
 
+    def _send_all(self, connection: Connection, messages: Sequence[Message]) -> Iterator[Outcome]:
+        """Send messages, and yield their outcomes.
+
+        Raises:
+            Exception: the connection failed; messages without an outcome are unanswered.
+        """
+        # Only newer releases of kombu have batches, and so do the stubs.
+        producer: Any = Producer(connection.default_channel, auto_declare=False)
+        size = CHUNK_SIZE if getattr(producer, "supports_batch_publish", False) else 1
+        for start in range(0, len(messages), size):
+            chunk = messages[start : start + size]
+            if size > 1 and self._send_together(connection, producer, chunk):
+                yield from [ACCEPTED] * len(chunk)
+                continue
+            for message in chunk:
+                try:
+                    self._send(producer, message)
+                except connection.connection_errors:
+                    raise
+                except Exception as error:
+                    yield retry_later(describe(error), cause=error)
+                else:
+                    yield ACCEPTED
+
+    def _send_together(self, connection: Connection, producer: Any, messages: Sequence[Message]) -> bool:
+        """Send messages in one pipeline; False if the broker refused some of them without identifying them."""
+        try:
+            with producer.batch(max_size=len(messages)):
+                for message in messages:
+                    self._send(producer, message)
+        except Exception as error:
+            if isinstance(error.__cause__ or error, connection.connection_errors):
+                raise
+            return False
+        return True
+
+    def _send(self, producer: Any, task: Message) -> None:
+        assert isinstance(task, TaskMessage)
+        queues = self.app.amqp.queues
+        properties: dict[str, Any] = {"message_id": task.message_id, **task.properties}
+        expiration = properties.pop("expiration", None)
+        producer.publish(
+            task.payload,
+            exchange=task.exchange,
+            routing_key=task.topic,
+            headers=dict(task.headers),
+            content_type=task.content_type,
+            content_encoding=task.content_encoding,
+            declare=[queues[name] for name in task.queues],
+            expiration=None if expiration is None else int(expiration) / 1000,
+            **properties,
+        )
+
     def _new_connection(self) -> Connection:
-        connection = connect(self._app)
+        connection = connect(self.app)
         if is_redis(connection):
             # By default a socket of Redis waits forever.
-            timeouts = {"socket_timeout": self._timeout, "socket_connect_timeout": self._timeout}
+            timeouts = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
             connection.transport_options = {**timeouts, **(connection.transport_options or {})}
         return connection
 
@@ -97,78 +159,3 @@ class KombuTasks:
         if connection is not None:
             with suppress(Exception):
                 connection.release()
-
-
-class _KombuCall:
-    """The messages of one call of `publish`, and their outcomes so far, over an open connection."""
-
-    def __init__(self, app: Celery, connection: Connection, tasks: Sequence[TaskMessage]) -> None:
-        self._queues = app.amqp.queues
-        self._connection = connection
-        # Only newer releases of kombu have batches, and so do the stubs.
-        self._producer: Any = Producer(connection.default_channel, auto_declare=False)
-        self._tasks = tasks
-        self._outcomes: list[Outcome] = []
-
-    def run(self) -> None:
-        """Send the messages.
-
-        Raises:
-            Exception: the connection failed; messages without an outcome are unanswered.
-        """
-        if not getattr(self._producer, "supports_batch_publish", False):
-            self._send_each(self._tasks)
-            return
-        for start in range(0, len(self._tasks), CHUNK_SIZE):
-            chunk = self._tasks[start : start + CHUNK_SIZE]
-            if not self._send_together(chunk):
-                self._send_each(chunk)
-
-    def end(self, outcome: Outcome) -> None:
-        """Set the outcome of all messages that have none."""
-        self._outcomes += [outcome] * (len(self._tasks) - len(self._outcomes))
-
-    def result(self) -> Sequence[Outcome]:
-        """Return an outcome for each message. A broker that accepts none is unavailable: no message is to blame."""
-        if ACCEPTED not in self._outcomes:
-            return [unanswered(outcome.error, cause=outcome.cause) for outcome in self._outcomes]
-        return self._outcomes
-
-    def _send_together(self, tasks: Sequence[TaskMessage]) -> bool:
-        """Send messages in one pipeline; False if the broker refused some of them without identifying them."""
-        try:
-            with self._producer.batch(max_size=len(tasks)):
-                for task in tasks:
-                    self._send(task)
-        except Exception as error:
-            if isinstance(error.__cause__ or error, self._connection.connection_errors):
-                raise
-            return False
-        self._outcomes += [ACCEPTED] * len(tasks)
-        return True
-
-    def _send_each(self, tasks: Sequence[TaskMessage]) -> None:
-        for task in tasks:
-            try:
-                self._send(task)
-            except self._connection.connection_errors:
-                raise
-            except Exception as error:
-                self._outcomes.append(retry_later(describe(error), cause=error))
-            else:
-                self._outcomes.append(ACCEPTED)
-
-    def _send(self, task: TaskMessage) -> None:
-        properties: dict[str, Any] = {"message_id": task.message_id, **task.properties}
-        expiration = properties.pop("expiration", None)
-        self._producer.publish(
-            task.payload,
-            exchange=task.exchange,
-            routing_key=task.topic,
-            headers=dict(task.headers),
-            content_type=task.content_type,
-            content_encoding=task.content_encoding,
-            declare=[self._queues[name] for name in task.queues],
-            expiration=None if expiration is None else int(expiration) / 1000,
-            **properties,
-        )

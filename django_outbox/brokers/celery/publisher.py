@@ -1,8 +1,9 @@
 """A publisher that sends task messages to the broker of a Celery app."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
@@ -15,10 +16,8 @@ from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import Message, Outcome
 
-if TYPE_CHECKING:
-    from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks
 
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class CeleryPublisher(Publisher):
     """Sends the calls that `OutboxTask` has stored to the broker of a Celery app, as messages of Celery's protocol 2.
 
@@ -40,19 +39,20 @@ class CeleryPublisher(Publisher):
     messaging_system: ClassVar[str] = "celery"
     broker_name = "Celery"
 
-    def __init__(self, alias: str, *, app: str, timeout: float = 30.0) -> None:
-        super().__init__(alias)
-        require_seconds("timeout", timeout)
-        celery = find_app(app)
+    app: str
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        celery = find_app(self.app)
         if celery.conf.task_protocol != 2:
             raise ImproperlyConfigured(
                 f"task_protocol of the Celery app is {celery.conf.task_protocol}; the outbox sends protocol 2 only."
             )
-        self._path = app
-        self._broker = _make_broker(alias, celery, timeout)
+        self._broker = _make_broker(self.alias, celery, self.timeout)
 
     def describe(self) -> str:
-        return f"Celery app {self._path}, {self._broker.describe()}"
+        return f"Celery app {self.app}, {self._broker.describe()}"
 
     def prepare(self) -> str:
         return self._broker.prepare()
@@ -74,14 +74,14 @@ class CeleryPublisher(Publisher):
         self._broker.close()
 
 
-def _make_broker(alias: str, app: Celery, timeout: float) -> "KombuTasks | RabbitMQTasks":
+def _make_broker(alias: str, app: Celery, timeout: float) -> Publisher:
     if not is_amqp(connect(app)):
-        return KombuTasks(app, timeout)
+        return KombuTasks(alias, app=app, timeout=timeout)
     try:
-        from django_outbox.brokers.celery.rabbitmq_tasks import RabbitMQTasks  # noqa: PLC0415 - needs pika
+        from django_outbox.brokers.celery.rabbitmq_tasks import make_tasks  # noqa: PLC0415 - needs pika
     except ImportError as error:
         raise ImproperlyConfigured(
             f"the broker of the Celery app is RabbitMQ, but its driver cannot be imported ({error}): "
             'pip install "django-transactional-outbox[celery,rabbitmq]"'
         ) from error
-    return RabbitMQTasks(alias, app, timeout)
+    return make_tasks(alias, app, timeout)

@@ -4,9 +4,10 @@ The pipelined publisher sends 20 times as many messages a second as kombu with `
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery
 from kombu import Connection
@@ -21,7 +22,6 @@ from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_headers, sho
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict, rejected
 from django_outbox.text import describe
-from django_outbox.threads import after_fork
 
 UNROUTABLE = "rabbitmq.unroutable"
 
@@ -52,49 +52,34 @@ _AFTER_MESSAGE_ID = (
 )
 
 
-class _Pipeline(RabbitMQPublisher):
-    """The RabbitMQ publisher, with the properties and headers that Celery gives its messages."""
-
-    def __init__(self, alias: str, **options: Any) -> None:
-        super().__init__(alias, **options)
-        self._encode = encode_task
-
-
-class RabbitMQTasks:
+@dataclass(kw_only=True, eq=False, repr=False)
+class RabbitMQTasks(RabbitMQPublisher):
     """Sends task messages to RabbitMQ.
 
     Celery's producer declares a task's queue before it sends the task, so that a task sent before the first worker
     started is not lost. This does the same, once per queue, and again if a message comes back as unroutable.
     """
 
-    def __init__(self, alias: str, app: Celery, timeout: float) -> None:
-        self._alias = alias
-        self._app = app
-        self._timeout = timeout
-        connection = self._connection()
-        self._pipeline = _Pipeline(
-            alias, url=amqp_urls(connection), ssl=read_ssl(connection), timeout=timeout, blocked_timeout=timeout
-        )
-        self._start_over()
-        after_fork(self, type(self)._start_over)
+    app: Celery
 
     def describe(self) -> str:
-        return self._pipeline.describe().rpartition(", exchange")[0]
+        return super().describe().rpartition(", exchange")[0]
 
-    def prepare(self) -> str:
-        return self._pipeline.prepare()
-
-    def publish(self, tasks: Sequence[TaskMessage]) -> Sequence[Outcome]:
+    def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+        tasks = cast("Sequence[TaskMessage]", messages)
         missing = self._declare(tasks)
         if not missing:
-            return self._publish_again(tasks, self._pipeline.publish(tasks))
+            return self._publish_again(tasks, super().publish(tasks))
         sendable = [task for task in tasks if task.exchange not in missing]
-        outcomes = iter(self._publish_again(sendable, self._pipeline.publish(sendable)) if sendable else ())
+        outcomes = iter(self._publish_again(sendable, super().publish(sendable)) if sendable else ())
         return [_no_exchange(task.exchange) if task.exchange in missing else next(outcomes) for task in tasks]
 
     def close(self) -> None:
-        self._pipeline.close()
+        super().close()
         self._forget()
+
+    def _make_encode(self) -> Callable[[Message], Encoded]:
+        return encode_task
 
     def _publish_again(self, tasks: Sequence[TaskMessage], outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Declare the queues of messages that were unroutable, and send these messages once more."""
@@ -108,41 +93,41 @@ class RabbitMQTasks:
         again = [tasks[index] for index in indexes]
         self._declare(again)
         found = [*outcomes]
-        for index, outcome in zip(indexes, self._pipeline.publish(again), strict=True):
+        for index, outcome in zip(indexes, super().publish(again), strict=True):
             found[index] = outcome
         return found
 
     def _forget(self) -> None:
-        with self._lock:
+        with self._declaring:
             self._known_queues.clear()
             self._known_exchanges = {""}
 
     def _declare(self, tasks: Iterable[TaskMessage]) -> set[str]:
         """Declare the queues of these messages that are not known yet, and return exchanges that do not exist."""
-        with self._lock:
+        with self._declaring:
             queues = {name for task in tasks for name in task.queues} - self._known_queues
             exchanges = {task.exchange for task in tasks} - self._known_exchanges
             if not queues and not exchanges:
                 return set()
             try:
-                with self._connection() as connection:
+                with connect_to_rabbitmq(self.app, self.timeout) as connection:
                     for name in sorted(queues):
                         self._declare_queue(connection, name)
                     return {name for name in sorted(exchanges) if not self._exists(connection, name)}
             except Exception as error:
-                # The broker is unavailable. The pipeline reports that for each message.
+                # The broker is unavailable. The publisher reports that for each message.
                 logger.debug(
                     "Publisher %r: queues were not declared: %s",
-                    self._alias,
+                    self.alias,
                     describe(error),
                     event="publisher.queue_not_declared",
-                    publisher=self._alias,
+                    publisher=self.alias,
                     reason=describe(error),
                 )
                 return set()
 
     def _declare_queue(self, connection: Connection, name: str) -> None:
-        queue = self._app.amqp.queues[name]
+        queue = self.app.amqp.queues[name]
         try:
             with connection.channel() as channel:
                 queue(channel).declare()
@@ -150,11 +135,11 @@ class RabbitMQTasks:
             # It exists with other arguments, or may not be declared. If it does not exist, messages are unroutable.
             logger.warning(
                 "Publisher %r: cannot declare the queue '%s': %s",
-                self._alias,
+                self.alias,
                 name,
                 describe(error),
                 event="publisher.queue_not_declared",
-                publisher=self._alias,
+                publisher=self.alias,
                 destination=name,
                 reason=describe(error),
             )
@@ -171,12 +156,22 @@ class RabbitMQTasks:
         return True
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()
+        super()._start_over()
+        self._declaring = threading.Lock()
         self._known_queues: set[str] = set()
         self._known_exchanges = {""}
 
-    def _connection(self) -> Connection:
-        return connect(self._app, read_timeout=self._timeout, write_timeout=self._timeout)
+
+def make_tasks(alias: str, app: Celery, timeout: float) -> RabbitMQTasks:
+    """Return the publisher for the broker of a Celery app."""
+    connection = connect_to_rabbitmq(app, timeout)
+    urls, ssl = amqp_urls(connection), read_ssl(connection)
+    return RabbitMQTasks(alias, app=app, url=urls, ssl=ssl, timeout=timeout, blocked_timeout=timeout)
+
+
+def connect_to_rabbitmq(app: Celery, timeout: float) -> Connection:
+    """Return a connection of kombu, not opened yet."""
+    return connect(app, read_timeout=timeout, write_timeout=timeout)
 
 
 def _no_exchange(name: str) -> Outcome:
@@ -185,11 +180,7 @@ def _no_exchange(name: str) -> Outcome:
 
 
 def encode_task(message: Message) -> Encoded:
-    """Encode a task message. Celery does not set `message_id`, which identifies a message that the broker returns.
-
-    Raises:
-        Unencodable: AMQP cannot carry it.
-    """
+    """Encode a task message. Celery does not set `message_id`, which identifies a message that the broker returns."""
     assert isinstance(message, TaskMessage)
     values = message.properties
     flags = _ALWAYS

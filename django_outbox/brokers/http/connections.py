@@ -1,30 +1,36 @@
 """The connections to one server: each has a thread, which sends one request at a time."""
 
-import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from queue import SimpleQueue
+from ssl import SSLContext
 from typing import NamedTuple
 
 import h11
 import httpcore
+from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.http.encoding import Headers, Request
+from django_outbox.brokers.cloudevents import PLAIN, validate_format
+from django_outbox.brokers.http.encoding import Request, RequestEncoder
 from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.responses import (
     BEFORE_SENDING,
     DISCONNECTED,
     Failure,
     Response,
+    Statuses,
     explain,
     read_response,
 )
-from django_outbox.brokers.http.urls import Origin
+from django_outbox.brokers.http.urls import Origin, Urls
+from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
+
+MAX_CONCURRENCY = 200
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes to read of a response's body; a connection with more to read is closed."""
@@ -49,19 +55,48 @@ Result = Response | Failure | Outcome | None
 NO_RESPONSE = Failure("no response in time", "http.timeout", sent=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class HTTPOptions:
-    """The options of the connections to a server; times are in seconds."""
+    """The options of the publisher; `HTTPPublisher` describes them.
 
-    publisher_alias: str
-    timeout: float
-    connect_timeout: float
-    concurrency: int
-    http2: bool
-    allow_private_addresses: bool
-    ssl: ssl.SSLContext | None
-    sign: Callable[[Request, float], Headers]
-    is_busy: Callable[[Response], bool]
+    Attributes:
+        tls: the context made of the option `ssl`; None without TLS.
+    """
+
+    alias: str = field(kw_only=False)
+    url: str | Mapping[str, str] = ""
+    secrets: str | Sequence[str] = ()
+    headers: Mapping[str, str] | None = None
+    timeout: float = 30.0
+    connect_timeout: float = 5.0
+    concurrency: int = 20
+    http2: bool = False
+    ssl: Mapping[str, str] | None = None
+    allow_private_addresses: bool = False
+    reject: Sequence[int] = ()
+    retry: Sequence[int] = ()
+    format: str = PLAIN
+    source: str = ""
+    tls: SSLContext | None = field(init=False)
+    encoder: RequestEncoder = field(init=False)
+    statuses: Statuses = field(init=False)
+    origins: Sequence[Origin] = field(init=False)
+
+    def __post_init__(self) -> None:
+        urls = Urls(self.url)
+        self.origins = urls.origins
+        require_seconds("timeout", self.timeout)
+        require_seconds("connect_timeout", self.connect_timeout)
+        require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
+        require_flag("http2", self.http2)
+        require_flag("allow_private_addresses", self.allow_private_addresses)
+        validate_format(self.format, self.source)
+        uses_tls = any(origin.scheme == "https" for origin in self.origins)
+        if self.ssl is not None and not uses_tls:
+            raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
+        self.tls = read_ssl(self.ssl or {}) if uses_tls else None
+        self.encoder = RequestEncoder(urls, self.headers, self.secrets, format=self.format, source=self.source)
+        self.statuses = Statuses(self.reject, self.retry)
 
 
 class Results:
@@ -90,9 +125,6 @@ class Job(NamedTuple):
     """A request to send.
 
     Args:
-        results: gets the result.
-        place: the index of the result.
-        request: the request; None for a probe.
         begin_until: when it must have begun, by `time.monotonic()`.
         is_trial: whether it is sent although the server is suspended.
     """
@@ -110,11 +142,6 @@ class ServerConnections:
     Each thread has its own connection. httpcore's pool would search all requests and connections for each request,
     under a lock: with 20 threads that takes twice as long. With HTTP/2, threads could share connections, but in
     httpcore they would mix up each other's frames, and a time limit of one request would end all others.
-
-    Args:
-        origin: the server.
-        options: the publisher's options.
-        suspensions: the servers of the publisher that are unavailable or busy.
 
     Attributes:
         is_known: whether the server has responded since the last failure.
@@ -152,7 +179,7 @@ class ServerConnections:
                     job.results.put(job.place, Failure("the publisher was closed", "http.closed", sent=False))
                 return
             while len(self._threads) < min(self._options.concurrency, len(jobs)):
-                name = f"outbox-http-{self._options.publisher_alias}"
+                name = f"outbox-http-{self._options.alias}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -187,9 +214,9 @@ class ServerConnections:
             # The thread has to continue: no other thread would send the waiting requests.
             logger.exception(
                 "Publisher %r: a request failed",
-                self._options.publisher_alias,
+                self._options.alias,
                 event="publisher.request_failed",
-                publisher=self._options.publisher_alias,
+                publisher=self._options.alias,
             )
             result = explain(error)
         finally:
@@ -203,7 +230,7 @@ class ServerConnections:
         if isinstance(result, Failure):
             self._note_failure(result)
         elif isinstance(result, Response):
-            self._note_response(result, is_busy=job.request is not None and self._options.is_busy(result))
+            self._note_response(result, is_busy=job.request is not None and self._options.statuses.is_busy(result))
         return result
 
     def _note_failure(self, failure: Failure) -> None:
@@ -263,7 +290,7 @@ class ServerConnections:
         return found
 
     def _signed(self, request: Request) -> httpcore.Request:
-        headers = self._options.sign(request, time.time())
+        headers = self._options.encoder.sign(request, time.time())
         return httpcore.Request(b"POST", self._url(request.target), headers=headers, content=request.body)
 
     def _probe(self) -> httpcore.Request:
@@ -284,7 +311,7 @@ class ServerConnections:
             allow_private=options.allow_private_addresses,
         )
         return httpcore.ConnectionPool(
-            ssl_context=options.ssl,
+            ssl_context=options.tls,
             max_connections=1,
             max_keepalive_connections=1,
             keepalive_expiry=KEEPALIVE_SECONDS,

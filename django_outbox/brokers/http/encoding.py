@@ -62,15 +62,9 @@ class RequestEncoder:
     """Encodes and signs messages.
 
     Args:
-        urls: where messages are sent.
         headers: the option `headers`: sent with each message, instead of the message's own ones of the same name.
         secrets: the option `secrets`, each `whsec_` and 24 to 64 bytes in base64; a receiver accepts a request if it
             knows one of them.
-        format: the option `format`.
-        source: the option `source`.
-
-    Raises:
-        ImproperlyConfigured: a header cannot be sent, or a secret cannot be read. The error never shows its value.
     """
 
     def __init__(self, urls: Urls, headers: object, secrets: object, *, format: str, source: str) -> None:

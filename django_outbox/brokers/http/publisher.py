@@ -3,26 +3,21 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-from django.core.exceptions import ImproperlyConfigured
-
-from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.call import HTTPCall
 from django_outbox.brokers.http.connections import HTTPOptions, Job, Results, ServerConnections
-from django_outbox.brokers.http.encoding import RequestEncoder
-from django_outbox.brokers.http.responses import Failure, Response, Statuses
-from django_outbox.brokers.http.urls import Origin, Urls
-from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
+from django_outbox.brokers.http.responses import Failure, Response
+from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
 
-MAX_CONCURRENCY = 200
 
-
-class HTTPPublisher(Publisher):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HTTPPublisher(HTTPOptions, Publisher):
     """Sends each message in an HTTP POST request, signed as specified by Standard Webhooks.
 
     A message is accepted if the response is 2xx, and rejected if it is a redirect or 4xx, except 408, 425 and 429. With
@@ -63,49 +58,8 @@ class HTTPPublisher(Publisher):
     # The claim's transaction stays open until the slowest receiver of the batch has responded.
     batch_size: ClassVar[int | None] = 100
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        url: str | Mapping[str, str] = "",
-        secrets: str | Sequence[str] = (),
-        headers: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        concurrency: int = 20,
-        http2: bool = False,
-        ssl: Mapping[str, str] | None = None,
-        allow_private_addresses: bool = False,
-        reject: Sequence[int] = (),
-        retry: Sequence[int] = (),
-        format: str = PLAIN,
-        source: str = "",
-    ) -> None:
-        super().__init__(alias)
-        urls = Urls(url)
-        require_seconds("timeout", timeout)
-        require_seconds("connect_timeout", connect_timeout)
-        require_number("concurrency", concurrency, 1, MAX_CONCURRENCY)
-        require_flag("http2", http2)
-        require_flag("allow_private_addresses", allow_private_addresses)
-        validate_format(format, source)
-        uses_tls = any(origin.scheme == "https" for origin in urls.origins)
-        if ssl is not None and not uses_tls:
-            raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
-        self._encoder = RequestEncoder(urls, headers, secrets, format=format, source=source)
-        self._statuses = Statuses(reject, retry)
-        self._origins = urls.origins
-        self._options = HTTPOptions(
-            publisher_alias=alias,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            concurrency=concurrency,
-            http2=http2,
-            allow_private_addresses=allow_private_addresses,
-            ssl=read_ssl({} if ssl is None else ssl) if uses_tls else None,
-            sign=self._encoder.sign,
-            is_busy=self._statuses.is_busy,
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._servers: dict[Origin, ServerConnections] = {}
         self._suspensions: Suspensions[Origin]
         self._start_over()
@@ -113,7 +67,7 @@ class HTTPPublisher(Publisher):
 
     def describe(self) -> str:
         # Neither paths nor queries, which may contain secrets.
-        return f"HTTP POST to {', '.join(map(str, self._origins))}"
+        return f"HTTP POST to {', '.join(map(str, self.origins))}"
 
     def prepare(self) -> str:
         servers = list(self._current_servers().values())
@@ -134,9 +88,9 @@ class HTTPPublisher(Publisher):
             messages,
             self._current_servers(),
             self._suspensions,
-            self._encoder,
-            self._statuses,
-            timeout=self._options.timeout,
+            self.encoder,
+            self.statuses,
+            timeout=self.timeout,
         )
         call.publish()
         return call.result()
@@ -150,12 +104,12 @@ class HTTPPublisher(Publisher):
 
     def _probe(self, servers: Sequence[ServerConnections]) -> list[str]:
         """Send each server a request that does nothing. Return the reasons of the servers that do not respond."""
-        results, begin_until = Results(range(len(servers))), time.monotonic() + self._options.timeout
+        results, begin_until = Results(range(len(servers))), time.monotonic() + self.timeout
         for index, server in enumerate(servers):
             server.submit([Job(results, index, None, begin_until, is_trial=True)])
         return [
             f"{servers[index].origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
-            for index, result in results.wait(self._options.timeout + 1).items()
+            for index, result in results.wait(self.timeout + 1).items()
             if not isinstance(result, Response)
         ]
 
@@ -163,11 +117,9 @@ class HTTPPublisher(Publisher):
         with self._lock:
             if not self._servers:
                 # The relay itself logs the outage of an only server.
-                owner = f"Publisher {self.alias!r}" if len(self._origins) > 1 else ""
+                owner = f"Publisher {self.alias!r}" if len(self.origins) > 1 else ""
                 self._suspensions = Suspensions(owner)
-                self._servers = {
-                    origin: ServerConnections(origin, self._options, self._suspensions) for origin in self._origins
-                }
+                self._servers = {origin: ServerConnections(origin, self, self._suspensions) for origin in self.origins}
             return self._servers
 
     def _start_over(self) -> None:

@@ -2,7 +2,6 @@
 
 import datetime
 import os
-import socket
 import ssl
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import httpcore
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.http.network import AddressRefused
+from django_outbox.brokers.network_errors import explain_network
 from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later
 
 BUSY = frozenset((429, 503))
@@ -47,7 +47,6 @@ class Response:
     """A response without its body.
 
     Args:
-        status: the status code.
         retry_after: seconds to wait, as the receiver asked for, or None.
         location: the host that a redirect names; blank without one.
     """
@@ -70,8 +69,6 @@ class Failure:
     """A request without a response.
 
     Args:
-        error: the reason, as text.
-        error_class: a short name for it.
         sent: whether the receiver may have got the request, so that the message may be to blame.
     """
 
@@ -86,9 +83,6 @@ class Statuses:
     Args:
         reject: statuses of messages that fail at once, in addition to or instead of the usual ones.
         retry: statuses of messages that are retried, in addition to or instead of the usual ones.
-
-    Raises:
-        ImproperlyConfigured: one of them is not a list of statuses from 400 to 599, or a status is in both.
     """
 
     def __init__(self, reject: object, retry: object) -> None:
@@ -121,23 +115,16 @@ def explain(error: Exception) -> Failure:
     sent = not isinstance(error, BEFORE_SENDING)
     cause = _root(error)
     error_class = "http.connection"
+    text = explain_network(cause, server="the receiver", option="url", without_tls="check scheme and port in url")
     if isinstance(cause, AddressRefused):
         text, error_class = f"{cause}; set allow_private_addresses if it is in your own network", "http.address"
-    elif isinstance(cause, ssl.SSLCertVerificationError):
-        text = f"the receiver's TLS certificate is refused: {cause.verify_message}; check cafile in the option ssl"
-        error_class = "http.tls"
     elif isinstance(cause, ssl.SSLError):
-        text, error_class = f"TLS failed ({cause.reason}); check scheme and port in url", "http.tls"
-    elif isinstance(cause, socket.gaierror):
-        text = f"the host name cannot be resolved, check url: {cause.strerror}"
+        text, error_class = text or f"TLS failed ({cause.reason}); check scheme and port in url", "http.tls"
     elif isinstance(error, httpcore.TimeoutException):
         text, error_class = "no response in time" if sent else "no connection in time", "http.timeout"
-    elif isinstance(cause, ConnectionRefusedError):
-        text = "connection refused; start the receiver, or correct url"
-    elif isinstance(cause, OSError) and cause.errno:
+    elif not text and isinstance(cause, OSError) and cause.errno:
         text = os.strerror(cause.errno)
-    else:
-        text = "the connection was lost, or the response is not HTTP"
+    text = text or "the connection was lost, or the response is not HTTP"
     return Failure(text, error_class, sent)
 
 
@@ -164,10 +151,6 @@ def _read_retry_after(value: bytes, now: float) -> float | None:
     """Return the seconds of a header `Retry-After`, at most a day; None if it cannot be read.
 
     https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3
-
-    Args:
-        value: seconds, or an HTTP date.
-        now: the Unix time.
     """
     text = value.decode("latin-1").strip()
     # A number of seconds of a century has ten digits.

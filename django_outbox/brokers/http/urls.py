@@ -80,11 +80,7 @@ class Url:
 
 
 class Urls:
-    """The option `url`: one URL, or a dict of patterns of types and URLs. The first pattern that matches is used.
-
-    Raises:
-        ImproperlyConfigured: it is something else, or a URL cannot be read.
-    """
+    """The option `url`: one URL, or a dict of patterns of types and URLs. The first pattern that matches is used."""
 
     def __init__(self, option: object) -> None:
         given = option if isinstance(option, Mapping) else {"*": option}

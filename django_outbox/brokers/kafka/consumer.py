@@ -1,17 +1,18 @@
 """`KafkaConsumer`: reads topics as a member of a consumer group."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from confluent_kafka import Message as Received
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
+from django_outbox.brokers.consumer import ConnectedConsumer
 from django_outbox.brokers.kafka.call import KafkaCall
-from django_outbox.brokers.kafka.options import TOPIC, read_config, read_group_options, servers
+from django_outbox.brokers.kafka.options import TOPIC, read_config, read_group_config, read_topics, servers
 from django_outbox.brokers.kafka.producers import ProducerPool
-from django_outbox.brokers.kafka.records import Headers, Record, read_record
-from django_outbox.brokers.kafka.session import Place, Session
+from django_outbox.brokers.kafka.records import Headers, Record
+from django_outbox.brokers.kafka.session import Session
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED
@@ -23,7 +24,8 @@ ORIGIN = "outbox-rejected-from"
 """Header that names the record's topic, partition and offset."""
 
 
-class KafkaConsumer(Consumer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class KafkaConsumer(ConnectedConsumer[Session]):
     """Reads topics as a member of a consumer group. The offsets are committed after the database's commit.
 
     Args:
@@ -39,87 +41,37 @@ class KafkaConsumer(Consumer):
 
     broker_name: ClassVar[str] = "Kafka"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        config: Mapping[str, Any],
-        group: str,
-        topics: str | Sequence[str],
-        dead_letters: str = "",
-        timeout: float = 15.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(alias, **options)
-        require_seconds("timeout", timeout)
-        self._options = read_group_options(config=config, group=group, topics=topics, timeout=timeout)
-        self._dead_letters: DeadLetters | None = None
-        if dead_letters != "":
-            self._dead_letters = DeadLetters(dead_letters, config, timeout)
-        elif "reject" in (self.unknown_types, self.invalid):
-            raise ImproperlyConfigured(
-                "unknown_types or invalid is 'reject', but dead_letters is blank; name a topic for rejected messages."
-            )
-        self._session: Session | None = None
-        self._records: dict[int, Received] = {}
-        self._tag = 0
+    config: Mapping[str, Any]
+    group: str
+    topics: str | Sequence[str]
+    dead_letters: str = ""
+    timeout: float = 15.0
+    _dead_letters: "DeadLetters | None" = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_seconds("timeout", self.timeout)
+        self._topics = read_topics(self.topics)
+        self._config = read_group_config(self.config, self.group)
+        self.require_dead_letters(self.dead_letters, "a topic")
+        if self.dead_letters != "":
+            self._dead_letters = DeadLetters(self.dead_letters, self.config, self.timeout)
 
     @property
     def source(self) -> str:
-        topics = ", ".join(self._options.topics)
-        return f"topics {topics!r} as group {self._options.group!r} at {servers(self._options.config)}"
+        return f"topics {', '.join(self._topics)!r} as group {self.group!r} at {servers(self._config)}"
 
-    def open(self, max_messages: int | None = None) -> None:
-        self.close()
-        self._session = Session(self._options)
-        self._session.join()
-
-    def receive(self, seconds: float) -> list[Incoming]:
-        records = self._open_session().take(self.batch_size, self.batch_bytes, seconds)
-        first = self._tag + 1
-        self._tag += len(records)
-        self._records = dict(enumerate(records, first))
-        return [read_record(tag, record) for tag, record in self._records.items()]
-
-    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        session = self._session
-        records = {message.tag: self._records[message.tag] for message in batch if message.tag in self._records}
-        self._records = {}
-        if session is None or not records:
-            return
-        if rejected and self._dead_letters is not None:
-            reason = self._dead_letters.write([record for tag, record in records.items() if tag in rejected])
-            if reason:
-                # The batch is delivered again; its stored messages are recognized as duplicates.
-                problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
-                session.break_off(problem)
-                raise Refused(problem)
-        offsets: dict[Place, int] = {}
-        for record in records.values():
-            offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1
-        session.commit(offsets)
-
-    def pause(self) -> None:
-        self._open_session().pause()
-
-    def resume(self) -> None:
-        self._open_session().resume()
-
-    def is_drained(self) -> bool:
-        return self._open_session().is_drained()
+    def _make_connection(self, max_messages: int | None) -> Session:
+        return Session(self._config, self._topics, self.timeout, self._write_dead)
 
     def close(self) -> None:
-        self._records = {}
+        super().close()
         if self._dead_letters is not None:
             self._dead_letters.close()
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.leave()
 
-    def _open_session(self) -> Session:
-        if self._session is None:
-            raise Unavailable("the consumer is not connected")
-        return self._session
+    def _write_dead(self, records: Sequence[Received]) -> str:
+        # A message that is too large to be stored is dropped without dead letters; the caller has logged that.
+        return "" if self._dead_letters is None else self._dead_letters.write(records)
 
 
 class DeadLetters:

@@ -4,7 +4,6 @@ import logging
 import numbers
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -124,27 +123,8 @@ def read_config(config: object, timeout: float) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOptions:
-    """The options of a consumer group.
-
-    Args:
-        config: librdkafka's options.
-        group: the consumer group.
-        topics: the topics, or patterns.
-        timeout: seconds until connecting is given up.
-    """
-
-    config: Mapping[str, Any]
-    group: str
-    topics: tuple[str, ...]
-    timeout: float
-
-
-def read_group_options(*, config: object, group: object, topics: object, timeout: float) -> GroupOptions:
-    """Validate the options of a consumer group. The error never shows a secret."""
-    if not isinstance(group, str) or not group:
-        raise ImproperlyConfigured(f"group is {group!r}; it must be the name of the consumer group, such as 'billing'.")
+def read_topics(topics: object) -> tuple[str, ...]:
+    """Return the topics, or patterns, of a consumer."""
     names = [topics] if isinstance(topics, str) else topics
     if not isinstance(names, list | tuple) or not names:
         raise ImproperlyConfigured("topics must be a topic, or a list of topics.")
@@ -154,6 +134,13 @@ def read_group_options(*, config: object, group: object, topics: object, timeout
                 f"topics has {name!r}; a topic has up to 249 letters, digits, periods, hyphens and underscores, and a "
                 "pattern begins with ^."
             )
+    return tuple(names)
+
+
+def read_group_config(config: object, group: object) -> dict[str, Any]:
+    """Return librdkafka's options for a member of a consumer group. No error shows a secret."""
+    if not isinstance(group, str) or not group:
+        raise ImproperlyConfigured(f"group is {group!r}; it must be the name of the consumer group, such as 'billing'.")
     found = {
         **_CONSUMER_DEFAULTS,
         **_require_config(config, _REFUSED_BY_CONSUMER),
@@ -163,7 +150,7 @@ def read_group_options(*, config: object, group: object, topics: object, timeout
         "enable.partition.eof": True,
     }
     _try_out(found, lambda options: Consumer(options).close(), with_login=False)
-    return GroupOptions(config=found, group=group, topics=tuple(names), timeout=timeout)
+    return found
 
 
 def servers(config: Mapping[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_outbox.brokers.cloudevents import validate_format
+from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.options import read_config, servers
 from django_outbox.brokers.kafka.producers import ProducerPool
@@ -15,6 +16,7 @@ from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KafkaPublisher(Publisher):
     """Publishes to topics of Kafka.
 
@@ -50,39 +52,34 @@ class KafkaPublisher(Publisher):
     messaging_system: ClassVar[str] = "kafka"
     broker_name = "Kafka"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        config: Mapping[str, Any] | None = None,
-        topic: str = "{topic}",
-        format: str = "plain",
-        source: str = "",
-        timeout: float = 30.0,
-    ) -> None:
-        super().__init__(alias)
-        require_seconds("timeout", timeout)
-        validate_format(format, source)
-        self._topic = Template("topic", topic)
-        self._timeout = timeout
-        self._config = read_config(config, timeout)
-        self._encode = make_encoder(self._topic, format, source)
+    config: Mapping[str, Any] | None = None
+    topic: str = "{topic}"
+    format: str = PLAIN
+    source: str = ""
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        validate_format(self.format, self.source)
+        self._topic = Template("topic", self.topic)
+        self._config = read_config(self.config, self.timeout)
+        self._encode = make_encoder(self._topic, self.format, self.source)
         self._pool = ProducerPool(self._config)
         # The threads of producers do not exist in the child process.
         after_fork(self._pool, ProducerPool.abandon)
 
     def describe(self) -> str:
-        return f"Kafka at {servers(self._config)}, topic {self._topic.text!r}"
+        return f"Kafka at {servers(self._config)}, topic {self.topic!r}"
 
     def prepare(self) -> str:
         with self._pool.borrow() as producer:
-            reason = producer.connect(time.monotonic() + self._timeout)
+            reason = producer.connect(time.monotonic() + self.timeout)
             if reason:
                 producer.discard()
         return reason
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return KafkaCall(messages, self._encode, self._pool, self._timeout).run() if messages else []
+        return KafkaCall(messages, self._encode, self._pool, self.timeout).run() if messages else []
 
     def name_destination(self, message: Message) -> str:
         return self._topic.render(message)

@@ -12,29 +12,18 @@ from django_outbox.brokers.cloudevents import (
     STRUCTURED,
     STRUCTURED_CONTENT_TYPE,
     attributes,
-    read_event,
+    read_text_message,
     structured,
 )
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.options import Template
-from django_outbox.brokers.text_headers import (
-    CONTENT_TYPE,
-    KEY,
-    MESSAGE_ID,
-    OCCURRED_AT,
-    TYPE,
-    own_headers,
-    read_time,
-    text_headers,
-)
+from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
 from django_outbox.text import describe
 
 PREFIX = "ce_"
 """Prefix of the headers that carry the attributes of a CloudEvent, by its binding for Kafka:
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md."""
-
-CONTENT_ENCODING = "content-encoding"
 
 TOMBSTONE = b"null"
 """The body of a record without a value, which deletes its key in a compacted topic."""
@@ -90,24 +79,17 @@ def read_record(tag: int, record: Received) -> Incoming:
         headers = _read_headers(record)
     except (UnicodeDecodeError, AttributeError) as error:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"
-    known = {
-        name: str(headers.pop(name, None) or "")
-        for name in (MESSAGE_ID, TYPE, OCCURRED_AT, KEY, CONTENT_ENCODING, CONTENT_TYPE)
-    }
     incoming = Incoming(
         tag=tag,
         body=TOMBSTONE if value is None else value,
-        message_id=known[MESSAGE_ID],
-        type=known[TYPE] or topic,
         topic=topic,
-        key=known[KEY] or key,
+        key=key,
         headers=headers,
-        encoding=known[CONTENT_ENCODING],
-        sent_at=read_time(known[OCCURRED_AT]) or _record_time(record),
+        sent_at=_record_time(record),
         problem=problem,
         position=f"{topic} {record.partition()} {record.offset()}",
     )
-    return read_event(incoming, known[CONTENT_TYPE], (PREFIX,))
+    return read_text_message(incoming, (PREFIX,))
 
 
 def _read_headers(record: Received) -> dict[str, Any]:

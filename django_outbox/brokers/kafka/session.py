@@ -3,17 +3,19 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Received
 
-from django_outbox.brokers.consumer import Unavailable
+from django_outbox.brokers.consumer import ConsumerConnection, Incoming, Refused, Unavailable, take_batch
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.errors import meaning_of
-from django_outbox.brokers.kafka.options import GroupOptions, Log
+from django_outbox.brokers.kafka.options import Log
+from django_outbox.brokers.kafka.records import read_record
 
 LEAVE_TIMEOUT = 5.0
 """Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
@@ -22,16 +24,33 @@ Place = tuple[str, int]
 """A topic and the number of a partition."""
 
 
-class Session:
+class Session(ConsumerConnection):
     """A client of librdkafka that is a member of the group. One thread calls all methods.
 
-    The client's callbacks run within `take` and `leave` only, so a batch in hand never changes.
+    The client's callbacks run within `receive` and `close` only, so a batch in hand never changes.
+
+    Args:
+        config: librdkafka's options.
+        topics: the topics, or patterns.
+        timeout: seconds until connecting is given up.
+        write_dead: writes rejected records to the dead letters; returns the reason if not all were confirmed.
     """
 
-    def __init__(self, options: GroupOptions) -> None:
-        self._options = options
-        self._state = ConnectionState(options.config)
-        self._client = KafkaClient({**options.config, "error_cb": self._state.note_error, "logger": Log()})
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        timeout: float,
+        write_dead: Callable[[Sequence[Received]], str],
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._timeout = timeout
+        self._write_dead = write_dead
+        self._state = ConnectionState(config)
+        self._client = KafkaClient({**config, "error_cb": self._state.note_error, "logger": Log()})
+        self._records: dict[int, Received] = {}
+        self._tag = 0
         self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
         self._ends: dict[Place, int] = {}
@@ -40,14 +59,10 @@ class Session:
         self._settled: dict[Place, int] = {}
         self._problem = ""
 
-    def join(self) -> None:
-        """Connect, and begin to join the group.
-
-        Raises:
-            Unavailable: no broker responds, or a topic cannot be read.
-        """
-        deadline = time.monotonic() + self._options.timeout
-        for topic in self._options.topics:
+    def open(self) -> None:
+        """Connect, and begin to join the group."""
+        deadline = time.monotonic() + self._timeout
+        for topic in self._topics:
             wanted = None if topic.startswith("^") else topic
             found = self._state.list_topics(self._client, wanted, deadline)
             if not self._state.is_connected:
@@ -57,61 +72,49 @@ class Session:
                 remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
                 raise Unavailable(f"topic {topic!r}: {error.str()}{': ' if remedy else ''}{remedy}")
         self._client.subscribe(
-            list(self._options.topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
-    def take(self, max_records: int, max_bytes: int, seconds: float) -> list[Received]:
-        """Return the next records; wait for the first one at most `seconds`.
-
-        Raises:
-            Unavailable: no broker can be reached, or the group refuses this member.
-        """
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._ahead:
-            self._receive(max_records, seconds)
-        taken: list[Received] = []
-        size = 0
-        while self._ahead and len(taken) < max_records:
-            size += len(self._ahead[0].value() or b"")
-            if taken and size > max_bytes:
-                break
-            taken.append(self._ahead.popleft())
+            self._receive(max_messages, seconds)
+        taken, _ = take_batch(self._ahead, max_messages, max_bytes, lambda record: len(record.value() or b""))
         # librdkafka reports this only once, when records received earlier may still be unread. If the brokers are back
         # after them, the next session connects at once.
         if not taken and self._state.all_down:
             raise Unavailable(self._state.reason)
-        return taken
+        self._records = dict(enumerate(taken, self._tag + 1))
+        self._tag += len(taken)
+        return [read_record(tag, record) for tag, record in self._records.items()]
 
-    def commit(self, offsets: dict[Place, int]) -> None:
-        """Commit the offsets of the next records to read, without waiting.
-
-        Errors are ignored: the records are delivered again.
-        """
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        records = {message.tag: self._records[message.tag] for message in batch if message.tag in self._records}
+        self._records = {}
+        dead = [record for tag, record in records.items() if tag in rejected]
+        if dead and (reason := self._write_dead(dead)):
+            # The batch is delivered again; its stored messages are recognized as duplicates. Until then, later records
+            # must not be committed before these.
+            self._problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
+            self._ahead.clear()
+            raise Refused(self._problem)
+        offsets: dict[Place, int] = {}
+        for record in records.values():
+            offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1
         # A partition that another member has taken over is not ours to commit.
         own = {place: offset for place, offset in offsets.items() if place in self._assigned}
         self._settled.update(own)
         self._commit(own)
 
-    def break_off(self, problem: str) -> None:
-        """Let the next call of `take` raise Unavailable. Later records must not be committed before these."""
-        self._problem = problem
-        self._ahead.clear()
-
     def pause(self) -> None:
-        """Receive no further records, also of partitions that are assigned later."""
+        # Also partitions that are assigned later.
         self._is_paused = True
         self._client.pause(self._client.assignment())
 
     def resume(self) -> None:
-        """Receive records again."""
         self._is_paused = False
         self._client.resume(self._client.assignment())
 
     def is_drained(self) -> bool:
-        """Return whether all records of the assigned partitions were taken.
-
-        Raises:
-            Unavailable: a broker does not respond.
-        """
         if self._problem or self._ahead or not self._has_joined:
             return False
         try:
@@ -119,7 +122,7 @@ class Session:
         except KafkaException as error:
             raise Unavailable(self._state.explain(error.args[0])) from error
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Commit the settled offsets and leave the group. Without a broker, that continues in the background."""
         thread = threading.Thread(target=self._leave, name="outbox-kafka-leave", daemon=True)
         thread.start()
@@ -152,17 +155,17 @@ class Session:
 
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
-        low, high = self._client.get_watermark_offsets(partition, timeout=self._options.timeout)
+        low, high = self._client.get_watermark_offsets(partition, timeout=self._timeout)
         # The last offsets of a transaction or of a compacted topic may belong to no record.
         if low == high or self._ends.get(place, 0) >= high:
             return True
         (position,) = self._client.position([partition])
         if position.offset >= 0:
             return position.offset >= high
-        (committed,) = self._client.committed([partition], timeout=self._options.timeout)
+        (committed,) = self._client.committed([partition], timeout=self._timeout)
         if committed.offset >= 0:
             return committed.offset >= high
-        return str(self._options.config.get("auto.offset.reset")) in ("latest", "end", "largest")
+        return str(self._config.get("auto.offset.reset")) in ("latest", "end", "largest")
 
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from nats import errors
 
 from django_outbox.brokers.nats.client import JetStreamClient
-from django_outbox.brokers.nats.options import NANOSECONDS, DurableOptions, NatsOptions
-from django_outbox.brokers.nats.responses import BUSY_WAIT
+from django_outbox.brokers.nats.errors import BUSY_WAIT
+from django_outbox.brokers.nats.options import NANOSECONDS, NatsOptions
 from django_outbox.messages import Outcome, rejected, set_aside, unanswered
 
 STREAM_NOT_FOUND = 10059
@@ -111,15 +111,14 @@ class Api:
 
     # Durable consumers
 
-    async def bind(self, durable: DurableOptions) -> Terms:
-        """Create the durable consumer if it is missing, and return its terms. Raises `NotUsable`."""
-        name = durable.durable
+    async def bind(self, stream: str, name: str, config: Mapping[str, Any]) -> Terms:
+        """Create a durable consumer if it is missing, and return its terms. Raises `NotUsable`."""
         try:
-            config = await self._read_or_create(durable)
+            config = await self._read_or_create(stream, name, config)
         except NoAnswer as error:
             if error.code == STREAM_NOT_FOUND:
-                raise NotUsable(_explain_no_stream(durable.stream)) from None
-            raise NotUsable(f"consumer {name!r} of stream {durable.stream!r}: {error}") from None
+                raise NotUsable(_explain_no_stream(stream)) from None
+            raise NotUsable(f"consumer {name!r} of stream {stream!r}: {error}") from None
         if config.get("deliver_subject"):
             raise NotUsable(f"the consumer {name!r} is a push consumer; name another one in durable")
         if config.get("ack_policy") != "explicit":
@@ -133,22 +132,21 @@ class Api:
             max_expires=(config.get("max_expires") or UNLIMITED * NANOSECONDS) / NANOSECONDS,
         )
 
-    async def read_counts(self, durable: DurableOptions) -> Counts:
-        """Return the counts of the durable consumer. Raises `NoAnswer`."""
-        found = await self._read_info(f"{durable.stream}.{durable.durable}")
+    async def read_counts(self, stream: str, name: str) -> Counts:
+        """Return the counts of a durable consumer. Raises `NoAnswer`."""
+        found = await self._read_info(f"{stream}.{name}")
         return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
 
-    async def _read_or_create(self, durable: DurableOptions) -> dict[str, Any]:
-        place = f"{durable.stream}.{durable.durable}"
+    async def _read_or_create(self, stream: str, name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        place = f"{stream}.{name}"
         try:
             found = await self._read_info(place)
         except NoAnswer as error:
             if error.code != CONSUMER_NOT_FOUND:
                 raise
-            request = {"stream_name": durable.stream, "config": durable.config}
-            found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", request)
-        config: dict[str, Any] = found["config"]
-        return config
+            found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", {"stream_name": stream, "config": config})
+        created: Mapping[str, Any] = found["config"]
+        return created
 
     async def _read_info(self, place: str) -> dict[str, Any]:
         """Return what the server says about a durable consumer. Raises `NoAnswer`."""

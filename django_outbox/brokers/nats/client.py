@@ -64,8 +64,8 @@ class JetStreamClient(NatsClient):
             error_cb=self._handle_error,
             closed_cb=self._handle_closed,
             allow_reconnect=False,
-            connect_timeout=max(round(options.connect_timeout), 1),
-            tls=options.ssl,
+            connect_timeout=max(round(options.node_timeout), 1),
+            tls=options.tls,
             inbox_prefix=options.inbox_prefix,
             **_login(server, options),
         )

@@ -6,8 +6,9 @@ import random
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
+from django_outbox.brokers.connection_thread import ConnectionThread
 from django_outbox.brokers.nats.api import Api, NotUsable
 from django_outbox.brokers.nats.client import JetStreamClient
 from django_outbox.brokers.nats.errors import explain
@@ -21,43 +22,25 @@ JOIN_TIMEOUT = 15.0
 names."""
 
 
-class NatsConnection(abc.ABC):
-    """A connection that is not reopened after its end; construct another one.
-
-    Its own thread reads messages regardless of what the callers do. Underscore methods run on that thread; public
-    methods are thread-safe. A subclass starts the thread at the end of its constructor.
-
-    Attributes:
-        error: the reason why the connection has ended; blank until then.
-    """
-
-    kind: ClassVar[str]
-    """`publisher` or `consumer`, for the log and for errors."""
+class NatsConnection(ConnectionThread):
+    """One connection; its thread has an event loop, which reads messages."""
 
     def __init__(self, options: NatsOptions) -> None:
-        self.error = ""
+        super().__init__(options.alias, "nats")
         self._options = options
-        self._owner = f"{self.kind.capitalize()} {options.alias!r}"
         self._client: JetStreamClient
         self._api: Api
         self._server = "NATS"
         self._is_connected = False
         self._is_closing = False
-        self._is_settled = threading.Event()
         self._opening: asyncio.Task[None]
         # asyncio itself may drop tasks that nothing refers to.
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._has_ended = False
-        self._thread = threading.Thread(target=self._run, name=f"outbox-nats-{options.alias}", daemon=True)
 
     # Any thread
-
-    def wait_until_ready(self) -> str:
-        """Wait until it is open or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._is_settled.wait()
-        return self.error
 
     def call(self, work: Callable[[], None]) -> bool:
         """Call a function on the connection's thread, without waiting for it; False if the connection has ended."""
@@ -114,10 +97,10 @@ class NatsConnection(abc.ABC):
     async def _open(self) -> None:
         """Connect to one server after another, in random order, so that relays spread over the cluster."""
         reasons = []
-        for server in random.sample(self._options.servers, len(self._options.servers)):
+        for server in random.sample(self._options.nodes, len(self._options.nodes)):
             client = JetStreamClient(on_message=self._on_message, on_error=self._on_error, on_closed=self._on_closed)
             try:
-                await asyncio.wait_for(client.open(server, self._options), self._options.connect_timeout)
+                await asyncio.wait_for(client.open(server, self._options), self._options.node_timeout)
             except Exception as error:
                 reasons.append(f"{server.address}: {explain(error)}")
                 await client.abandon()
@@ -166,20 +149,10 @@ class NatsConnection(abc.ABC):
         how = "was lost" if isinstance(error, OSError) else "failed"
         self._end(f"the connection to {self._server} {how}: {explain(error)}")
 
-    def _end(self, error: str) -> None:
-        """Note why the connection has ended, and cut it. Only the first call counts."""
-        if self.error:
-            return
-        self.error = error
+    def _release(self, error: str) -> None:
         if self._is_connected and not self._is_closing:
             # It may be waiting until the server reads.
             self._client.abort()
-        self._on_end()
-        self._is_settled.set()
-
-    @abc.abstractmethod
-    def _on_end(self) -> None:
-        """Let the threads that wait for messages or outcomes go on."""
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background; its error ends the connection."""

@@ -1,14 +1,59 @@
-"""`JetStreamConsumer`: reads a stream through a durable consumer."""
+"""`JetStreamConsumer`: reads a stream through a durable consumer, and settles messages."""
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
-from django_outbox.brokers.nats.consuming import NatsConsumerConnection
-from django_outbox.brokers.nats.options import DurableOptions, read_options
+from django.core.exceptions import ImproperlyConfigured
+
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused, Unavailable
+from django_outbox.brokers.intake import Intake
+from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
+from django_outbox.brokers.nats.connection import NatsConnection
+from django_outbox.brokers.nats.encoding import (
+    ACK,
+    IN_PROGRESS,
+    NAK,
+    TERM,
+    NatsDelivery,
+    dead_letter,
+    encode_pub,
+    origin_of,
+    read_delivery,
+    request_messages,
+    status_of,
+)
+from django_outbox.brokers.nats.errors import explain, read_response
+from django_outbox.brokers.nats.options import (
+    NANOSECONDS,
+    WHITESPACE_OR_CONTROL,
+    NatsOptions,
+    explain_invalid_subject,
+    require_name,
+)
+from django_outbox.brokers.options import require_seconds
+from django_outbox.logs import logger
+from django_outbox.messages import ACCEPTED
+
+REQUEST_TIME = 0.5
+"""Seconds for which the server answers one request for messages. It cannot be withdrawn, and messages are given back
+only after its end."""
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds that the server has to confirm dead letters, and to read the last acknowledgements."""
+
+POLL_INTERVAL = 0.25
+"""Seconds between two questions whether another process has settled its messages."""
+
+FIRST_REQUEST = 100
+"""Number of messages in the first request, while their size is not known."""
 
 
-class JetStreamConsumer(Consumer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]):
     """Reads a stream through a durable pull consumer, which it creates if it is missing. The stream must exist.
 
     Several processes may share a durable consumer: each message is delivered to one of them. A message that a process
@@ -37,83 +82,341 @@ class JetStreamConsumer(Consumer):
 
     broker_name: ClassVar[str] = "NATS JetStream"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        servers: str | Sequence[str] = (),
-        stream: str = "",
-        durable: str = "",
-        filter_subject: str = "",
-        ack_wait: float = 30.0,
-        dead_letters: str = "",
-        credentials: str = "",
-        ssl: Mapping[str, str] | None = None,
-        domain: str = "",
-        inbox_prefix: str = "_INBOX",
-        timeout: float = 15.0,
-        connect_timeout: float = 5.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(alias, **options)
-        self._options = read_options(
-            alias,
-            servers=servers,
-            credentials=credentials,
-            ssl=ssl,
-            domain=domain,
-            inbox_prefix=inbox_prefix,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-        )
-        self._durable = DurableOptions(
-            stream=stream,
-            durable=durable,
-            filter_subject=filter_subject,
-            ack_wait=ack_wait,
-            dead_letters=dead_letters,
-            rejects="reject" in (self.unknown_types, self.invalid),
-            batch_size=self.batch_size,
-            batch_bytes=self.batch_bytes,
-        )
-        self._connection: NatsConsumerConnection | None = None
+    stream: str = ""
+    durable: str = ""
+    filter_subject: str = ""
+    ack_wait: float = 30.0
+    dead_letters: str = ""
+    timeout: float = 15.0
+
+    def __post_init__(self) -> None:
+        ConnectedConsumer.__post_init__(self)
+        NatsOptions.__post_init__(self)
+        for option in ("stream", "durable"):
+            require_name(option, getattr(self, option))
+            if not getattr(self, option):
+                raise ImproperlyConfigured(f"{option} is blank; set it to the name of the {option}.")
+        subject: object = self.filter_subject
+        if not isinstance(subject, str) or WHITESPACE_OR_CONTROL.search(subject):
+            raise ImproperlyConfigured(f"filter_subject is {subject!r}; it must be a subject such as 'shop.orders.>'.")
+        require_seconds("ack_wait", self.ack_wait)
+        dead: object = self.dead_letters
+        if not isinstance(dead, str) or (dead and explain_invalid_subject(dead)):
+            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be a subject such as 'dead.billing'.")
+        self.require_dead_letters(dead, "a subject of another stream")
 
     @property
     def source(self) -> str:
-        servers = ", ".join(server.address for server in self._options.servers)
-        return f"stream {self._durable.stream!r}, consumer {self._durable.durable!r} at {servers}"
+        servers = ", ".join(server.address for server in self.nodes)
+        return f"stream {self.stream!r}, consumer {self.durable!r} at {servers}"
 
-    def open(self, max_messages: int | None = None) -> None:
-        self.close()
-        self._connection = NatsConsumerConnection(self._options, self._durable)
-        if reason := self._connection.wait_until_ready():
-            raise Unavailable(reason)
+    @property
+    def prefetch(self) -> int:
+        """Maximum number of messages that are delivered ahead: while one batch is stored, the next one arrives."""
+        return 2 * self.batch_size
 
-    def receive(self, seconds: float) -> list[Incoming]:
-        return self._open_connection().intake.take(self.batch_size, self.batch_bytes, seconds)
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration with which the durable consumer is created."""
+        found = {
+            "durable_name": self.durable,
+            "deliver_policy": "all",
+            "ack_policy": "explicit",
+            "ack_wait": round(self.ack_wait * NANOSECONDS),
+            "max_ack_pending": 10 * self.prefetch,
+            "max_deliver": -1,
+        }
+        return {**found, "filter_subject": self.filter_subject} if self.filter_subject else found
+
+    def _make_connection(self, max_messages: int | None) -> "NatsConsumerConnection":
+        return NatsConsumerConnection(self)
+
+
+class NatsConsumerConnection(NatsConnection, ConsumerConnection):
+    """Reads through a durable consumer."""
+
+    kind: ClassVar[str] = "consumer"
+
+    def __init__(self, consumer: JetStreamConsumer) -> None:
+        super().__init__(consumer)
+        self._consumer = consumer
+        self._place = consumer.stream, consumer.durable
+        self._name = f"the consumer {consumer.durable!r} of stream {consumer.stream!r}"
+        self._changed = asyncio.Event()
+        self._max_buffer_bytes = 2 * consumer.batch_bytes
+        self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
+        self._refusal = ""
+        self._terms: Terms
+        self._is_paused = False
+        self._last_tag = 0
+        self._unsettled: dict[int, NatsDelivery] = {}
+        self._mean_size = 0.0
+        self._last_request = 0
+        self._expected = 0
+        self._dying: dict[bytes, NatsDelivery] = {}
+        self._thread.start()
+
+    # Any thread
+
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        return self.intake.take(max_messages, max_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        if self._connection is not None:
-            self._connection.settle([message.tag for message in batch], rejected)
+        self.call(lambda: self._settle([message.tag for message in batch], rejected))
 
     def pause(self) -> None:
-        self._open_connection().set_paused(True)
+        self.call(lambda: self._set_paused(True))
 
     def resume(self) -> None:
-        self._open_connection().set_paused(False)
+        self.call(lambda: self._set_paused(False))
 
     def is_drained(self) -> bool:
-        connection = self._open_connection()
-        if refusal := connection.take_refusal():
+        refusal, self._refusal = self._refusal, ""
+        if refusal:
             raise Refused(f"rejected messages cannot be written to dead_letters: {refusal}")
-        return connection.intake.is_empty and not connection.count_left() and connection.intake.is_empty
+        return self.intake.is_empty and not self._count_left() and self.intake.is_empty
 
-    def close(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            connection.close()
+    def _count_left(self) -> int:
+        """Return the number of messages that are not settled, including messages that other processes have received."""
+        try:
+            counts = self.ask(lambda: self._api.read_counts(*self._place))
+        except NoAnswer as error:
+            raise Unavailable(str(error)) from None
+        if counts is None:
+            raise Unavailable(self.error)
+        return counts.pending + counts.unsettled
 
-    def _open_connection(self) -> NatsConsumerConnection:
-        if self._connection is None:
-            raise Unavailable("the consumer is not connected")
-        return self._connection
+    # The connection's thread
+
+    async def _open(self) -> None:
+        await super()._open()
+        self._terms = await self._api.bind(*self._place, self._consumer.config)
+        logger.info(
+            "%s: reads stream %r from %s",
+            self._owner,
+            self._consumer.stream,
+            self._server,
+            event="broker.connected",
+            subject=self._owner,
+            address=self._server,
+        )
+
+    async def _work(self) -> None:
+        self._start(self._read())
+        self._start(self._keep())
+        await self._wait(self._is_over)
+        if self._is_closing:
+            await self._finish()
+
+    def _is_over(self) -> bool:
+        return self._is_closing or bool(self.error)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
+
+    # Receiving
+
+    async def _read(self) -> None:
+        await self._let_others_finish()
+        while not self._is_over():
+            await self._wait(lambda: self._wanted() > 0 or self._is_over())
+            number = self._wanted()
+            if number > 0:
+                await self._request(number)
+
+    async def _let_others_finish(self) -> None:
+        """Wait until messages that another connection has received are settled, or are delivered again.
+
+        Otherwise, later messages would be stored before the messages that a process left when it died.
+        """
+        # The server's timers are late now and then.
+        deadline = time.monotonic() + self._terms.ack_wait + POLL_INTERVAL
+        while time.monotonic() < deadline and not self._is_over():
+            counts = await self._read_counts()
+            if counts is None or not counts.unsettled:
+                return
+            await asyncio.sleep(POLL_INTERVAL)
+
+    def _wanted(self) -> int:
+        """Return how many messages to request."""
+        if self._is_paused or self._is_over() or not self.intake.has_room:
+            return 0
+        prefetch = self._consumer.prefetch
+        room = prefetch - len(self._unsettled)
+        # While at least half of them are in hand, a request would be for a few only.
+        if room < prefetch / 2:
+            return 0
+        fitting = int(self._max_buffer_bytes / self._mean_size) if self._mean_size else FIRST_REQUEST
+        return max(min(room, fitting, self._terms.max_batch), 1)
+
+    async def _request(self, number: int) -> None:
+        """Request messages, and wait until all have come or the server answers no more."""
+        self._last_request += 1
+        self._expected = number
+        token = b"%d" % self._last_request
+        subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._consumer.stream}.{self._consumer.durable}".encode()
+        seconds = min(REQUEST_TIME, self._terms.max_expires)
+        await self._client.write([request_messages(subject, self._client.inbox + token, number, seconds)])
+        waiting = self._wait(lambda: not self._expected or self._is_over())
+        try:
+            await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
+        except asyncio.TimeoutError:
+            # The server does not respond to requests for a consumer that does not exist.
+            await self._read_counts()
+
+    async def _read_counts(self) -> Counts | None:
+        """Return the counts of the durable consumer; None if it cannot be used any more, which ends the connection."""
+        try:
+            return await self._api.read_counts(*self._place)
+        except NoAnswer as error:
+            self._end(f"{self._name}: {error}")
+            return None
+
+    def _on_message(self, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            self._receive(NatsDelivery(subject, reply, headers or b"", data))
+        elif subject.startswith(self._client.inbox):
+            token = subject[len(self._client.inbox) :]
+            if token in self._dying:
+                self._settle_dying(token, data)
+            elif token == b"%d" % self._last_request and headers is not None:
+                self._on_status(status_of(headers), headers)
+
+    def _receive(self, delivery: NatsDelivery) -> None:
+        self._last_tag += 1
+        self._unsettled[self._last_tag] = delivery
+        size = len(delivery.body)
+        self._mean_size = max(size, 1) if not self._mean_size else 0.9 * self._mean_size + 0.1 * size
+        self.intake.put(read_delivery(delivery, self._last_tag))
+        self._expected = max(self._expected - 1, 0)
+        if not self._expected:
+            self._changed.set()
+
+    def _on_status(self, status: int, headers: bytes) -> None:
+        """Note the end of a request: https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-37.md."""
+        if status == 100:
+            return
+        if status not in (404, 408):
+            # Another request at once would be refused as well.
+            text = headers[:200].split(b"\r\n")[0].decode("ascii", "replace")
+            self._end(f"{self._name} refuses requests ({text})")
+        self._expected = 0
+        self._changed.set()
+
+    def _set_paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        self._changed.set()
+
+    # Settling
+
+    def _settle(self, tags: Collection[int], rejected: Collection[int]) -> None:
+        if not self._is_connected or self.error:
+            return
+        pieces = []
+        for tag in tags:
+            delivery = self._unsettled.pop(tag)
+            if tag in rejected and not self._consumer.dead_letters:
+                # The message is too large to be stored; the caller has logged that it is lost.
+                pieces.append(encode_pub(delivery.reply, TERM))
+            elif tag in rejected:
+                # If an earlier copy was not confirmed, this one replaces it.
+                token = b"dead" + origin_of(delivery.reply)[2]
+                self._dying[token] = delivery
+                subject = self._consumer.dead_letters.encode()
+                reply = self._client.inbox + token
+                pieces.append(dead_letter(delivery, subject, reply, self._client.max_payload))
+            else:
+                pieces.append(encode_pub(delivery.reply, ACK))
+        self._client.send(pieces)
+        self._changed.set()
+
+    def _settle_dying(self, token: bytes, data: bytes) -> None:
+        """Give up a message once the stream of the dead letters has confirmed its copy."""
+        delivery = self._dying.pop(token)
+        outcome = read_response(data)
+        if outcome is ACCEPTED:
+            self._client.send([encode_pub(delivery.reply, TERM)])
+        else:
+            self._refusal = outcome.error if outcome is not None else "no stream has this subject"
+            logger.error(
+                "%s: no stream has stored a dead letter at %r; the message will come again: %s",
+                self._owner,
+                self._consumer.dead_letters,
+                self._refusal,
+                event="consumer.dead_letter_refused",
+                subject=self._owner,
+                destination=self._consumer.dead_letters,
+                reason=self._refusal,
+            )
+        self._changed.set()
+
+    async def _keep(self) -> None:
+        """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
+        while True:
+            await asyncio.sleep(self._terms.ack_wait / 4)
+            if self._unsettled:
+                held = [delivery.reply for delivery in self._unsettled.values()]
+                await self._client.write([encode_pub(reply, IN_PROGRESS) for reply in held])
+
+    # Ending
+
+    def _close(self) -> None:
+        """Send everything that was settled, give the other messages back, and end."""
+        self._is_closing = True
+        self._changed.set()
+        self._opening.cancel()
+
+    async def _finish(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "%s: dead letters are not confirmed; their messages will come again",
+                self._owner,
+                event="consumer.dead_letter_refused",
+                subject=self._owner,
+            )
+        try:
+            if self._unsettled:
+                await self._wait_for_request()
+            self._client.close_inbox()
+            await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
+        except Exception as error:
+            logger.info(
+                "%s: the last acknowledgements may be lost: %s",
+                self._owner,
+                explain(error),
+                event="consumer.acknowledgements_lost",
+                subject=self._owner,
+                reason=explain(error),
+            )
+
+    async def _give_back(self) -> None:
+        await self._client.write([encode_pub(each.reply, NAK) for each in self._unsettled.values()])
+        await self._client.flush()
+
+    async def _wait_for_request(self) -> None:
+        """Wait for the end of the last request; otherwise, messages that are given back would be its answer."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
+
+    def _on_error(self, error: Exception) -> None:
+        logger.debug(
+            "%s: %s: %s",
+            self._owner,
+            self._server,
+            explain(error),
+            event="broker.connection_ended",
+            subject=self._owner,
+            address=self._server,
+            reason=explain(error),
+        )
+
+    def _release(self, error: str) -> None:
+        super()._release(error)
+        self.intake.end(error)
+        self._changed.set()

@@ -1,16 +1,23 @@
-"""Encode messages for NATS before anything is sent, so that a message that NATS cannot carry is rejected alone."""
+"""Encode messages for NATS, and decode the messages that JetStream delivers.
 
+All messages are encoded before anything is sent, so that a message that NATS cannot carry is rejected alone.
+"""
+
+import json
 import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.nats.options import explain_invalid_subject
+from django_outbox.brokers.consumer import Incoming
+from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subject
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
 from django_outbox.messages import Message
+from django_outbox.text import describe
 
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 """By this header a stream recognizes a message that it has stored before, within its duplicate window:
@@ -122,3 +129,126 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise Unencodable(f"headers[{name!r}]: the name of a header of NATS is printable ASCII without colon or space")
     return name
+
+
+ACK = b"+ACK"
+TERM = b"+TERM"
+NAK = b"-NAK"
+IN_PROGRESS = b"+WPI"
+"""Bodies of acknowledgements: https://docs.nats.io/reference/reference-protocols/nats_api_reference."""
+
+PREFIX = "ce-"
+"""Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
+
+_NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
+
+
+class NatsDelivery(NamedTuple):
+    """A message as it came over the wire; `reply` is the subject of its acknowledgement.
+
+    Its block of headers is from the version line to the blank line, or blank if there is none.
+    """
+
+    subject: bytes
+    reply: bytes
+    headers: bytes
+    body: bytes
+
+
+def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
+    """Return a message as the inbox reads it.
+
+    Its ID, type, key and time are in headers, as an outbox sends them, or in a CloudEvent. Without an ID, `Nats-Msg-Id`
+    is the ID; without a type, the subject is the type. If the headers cannot be decoded, the message's `problem` is the
+    reason.
+    """
+    problem = ""
+    try:
+        headers = parse_headers(delivery.headers)
+    except ValueError as error:
+        headers = {}
+        problem = f"its headers cannot be decoded: {describe(error)}"
+    own_id = next((value for name, value in headers.items() if name.lower() == MESSAGE_ID_HEADER.lower()), "")
+    topic = delivery.subject.decode("utf-8", "replace")
+    incoming = Incoming(
+        tag=tag,
+        body=delivery.body,
+        message_id=own_id,
+        topic=topic,
+        headers=dict(_own_headers(headers)),
+        problem=problem,
+        position=b" ".join(place_of(delivery.reply)).decode("utf-8", "replace"),
+    )
+    return cloudevents.read_text_message(incoming, (PREFIX,))
+
+
+def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield all headers except NATS's; the names of CloudEvents' attributes are in lower case."""
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower.startswith(PREFIX):
+            yield lower, unquote(value)
+        elif not lower.startswith("nats-"):
+            yield name, value
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """Return the headers of a message; of several values of one name, the last one."""
+    found = {}
+    for line in block.decode().split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            found[name] = value.strip(" \t")
+    return found
+
+
+def origin_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return stream, consumer and stream sequence of a message, by the subject of its acknowledgement."""
+    start, tokens = _tokens_of(reply)
+    return tokens[start], tokens[start + 1], tokens[start + 3]
+
+
+def place_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return stream, stream sequence and time of storage of a message, by the subject of its acknowledgement."""
+    start, tokens = _tokens_of(reply)
+    return tokens[start], tokens[start + 3], tokens[start + 5]
+
+
+def _tokens_of(reply: bytes) -> tuple[int, list[bytes]]:
+    """Return the tokens of the subject of an acknowledgement, and where the stream is among them.
+
+    There are 9 tokens; a server since 2.10 may put the domain and the account's hash before the stream:
+    https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-15.md.
+    """
+    tokens = reply.split(b".")
+    return (2 if len(tokens) == 9 else 4), tokens
+
+
+def status_of(headers: bytes) -> int:
+    """Return the status in the first line of a block of headers; 0 if there is none."""
+    status = headers[len(b"NATS/1.0 ") :][:3]
+    return int(status) if status.isdigit() else 0
+
+
+def request_messages(subject: bytes, inbox: bytes, number: int, seconds: float) -> bytes:
+    """Return a request for up to `number` messages, which the server answers for that many seconds."""
+    body = json.dumps({"batch": number, "expires": round(seconds * NANOSECONDS)}).encode()
+    return encode_pub(subject, body, inbox)
+
+
+def dead_letter(delivery: NatsDelivery, subject: bytes, reply: bytes, max_size: int) -> bytes:
+    """Return a copy of a message for the dead letters.
+
+    It has another ID, because the stream of the dead letters may know the message's. Without that ID, the copy is never
+    larger than the message, so the ID is left out if the copy would exceed `max_size` bytes with it.
+    """
+    lines = [line for line in delivery.headers.split(b"\r\n")[1:] if not line.lower().startswith(_NOT_COPIED)]
+    id = b"dead:%b:%b:%b" % origin_of(delivery.reply)
+    copied = b"".join(line + b"\r\n" for line in lines if line) + b"\r\n"
+    headers = b"NATS/1.0\r\n%b: %b\r\n%b" % (MESSAGE_ID_HEADER.encode(), id, copied)
+    if len(headers) + len(delivery.body) > max_size:
+        if copied == b"\r\n":
+            return encode_pub(subject, delivery.body, reply)
+        headers = b"NATS/1.0\r\n" + copied
+    return encode_hpub(subject, reply, headers, delivery.body)

@@ -1,10 +1,17 @@
-"""Explain the errors of NATS and nats-py, and name the remedy."""
+"""The errors of NATS and nats-py with their remedies, and the outcome of a message by the response of a stream.
 
+The codes are listed in https://github.com/nats-io/nats-server/blob/main/server/errors.json (read in version 2.12, main
+of August 2026); `server/stream.go` and `server/jetstream_cluster.go` show which of them a publisher is sent.
+"""
+
+import json
 import re
+from typing import NamedTuple
 
 from nats import errors
 
 from django_outbox.brokers.network_errors import explain_network
+from django_outbox.messages import ACCEPTED, Outcome, rejected, retry_later, set_aside
 
 BLAMED = ("maximum payload violation", "maximum control line exceeded", "unknown protocol operation", "parser error")
 """Errors with which the server ends a connection because of something that was sent over it: `server/client.go`."""
@@ -54,3 +61,115 @@ def _explain_server_error(error: errors.Error) -> str:
         if part in text.lower():
             return f"{text}; {remedy}"
     return text
+
+
+FULL_WAIT = 5.0
+"""Seconds that a message waits if its stream is full, or has no storage left."""
+
+BUSY_WAIT = 2.0
+"""Seconds that a message waits if its stream has no leader, or has too much to do."""
+
+
+class _Response(NamedTuple):
+    """The meaning of an error code of JetStream.
+
+    Args:
+        remedy: what to do; blank if waiting is enough.
+        wait: seconds that the message waits because it is not to blame; None if it is rejected.
+    """
+
+    error_class: str
+    remedy: str = ""
+    wait: float | None = None
+
+
+_TOO_LARGE = "raise the stream's max_msg_size, or the server's max_payload"
+_OWN_HEADER = "correct the header of the message that begins with Nats-, or the stream"
+
+_RESPONSES = {
+    # The message, or the configuration: another attempt would get the same response.
+    10054: _Response("too_large", _TOO_LARGE),  # JSStreamMessageExceedsMaximumErr
+    10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
+    10060: _Response("wrong_stream", "correct the option stream, or the stream's subjects"),  # JSStreamNotMatchErr
+    10109: _Response("sealed", "publish to another stream"),  # JSStreamSealedErr
+    10063: _Response("refused", _OWN_HEADER),  # JSStreamSequenceNotMatchErr
+    10070: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastMsgIDErrF
+    10071: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastSequenceErrF
+    10111: _Response("refused", _OWN_HEADER),  # JSStreamRollupFailedF
+    10164: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastSequenceConstantErr
+    10165: _Response("refused", _OWN_HEADER),  # JSMessageTTLInvalidErr
+    10166: _Response("refused", _OWN_HEADER),  # JSMessageTTLDisabledErr
+    10168: _Response("refused", _OWN_HEADER),  # JSMessageIncrDisabledErr
+    10169: _Response("refused", _OWN_HEADER),  # JSMessageIncrMissingErr
+    10170: _Response("refused", _OWN_HEADER),  # JSMessageIncrPayloadErr
+    10171: _Response("refused", _OWN_HEADER),  # JSMessageIncrInvalidErr
+    10174: _Response("refused", _OWN_HEADER),  # JSAtomicPublishDisabledErr
+    10188: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesDisabledErr
+    10189: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesPatternInvalidErr
+    10190: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesTargetInvalidErr
+    10191: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesTTLInvalidErr
+    10192: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesRollupInvalidErr
+    10193: _Response("refused", _OWN_HEADER),  # JSStreamExpectedLastSeqPerSubjectInvalid
+    # Storage: the message is not to blame.
+    10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
+    10023: _Response("no_resources", "give the server more storage", FULL_WAIT),  # JSInsufficientResourcesErr
+    10028: _Response("no_resources", "give the server more memory", FULL_WAIT),  # JSMemoryResourcesExceededErr
+    10047: _Response("no_resources", "give the server more storage", FULL_WAIT),  # JSStorageResourcesExceededErr
+    # The cluster is changing, or the stream has too much to do.
+    10008: _Response("unavailable", wait=BUSY_WAIT),  # JSClusterNotAvailErr
+    10009: _Response("unavailable", wait=BUSY_WAIT),  # JSClusterNotLeaderErr
+    10039: _Response("unavailable", wait=FULL_WAIT),  # JSNotEnabledForAccountErr
+    10076: _Response("unavailable", wait=FULL_WAIT),  # JSNotEnabledErr
+    10118: _Response("unavailable", wait=BUSY_WAIT),  # JSStreamOfflineErr
+    10163: _Response("unavailable", wait=BUSY_WAIT),  # JSStreamExpectedLastSeqPerSubjectNotReady
+    10194: _Response("unavailable", wait=FULL_WAIT),  # JSStreamOfflineReasonErrF
+    10167: _Response("busy", wait=BUSY_WAIT),  # JSStreamTooManyRequests
+    # An earlier attempt is being stored.
+    10158: _Response("busy", wait=BUSY_WAIT),  # JSStreamDuplicateMessageConflict
+}
+
+STORE_FAILED = 10077
+"""JSStreamStoreFailedF: the text comes from an error in `server/store.go`."""
+
+_FULL = _Response("stream_full", "raise the stream's limits, or let its consumers catch up", FULL_WAIT)
+
+_STORE_ERRORS = {
+    "maximum messages exceeded": _FULL,
+    "maximum bytes exceeded": _FULL,
+    "maximum messages per subject exceeded": _FULL,
+    "message too large": _Response("too_large", _TOO_LARGE),
+}
+
+NO_RESPONDERS = b"NATS/1.0 503"
+"""The beginning of the headers with which the server responds if no stream, and no other subscriber, has the
+subject."""
+
+
+def read_response(data: bytes) -> Outcome | None:
+    """Return the outcome of a message by the stream's response; None if it is not a response of a stream.
+
+    Any subscriber may respond to a message, so that only a confirmation with the stream and the sequence counts.
+    """
+    try:
+        # Given bytes, the parser looks for their encoding first.
+        response = json.loads(data.decode())
+        error = response.get("error")
+        if error is None:
+            is_stored = isinstance(response["stream"], str) and response["stream"] and response["seq"] > 0
+            return ACCEPTED if is_stored else None
+        return _read_error(error["code"], error.get("err_code", 0), str(error.get("description", "")))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _read_error(status: int, code: int, text: str) -> Outcome:
+    meaning = _STORE_ERRORS.get(text) if code == STORE_FAILED else _RESPONSES.get(code)
+    shown = f"JetStream refused the message: {text} (code {status}, error {code})"
+    if meaning is None:
+        return retry_later(shown, error_class="nats.refused")
+    if meaning.remedy:
+        shown = f"{shown}; {meaning.remedy}"
+    error_class = f"nats.{meaning.error_class}"
+    if meaning.wait is None:
+        return rejected(shown, error_class=error_class)
+    return set_aside(shown, meaning.wait, error_class=error_class)

@@ -2,10 +2,10 @@
 
 import importlib.util
 import re
-import ssl as tls
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from ssl import SSLContext
 from typing import Any
 from urllib.parse import SplitResult, unquote
 
@@ -56,18 +56,54 @@ class Server:
         return f"{'tls' if self.requires_tls else 'nats'}://{self.address}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class NatsOptions:
-    """The options of a connection; times are in seconds. NATS's monitoring shows `alias` as part of its name."""
+    """The options of both ends: how to connect. `JetStreamPublisher` describes them.
 
-    alias: str
-    servers: tuple[Server, ...]
-    credentials: str
-    ssl: tls.SSLContext | None
-    domain: str
-    inbox_prefix: str
-    timeout: float
-    connect_timeout: float
+    NATS's monitoring shows `alias` as part of the connection's name. No error shows a URL, which may hold a password.
+
+    Attributes:
+        node_timeout: seconds for connecting to one of them.
+        tls: the context made of the option `ssl`.
+    """
+
+    alias: str = field(kw_only=False)
+    servers: str | Sequence[str] = ()
+    credentials: str = ""
+    ssl: Mapping[str, str] | None = None
+    domain: str = ""
+    inbox_prefix: str = "_INBOX"
+    timeout: float = 30.0
+    connect_timeout: float = 5.0
+    nodes: tuple[Server, ...] = field(init=False)
+    node_timeout: float = field(init=False)
+    tls: SSLContext | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        require_seconds("connect_timeout", self.connect_timeout)
+        self.nodes = tuple(_read_server(parts) for _, parts in SERVERS.read(self.servers))
+        self.node_timeout = min(self.connect_timeout, self.timeout / len(self.nodes))
+        path: object = self.credentials
+        if not isinstance(path, str):
+            raise ImproperlyConfigured("credentials must be the path of a .creds file, or of a file with a seed.")
+        if path:
+            if importlib.util.find_spec("nkeys") is None:
+                raise ImproperlyConfigured(
+                    "credentials needs the package nkeys: pip install django-transactional-outbox[nats]."
+                )
+            if any(server.user for server in self.nodes):
+                raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
+            read_credentials(path)
+        require_name("domain", self.domain)
+        prefix: object = self.inbox_prefix
+        if not isinstance(prefix, str) or explain_invalid_subject(prefix):
+            raise ImproperlyConfigured(f"inbox_prefix is {prefix!r}; it must be a subject, such as '_INBOX'.")
+        self.tls = None if self.ssl is None else read_ssl(self.ssl)
+        if self.tls is not None and not all(server.requires_tls for server in self.nodes):
+            raise ImproperlyConfigured(
+                "ssl is set, but a URL is without TLS; every URL in servers must begin with tls://."
+            )
 
     @property
     def api(self) -> str:
@@ -78,116 +114,6 @@ class NatsOptions:
     def stall_timeout(self) -> float:
         """Seconds that a message may go without a response before the server is probed."""
         return self.timeout / 6
-
-
-def read_options(
-    alias: str,
-    *,
-    servers: str | Sequence[str],
-    credentials: str,
-    ssl: Mapping[str, str] | None,
-    domain: str,
-    inbox_prefix: str,
-    timeout: float,
-    connect_timeout: float,
-) -> NatsOptions:
-    """Validate the options that decide how to connect; they are described in `JetStreamPublisher`.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid. The error never shows a URL, which may hold a password.
-    """
-    require_seconds("timeout", timeout)
-    require_seconds("connect_timeout", connect_timeout)
-    found = tuple(_read_server(parts) for _, parts in SERVERS.read(servers))
-    path: object = credentials
-    if not isinstance(path, str):
-        raise ImproperlyConfigured("credentials must be the path of a .creds file, or of a file with a seed.")
-    if credentials:
-        if importlib.util.find_spec("nkeys") is None:
-            raise ImproperlyConfigured(
-                "credentials needs the package nkeys: pip install django-transactional-outbox[nats]."
-            )
-        if any(server.user for server in found):
-            raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
-        read_credentials(credentials)
-    require_name("domain", domain)
-    prefix: object = inbox_prefix
-    if not isinstance(prefix, str) or explain_invalid_subject(prefix):
-        raise ImproperlyConfigured(f"inbox_prefix is {prefix!r}; it must be a subject, such as '_INBOX'.")
-    context = None if ssl is None else read_ssl(ssl)
-    if context is not None and not all(server.requires_tls for server in found):
-        raise ImproperlyConfigured("ssl is set, but a URL is without TLS; every URL in servers must begin with tls://.")
-    return NatsOptions(
-        alias=alias,
-        servers=found,
-        credentials=credentials,
-        ssl=context,
-        domain=domain,
-        inbox_prefix=inbox_prefix,
-        timeout=timeout,
-        connect_timeout=min(connect_timeout, timeout / len(found)),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurableOptions:
-    """The stream and the durable consumer to read; they are described in `JetStreamConsumer`.
-
-    Args:
-        rejects: whether messages may be rejected.
-        batch_size: maximum number of messages in one transaction.
-        batch_bytes: maximum bytes of their bodies.
-    """
-
-    stream: str
-    durable: str
-    filter_subject: str
-    ack_wait: float
-    dead_letters: str
-    rejects: bool
-    batch_size: int
-    batch_bytes: int
-
-    def __post_init__(self) -> None:
-        for option, value in (("stream", self.stream), ("durable", self.durable)):
-            require_name(option, value)
-            if not value:
-                raise ImproperlyConfigured(f"{option} is blank; set it to the name of the {option}.")
-        subject: object = self.filter_subject
-        if not isinstance(subject, str) or WHITESPACE_OR_CONTROL.search(subject):
-            raise ImproperlyConfigured(f"filter_subject is {subject!r}; it must be a subject such as 'shop.orders.>'.")
-        require_seconds("ack_wait", self.ack_wait)
-        dead: object = self.dead_letters
-        if not isinstance(dead, str) or (dead and explain_invalid_subject(dead)):
-            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be a subject such as 'dead.billing'.")
-        if self.rejects and not dead:
-            raise ImproperlyConfigured(
-                "dead_letters is blank, but unknown_types or invalid is 'reject'; JetStream itself has no dead "
-                "letters. Set dead_letters to a subject of another stream."
-            )
-
-    @property
-    def prefetch(self) -> int:
-        """Maximum number of messages that are delivered ahead: while one batch is stored, the next one arrives."""
-        return 2 * self.batch_size
-
-    @property
-    def max_buffer_bytes(self) -> int:
-        """Size of received messages beyond which none are requested."""
-        return 2 * self.batch_bytes
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The configuration with which the durable consumer is created."""
-        found = {
-            "durable_name": self.durable,
-            "deliver_policy": "all",
-            "ack_policy": "explicit",
-            "ack_wait": round(self.ack_wait * NANOSECONDS),
-            "max_ack_pending": 10 * self.prefetch,
-            "max_deliver": -1,
-        }
-        return {**found, "filter_subject": self.filter_subject} if self.filter_subject else found
 
 
 def require_name(option: str, value: object) -> None:

@@ -2,14 +2,15 @@
 
 import datetime
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import validate_format
 from django_outbox.brokers.nats.encoding import NatsEncoder
-from django_outbox.brokers.nats.options import explain_invalid_subject, read_options, require_name
+from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject, require_name
 from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnection
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
@@ -23,7 +24,8 @@ MAX_IN_FLIGHT = 10_000
 """Maximum number of messages in flight: NATS 2.11 refuses more for one stream (`max_buffered_msgs`)."""
 
 
-class JetStreamPublisher(Publisher):
+@dataclass(kw_only=True, eq=False, repr=False)
+class JetStreamPublisher(NatsOptions, Publisher):
     """Publishes to NATS JetStream.
 
     A message is accepted when a stream has confirmed that it is stored (on the majority of its replicas). It is
@@ -69,49 +71,30 @@ class JetStreamPublisher(Publisher):
     messaging_system: ClassVar[str] = "nats"
     broker_name = "NATS JetStream"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        servers: str | Sequence[str] = (),
-        subject: str = "{topic}",
-        stream: str = "",
-        credentials: str = "",
-        ssl: Mapping[str, str] | None = None,
-        domain: str = "",
-        inbox_prefix: str = "_INBOX",
-        format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain",
-        source: str = "",
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        max_in_flight: int = 1000,
-    ) -> None:
-        super().__init__(alias)
-        self._options = read_options(
-            alias,
-            servers=servers,
-            credentials=credentials,
-            ssl=ssl,
-            domain=domain,
-            inbox_prefix=inbox_prefix,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-        )
-        require_name("stream", stream)
-        require_number("max_in_flight", max_in_flight, 1, MAX_IN_FLIGHT)
-        validate_format(format, source)
-        self._subject = _read_subject(subject)
-        self._stream = stream
-        self._max_in_flight = max_in_flight
-        self._encode = NatsEncoder(subject=self._subject, stream=stream, format=format, source=source).encode
-        self._connection: NatsPublisherConnection | None = None
+    subject: str = "{topic}"
+    stream: str = ""
+    format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain"
+    source: str = ""
+    max_in_flight: int = 1000
+    _connection: NatsPublisherConnection | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_name("stream", self.stream)
+        require_number("max_in_flight", self.max_in_flight, 1, MAX_IN_FLIGHT)
+        validate_format(self.format, self.source)
+        self._subject = Template("subject", self.subject)
+        if reason := explain_invalid_subject(self._subject.render(EXAMPLE)):
+            raise ImproperlyConfigured(f"subject is {self.subject!r}: {reason}.")
+        encoder = NatsEncoder(subject=self._subject, stream=self.stream, format=self.format, source=self.source)
+        self._encode = encoder.encode
         self._lock = threading.Lock()
         after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
-        servers = ", ".join(server.url for server in self._options.servers)
-        stream = f", stream {self._stream!r}" if self._stream else ""
-        return f"NATS JetStream at {servers}, subject {self._subject.text!r}{stream}"
+        servers = ", ".join(server.url for server in self.nodes)
+        stream = f", stream {self.stream!r}" if self.stream else ""
+        return f"NATS JetStream at {servers}, subject {self.subject!r}{stream}"
 
     def prepare(self) -> str:
         return self._usable_connection().wait_until_ready()
@@ -119,7 +102,7 @@ class JetStreamPublisher(Publisher):
     def check(self) -> Sequence[str]:
         connection = self._usable_connection()
         subject = self._subject.render(EXAMPLE) if self._subject.is_fixed else ""
-        reason = connection.wait_until_ready() or connection.check(stream=self._stream, subject=subject)
+        reason = connection.wait_until_ready() or connection.check(stream=self.stream, subject=subject)
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -140,21 +123,13 @@ class JetStreamPublisher(Publisher):
     def _usable_connection(self) -> NatsPublisherConnection:
         with self._lock:
             if self._connection is None or self._connection.error:
-                self._connection = NatsPublisherConnection(self._options, self._max_in_flight)
+                self._connection = NatsPublisherConnection(self, self.max_in_flight)
             return self._connection
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
         _of_parents.append(self._connection)
         self._connection = None
-
-
-def _read_subject(subject: str) -> Template:
-    template = Template("subject", subject)
-    reason = explain_invalid_subject(template.render(EXAMPLE))
-    if reason:
-        raise ImproperlyConfigured(f"subject is {subject!r}: {reason}.")
-    return template
 
 
 _of_parents: list[NatsPublisherConnection | None] = []

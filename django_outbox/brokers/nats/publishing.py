@@ -11,9 +11,15 @@ from nats.errors import StaleConnectionError
 from django_outbox.brokers.call import PendingCall
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import NatsMessage, encode_hpub
-from django_outbox.brokers.nats.errors import blames_message, denied_subject, explain
+from django_outbox.brokers.nats.errors import (
+    BUSY_WAIT,
+    NO_RESPONDERS,
+    blames_message,
+    denied_subject,
+    explain,
+    read_response,
+)
 from django_outbox.brokers.nats.options import NatsOptions
-from django_outbox.brokers.nats.responses import BUSY_WAIT, NO_RESPONDERS, read_response
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.logs import logger
@@ -302,9 +308,10 @@ class NatsPublisherConnection(NatsConnection):
         self._end("the publisher was closed")
         self._opening.cancel()
 
-    def _on_end(self) -> None:
+    def _release(self, error: str) -> None:
+        super()._release(error)
         for call in self._calls:
-            call.set_missing(unanswered(self.error))
+            call.set_missing(unanswered(error))
         self._calls.clear()
         self._in_flight.clear()
         self._queue.clear()

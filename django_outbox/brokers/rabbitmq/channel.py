@@ -1,21 +1,102 @@
-"""One channel of a connection to RabbitMQ: sends one batch at a time and reads the broker's responses."""
+"""A batch of messages, and the channel that sends it and reads the broker's responses."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pika
 from pika.channel import Channel
 from pika.frame import Method
 from pika.spec import Basic, BasicProperties
 
-from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.frames import append_message
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
-from django_outbox.messages import ACCEPTED, rejected, retry_later
+from django_outbox.brokers.call import PendingCall
+from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.brokers.rabbitmq.encoding import Encoded
+from django_outbox.brokers.rabbitmq.options import PublishingOptions
+from django_outbox.brokers.rabbitmq.wire import append_message
+from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later
 
 NACKED = retry_later(
     "the broker refused the message (basic.nack): a queue is full, or could not store it", error_class="rabbitmq.nack"
 )
+
+
+class Batch(PendingCall[Message, Encoded]):
+    """Messages that were submitted together.
+
+    After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
+    responds, but did not confirm it (`stalled`).
+
+    Attributes:
+        sent: the number of messages, from the first on, that were passed to a channel.
+        stalled: whether the broker responds, but does not confirm all messages.
+    """
+
+    def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
+        super().__init__(messages, encode, carrier="AMQP", error_class="rabbitmq")
+        self.sent = 0
+        self.stalled = False
+        self.refusal: BatchRefused | None = None
+        self.nacked = False
+        self._returned: dict[int, Outcome] = {}
+        self._unreturned: dict[str, list[int]] = {}
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every message has an outcome, and the broker nacked none."""
+        return not (self.stalled or self.nacked or self.missing)
+
+    def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
+        """Set the outcome of confirmed or nacked messages. A message that was returned before is not accepted."""
+        if self._returned and outcome is ACCEPTED:
+            for index in indexes:
+                self.set_outcome(index, self._returned.get(index, ACCEPTED))
+        else:
+            self.nacked = self.nacked or outcome is not ACCEPTED
+            for index in indexes:
+                self.set_outcome(index, outcome)
+
+    def reject_larger(self, limit: int) -> bool:
+        """Reject messages without an outcome whose payload exceeds the broker's limit in bytes. False if none does."""
+        missing = self.missing
+        error = f"the payload is beyond the broker's max_message_size of {limit:,} bytes"
+        for index, message in enumerate(self.messages):
+            if len(message.payload) > limit:
+                self.set_outcome(index, rejected(error, error_class="rabbitmq.too_large"))
+        return self.missing < missing
+
+    def stall(self) -> None:
+        """Give up waiting: the broker responds, but does not confirm the messages without an outcome."""
+        self._settle_returned()
+        if self.missing:
+            self.stalled = True
+            self.end()
+
+    def refuse(self, error: str, cause: Exception, *, permanent: bool) -> None:
+        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+        self._settle_returned()
+        if self.missing == 1:
+            refused = rejected if permanent else retry_later
+            self.set_missing(refused(error, error_class="rabbitmq.refused", cause=cause))
+        elif self.missing:
+            self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class="rabbitmq.refused")
+            self.refusal.__cause__ = cause
+            self.end()
+
+    def note_return(self, message_id: str, outcome: Outcome) -> None:
+        """Keep the outcome of a returned message, because the confirm that follows would accept it.
+
+        A return carries no delivery tag. If a message is in a batch twice, its returns arrive in the order of sending.
+        """
+        if not self._unreturned:
+            for index, message in enumerate(self.messages):
+                self._unreturned.setdefault(message.message_id, []).append(index)
+        indexes = self._unreturned.get(message_id)
+        if indexes:
+            self._returned[indexes.pop(0)] = outcome
+
+    def _settle_returned(self) -> None:
+        for index, outcome in self._returned.items():
+            self.set_outcome(index, outcome)
 
 
 class Unconfirmed:
@@ -50,16 +131,13 @@ class BatchChannel:
     A channel lives on the connection's thread. It is free when it is open, and whenever its batch is complete.
 
     Attributes:
-        number: the channel's number within the connection.
-        is_open: whether it can send.
         nacked: whether the broker refused a message over it with basic.nack.
-        batch: the batch in flight, if any.
     """
 
     def __init__(
         self,
         connection: pika.SelectConnection,
-        options: ConnectionOptions,
+        options: PublishingOptions,
         *,
         write: Callable[[bytes], None],
         on_free: Callable[["BatchChannel"], None],
@@ -114,7 +192,7 @@ class BatchChannel:
             self._on_exchange_declared()
 
     def _on_exchange_declared(self, _frame: object = None) -> None:
-        if self._options.confirms:
+        if not self._options.dangerously_disable_confirms:
             self._channel.confirm_delivery(self._on_confirm, callback=self._on_ready)
         else:
             self._on_ready()
@@ -156,7 +234,7 @@ class BatchChannel:
             self._write(b"".join(frames))
             self._unconfirmed.add(sent)
             self.restart_clock()
-            if not self._options.confirms:
+            if self._options.dangerously_disable_confirms:
                 self._confirm_when_read()
         self._release_if_complete()
         return self.batch is not None and stop < len(batch.messages)

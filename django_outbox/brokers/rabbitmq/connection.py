@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import pika
 from pika.adapters.utils.nbio_interface import AbstractStreamProtocol
 
+from django_outbox.brokers.connection_thread import ConnectionThread
 from django_outbox.brokers.rabbitmq.errors import explain
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.options import RabbitMQOptions
 from django_outbox.brokers.rabbitmq.wire import Loop, Wire, WireServices
 from django_outbox.logs import logger
 
@@ -58,36 +58,26 @@ class Nodes:
         return self.order()[0] is not host
 
 
-class RabbitMQConnection(abc.ABC):
-    """One connection. It is not reopened after its end; construct another one.
-
-    Its own thread handles heartbeats and responses regardless of what the callers do. Underscore methods run on that
-    thread; public methods are thread-safe. A subclass starts the thread at the end of its constructor.
+class RabbitMQConnection(ConnectionThread):
+    """One connection; its thread handles heartbeats and responses.
 
     Attributes:
         host: the node that it is connected to, or is trying to connect to.
-        error: the reason why it has ended; blank until then.
     """
 
-    owner: ClassVar[str]
-    """"Publisher" or "Consumer", for the log."""
-
     def __init__(
-        self, options: ConnectionOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
+        self, options: RabbitMQOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
     ) -> None:
-        self._options = options
+        super().__init__(options.alias, "rabbitmq")
+        self._timeout = options.timeout
         self._nodes = nodes
         self._untried_hosts = deque(nodes.order())
         self._failures: list[str] = []
         self.host = self._untried_hosts[0]
-        self.error = ""
-        # Set when the connection can be used, or has ended.
-        self._is_settled = threading.Event()
         self._loop = Loop()
         self._call = self._loop.add_callback_threadsafe
         self._wire = WireServices(self._loop, make_wire)
         self._connection: pika.SelectConnection
-        self._thread = threading.Thread(target=self._run, name=f"outbox-rabbitmq-{options.alias}", daemon=True)
 
     @property
     def address(self) -> str:
@@ -99,23 +89,17 @@ class RabbitMQConnection(abc.ABC):
         """Whether its thread is running."""
         return self._thread.is_alive()
 
-    def wait_until_ready(self) -> str:
-        """Wait until it can be used or has failed. Return the reason if it failed, and otherwise an empty string."""
-        self._is_settled.wait()
-        return self.error
-
     def _run(self) -> None:
         try:
-            self._loop.call_later(self._options.timeout, self._give_up)
+            self._loop.call_later(self._timeout, self._give_up)
             self._try_next()
             self._loop.start()
         except Exception as error:
             logger.exception(
-                "%s %r: the connection to RabbitMQ failed",
-                self.owner,
-                self._options.alias,
+                "%s: the connection to RabbitMQ failed",
+                self._owner,
                 event="broker.connection_failed",
-                subject=f"{self.owner} {self._options.alias!r}",
+                subject=self._owner,
             )
             self._end(f"the connection to RabbitMQ failed: {error!r}")
         finally:
@@ -131,7 +115,7 @@ class RabbitMQConnection(abc.ABC):
         self._connection = pika.SelectConnection(
             copy.copy(host), self._on_open, self._on_open_error, self._on_close, custom_ioloop=self._wire
         )
-        seconds = host.stack_timeout or self._options.timeout
+        seconds = host.stack_timeout or self._timeout
         self._loop.call_later(seconds, partial(self._give_up_node, self._connection))
 
     @abc.abstractmethod
@@ -174,17 +158,6 @@ class RabbitMQConnection(abc.ABC):
 
     # Ending
 
-    def _end(self, error: str) -> None:
-        """Note why the connection has ended, or is being closed. Only the first call counts."""
-        if not self.error:
-            self.error = error
-            self._release(error)
-            self._is_settled.set()
-
-    @abc.abstractmethod
-    def _release(self, error: str) -> None:
-        """Let the threads that wait for the connection go on."""
-
     def _on_close(self, connection: pika.SelectConnection, error: BaseException) -> None:
         if not self._is_settled.is_set():
             self._on_open_error(connection, error)
@@ -219,11 +192,10 @@ class RabbitMQConnection(abc.ABC):
     def _log(self, level: int, text: str, *, event: str) -> None:
         logger.log(
             level,
-            "%s %r: %s",
-            self.owner,
-            self._options.alias,
+            "%s: %s",
+            self._owner,
             text,
             event=event,
-            subject=f"{self.owner} {self._options.alias!r}",
+            subject=self._owner,
             reason=text,
         )

@@ -89,12 +89,7 @@ def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
 
 
 def decode_properties(data: bytes) -> dict[str, Any]:
-    """Return the properties of a message by name, given its property flags and its property list.
-
-    Raises:
-        ValueError: a value has an unknown type, or is nested too deeply.
-        IndexError, struct.error: the data ends too early.
-    """
+    """Return the properties of a message by name, given its property flags and its property list."""
     position = 2
     found: dict[str, Any] = {}
     for name in _names(data[:2]):

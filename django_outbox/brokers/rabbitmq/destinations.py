@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import Batch
 from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
 
@@ -79,7 +80,7 @@ class Destinations(Suspensions[str]):
             return True
 
 
-class PartialCall:
+class PartialCall(Call[Message, Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
     A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
@@ -99,13 +100,13 @@ class PartialCall:
         submit_trial: Callable[[Sequence[Message]], Batch],
         destinations: Destinations,
     ) -> None:
+        # Each batch encodes its own messages.
+        super().__init__(messages, lambda message: message, carrier="AMQP", error_class="rabbitmq")
         self.has_outcome = False
         self.has_stalled = False
-        self._messages = messages
         self._submit = submit
         self._submit_trial = submit_trial
         self._destinations = destinations
-        self._outcomes: list[Outcome | None] = [None] * len(messages)
         self._set_aside_now: dict[str, Outcome] = {}
         self._refusal: BatchRefused | None = None
 
@@ -116,12 +117,12 @@ class PartialCall:
         destination is tried, unless it was set aside and is not due.
         """
         destinations = self._destinations
-        healthy = [index for index in range(len(self._messages)) if destinations.is_trusted(self._destination(index))]
-        batch = self._submit([self._messages[index] for index in healthy]) if healthy else None
+        healthy = [index for index in range(len(self.messages)) if destinations.is_trusted(self._destination(index))]
+        batch = self._submit([self.messages[index] for index in healthy]) if healthy else None
         is_round = destinations.begin_round()
         trials = [
             index
-            for index in self._first_per_destination(self._missing())
+            for index in self._first_per_destination(self.unsettled())
             if not destinations.is_trusted(name := self._destination(index))
             and (name not in destinations or (is_round and destinations.begin_trial(name)))
         ]
@@ -132,20 +133,20 @@ class PartialCall:
                 destinations.end_trial(self._destination(index))
         if batch is not None:
             batch.wait()
-            self.take(healthy, batch)
-        indexes = [index for index in self._missing() if not self._is_set_aside(index)]
+            self.take_batch(healthy, batch)
+        indexes = [index for index in self.unsettled() if not self._is_set_aside(index)]
         if indexes:
-            self.take(indexes, self._send(indexes))
+            self.take_batch(indexes, self._send(indexes))
 
-    def take(self, indexes: Sequence[int], batch: Batch) -> None:
+    def take_batch(self, indexes: Sequence[int], batch: Batch) -> None:
         """Take over the outcomes of a batch of these messages, and try each destination that was not confirmed."""
         self._take_outcomes(indexes, batch)
         if batch.stalled:
-            self._run_trials(self._first_per_destination(self._missing(indexes)))
-            again = [index for index in self._missing(indexes) if not self._is_set_aside(index)]
+            self._run_trials(self._first_per_destination(self.unsettled(indexes)))
+            again = [index for index in self.unsettled(indexes) if not self._is_set_aside(index)]
             if again:
                 self._take_outcomes(again, self._send(again))
-                for index in self._first_per_destination(self._missing(again)):
+                for index in self._first_per_destination(self.unsettled(again)):
                     self._set_aside(index, STALLED, STALLED_CLASS)
 
     def result(self) -> list[Outcome]:
@@ -155,18 +156,18 @@ class PartialCall:
             BatchRefused: the broker refused one of the messages without identifying it.
         """
         self._set_nacked_aside()
-        for index in self._missing():
+        for index in self.unsettled():
             destination = self._destination(index)
-            self._outcomes[index] = self._set_aside_now.get(destination) or self._destinations.outcome(destination)
+            self.outcomes[index] = self._set_aside_now.get(destination) or self._destinations.outcome(destination)
         if (refusal := self._refusal) is not None:
             raise BatchRefused(
-                str(refusal), self._outcomes, permanent=refusal.permanent, error_class=refusal.error_class
+                str(refusal), self.outcomes, permanent=refusal.permanent, error_class=refusal.error_class
             ) from refusal.__cause__
         # A message that still has no outcome was set aside by another thread, which has resumed its destination since.
-        return [outcome or set_aside(STALLED, FIRST_WAIT, error_class=STALLED_CLASS) for outcome in self._outcomes]
+        return self.complete(set_aside(STALLED, FIRST_WAIT, error_class=STALLED_CLASS))
 
     def _send(self, indexes: Sequence[int]) -> Batch:
-        batch = self._submit([self._messages[index] for index in indexes])
+        batch = self._submit([self.messages[index] for index in indexes])
         batch.wait()
         return batch
 
@@ -174,11 +175,11 @@ class PartialCall:
         """Send these messages, one per destination, over their own channels; resume or set aside each destination."""
         for start in range(0, len(indexes), MAX_TRIALS):
             part = indexes[start : start + MAX_TRIALS]
-            trials = [(index, self._submit_trial([self._messages[index]])) for index in part]
+            trials = [(index, self._submit_trial([self.messages[index]])) for index in part]
             _wait_for_trials([batch for _, batch in trials])
             for index, batch in trials:
                 self._take_outcomes([index], batch)
-                outcome, destination = self._outcomes[index], self._destination(index)
+                outcome, destination = self.outcomes[index], self._destination(index)
                 if outcome is None:
                     self._set_aside(index, STALLED, STALLED_CLASS, batch)
                 elif outcome.verdict is Verdict.UNANSWERED:
@@ -196,42 +197,30 @@ class PartialCall:
         """Set destinations aside for which the broker nacked every message, because no message is to blame for that."""
         nacked = [
             index
-            for index, outcome in enumerate(self._outcomes)
+            for index, outcome in enumerate(self.outcomes)
             if outcome is not None and outcome.error_class == "rabbitmq.nack"
         ]
-        if nacked:
-            accepting = {
-                message.destination
-                for message, outcome in zip(self._messages, self._outcomes, strict=True)
-                if outcome is ACCEPTED
-            }
-            refused = [index for index in nacked if self._destination(index) not in accepting]
-            for index in self._first_per_destination(refused):
-                outcome = self._outcomes[index]
-                assert outcome is not None
-                self._set_aside(index, outcome.error, outcome.error_class)
-            for index in refused:
-                self._outcomes[index] = None
+        accepting = {self._destination(index) for index, outcome in enumerate(self.outcomes) if outcome is ACCEPTED}
+        refused = [index for index in nacked if self._destination(index) not in accepting]
+        for index in self._first_per_destination(refused):
+            outcome = self.outcomes[index]
+            assert outcome is not None
+            self._set_aside(index, outcome.error, outcome.error_class)
+        self.take(refused, [None] * len(refused))
 
     def _take_outcomes(self, indexes: Sequence[int], batch: Batch) -> None:
-        for index, outcome in zip(indexes, batch.outcomes, strict=True):
-            self._outcomes[index] = outcome
-            self.has_outcome = self.has_outcome or outcome is not None
-            self.has_stalled = self.has_stalled or outcome is None
-        self._destinations.trust({self._destination(index) for index in indexes if self._outcomes[index] is ACCEPTED})
+        self.take(indexes, batch.outcomes)
+        self.has_outcome = self.has_outcome or any(batch.outcomes)
+        self.has_stalled = self.has_stalled or None in batch.outcomes
+        self._destinations.trust({self._destination(index) for index in indexes if self.outcomes[index] is ACCEPTED})
         self._refusal = batch.refusal or self._refusal
-
-    def _missing(self, indexes: Iterable[int] | None = None) -> list[int]:
-        """Return the indexes of the messages without an outcome, of all messages or of some."""
-        candidates = range(len(self._messages)) if indexes is None else indexes
-        return [index for index in candidates if self._outcomes[index] is None]
 
     def _is_set_aside(self, index: int) -> bool:
         destination = self._destination(index)
         return destination in self._set_aside_now or destination in self._destinations
 
     def _destination(self, index: int) -> str:
-        return self._messages[index].destination
+        return self.messages[index].destination
 
     def _first_per_destination(self, indexes: Iterable[int]) -> list[int]:
         """Return the first of these messages for each destination."""

@@ -17,7 +17,7 @@ from pika.spec import Basic
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.rabbitmq.frames import HEADER_FRAME_OVERHEAD
+from django_outbox.brokers.rabbitmq.wire import HEADER_FRAME_OVERHEAD
 from django_outbox.messages import Message
 
 MAX_SHORT_STRING = 255
@@ -100,11 +100,7 @@ class Encoder:
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
-        """Encode a message. A key that is not blank is sent in the header `key_header`.
-
-        Raises:
-            Unencodable: AMQP cannot carry it.
-        """
+        """Encode a message. A key that is not blank is sent in the header `key_header`."""
         flags, headers, correlation_id = self._flags, b"", b""
         if message.headers:
             headers = encode_headers(message.headers, leave_out=self._key_header if message.key else None)
@@ -140,11 +136,7 @@ class Encoder:
 
 
 def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
-    """Encode headers, which are JSON values, as the fields of an AMQP table, without its length.
-
-    Raises:
-        Unencodable: AMQP cannot carry one of them.
-    """
+    """Encode headers, which are JSON values, as the fields of an AMQP table, without its length."""
     pieces = []
     for name, value in headers.items():
         if name == leave_out:
@@ -238,11 +230,7 @@ def _with_length(data: bytes) -> bytes:
 
 
 def short_string(part: str, value: str) -> bytes:
-    """Encode an AMQP short string; the error names the part.
-
-    Raises:
-        Unencodable: it is longer than 255 bytes of UTF-8, or not UTF-8.
-    """
+    """Encode an AMQP short string; the error names the part."""
     try:
         data = value.encode()
     except UnicodeEncodeError:

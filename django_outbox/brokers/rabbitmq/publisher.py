@@ -2,25 +2,27 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 from urllib.parse import quote
 
-from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE, validate_format
+from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.rabbitmq.batch import Batch
+from django_outbox.brokers.rabbitmq.channel import Batch
 from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.destinations import Destinations, PartialCall
-from django_outbox.brokers.rabbitmq.encoding import Encoder, Events
-from django_outbox.brokers.rabbitmq.options import read_options, validate_message_options
+from django_outbox.brokers.rabbitmq.encoding import Encoded, Encoder, Events
+from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
 
 
-class RabbitMQPublisher(Publisher):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RabbitMQPublisher(PublishingOptions, Publisher):
     """Publishes to a RabbitMQ exchange over AMQP 0-9-1.
 
     A message is accepted when the broker has confirmed it. It is rejected if the broker returned it as unroutable, if
@@ -72,63 +74,33 @@ class RabbitMQPublisher(Publisher):
     messaging_system: ClassVar[str] = "rabbitmq"
     broker_name = "RabbitMQ"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        url: str | Sequence[str] = (),
-        exchange: str = "",
-        declare_exchange: str | None = None,
-        mandatory: bool = True,
-        persistent: bool = True,
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        blocked_timeout: float = 30.0,
-        heartbeat: int | None = 30,
-        ssl: Mapping[str, str] | None = None,
-        key_header: str = "outbox-key",
-        format: str = PLAIN,
-        source: str = "",
-        dangerously_disable_confirms: bool = False,
-    ) -> None:
-        super().__init__(alias)
-        self._exchange = exchange
-        validate_message_options(mandatory=mandatory, persistent=persistent, key_header=key_header)
-        validate_format(format, source)
-        self._options = read_options(
-            alias,
-            url=url,
-            exchange=exchange,
-            declare_exchange=declare_exchange,
-            timeout=timeout,
-            connect_timeout=connect_timeout,
-            blocked_timeout=blocked_timeout,
-            heartbeat=heartbeat,
-            ssl=ssl,
-            dangerously_disable_confirms=dangerously_disable_confirms,
-        )
-        self._connection: PublishingConnection | None
-        self._trials: PublishingConnection | None
-        self._retired: list[PublishingConnection]
-        self._silent_since: float | None
-        encoder = Encoder(
-            exchange=exchange,
-            mandatory=mandatory,
-            persistent=persistent,
-            key_header=key_header,
-            content_type=STRUCTURED_CONTENT_TYPE if format == STRUCTURED else "application/json",
-        )
-        self._events = None if format == PLAIN else Events(format, source)
-        self._encode = encoder.encode
+    _connection: PublishingConnection | None = field(init=False)
+    _trials: PublishingConnection | None = field(init=False)
+    _retired: list[PublishingConnection] = field(init=False)
+    _silent_since: float | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._encode = self._make_encode()
+        self._events = None if self.format == PLAIN else Events(self.format, self.source)
         self._start_over()
         after_fork(self, type(self)._start_over)
+
+    def _make_encode(self) -> Callable[[Message], Encoded]:
+        return Encoder(
+            exchange=self.exchange,
+            mandatory=self.mandatory,
+            persistent=self.persistent,
+            key_header=self.key_header,
+            content_type=STRUCTURED_CONTENT_TYPE if self.format == STRUCTURED else "application/json",
+        ).encode
 
     def describe(self) -> str:
         nodes = ", ".join(
             f"{'amqps' if host.ssl_options else 'amqp'}://{host.host}:{host.port}/{quote(host.virtual_host, safe='')}"
-            for host in self._options.hosts
+            for host in self.hosts
         )
-        return f"RabbitMQ at {nodes}, exchange {self._options.exchange!r}"
+        return f"RabbitMQ at {nodes}, exchange {self.exchange!r}"
 
     def prepare(self) -> str:
         connection = self._connection
@@ -139,9 +111,9 @@ class RabbitMQPublisher(Publisher):
     def check(self) -> Sequence[str]:
         reason = self.prepare()
         # The default exchange always exists. With `declare_exchange` it exists as soon as a channel is open.
-        if not reason and self._exchange and not self._options.declare_exchange:
+        if not reason and self.exchange and not self.declare_exchange:
             connection = self._usable_connection()
-            reason = connection.wait_until_ready() or connection.check_exchange(self._exchange, self._options.timeout)
+            reason = connection.wait_until_ready() or connection.check_exchange(self.exchange, self.timeout)
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
@@ -162,7 +134,7 @@ class RabbitMQPublisher(Publisher):
         if batch is None:
             call.publish()
         else:
-            call.take(range(len(messages)), batch)
+            call.take_batch(range(len(messages)), batch)
         outcomes = call.result()
         if call.has_outcome:
             self._silent_since = None
@@ -171,7 +143,7 @@ class RabbitMQPublisher(Publisher):
         return outcomes
 
     def name_destination(self, message: Message) -> str:
-        return ":".join(filter(None, (self._exchange, message.destination)))
+        return ":".join(filter(None, (self.exchange, message.destination)))
 
     def close(self) -> None:
         with self._lock:
@@ -190,14 +162,14 @@ class RabbitMQPublisher(Publisher):
     def _usable_connection(self) -> PublishingConnection:
         with self._lock:
             if self._connection is None or not self._connection.accepts_batches:
-                self._connection = PublishingConnection(self._options, self._nodes)
+                self._connection = PublishingConnection(self, self._nodes)
             return self._connection
 
     def _usable_trials(self) -> PublishingConnection:
         """Return the connection for trials: a message that tries a sick queue stalls the connection that it uses."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_batches:
-                self._trials = PublishingConnection(self._options, self._nodes, is_for_trials=True)
+                self._trials = PublishingConnection(self, self._nodes, is_for_trials=True)
             return self._trials
 
     def _end_trials(self) -> None:
@@ -220,10 +192,10 @@ class RabbitMQPublisher(Publisher):
         if self._silent_since is None:
             self._silent_since = began
         connection = self._connection
-        if connection is None or len(self._options.hosts) == 1:
+        if connection is None or len(self.hosts) == 1:
             return
         seconds = time.monotonic() - self._silent_since
-        if seconds >= self._options.stall_timeout:
+        if seconds >= self.stall_timeout:
             self._silent_since = None
             logger.warning(
                 "Publisher %r: RabbitMQ at %s has confirmed nothing for %.0f s; trying another node",
@@ -240,7 +212,7 @@ class RabbitMQPublisher(Publisher):
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
-        self._nodes = Nodes(self._options.hosts)
+        self._nodes = Nodes(self.hosts)
         self._destinations = Destinations(self.alias)
         self._connection, self._trials, self._retired = None, None, []
         self._silent_since = None

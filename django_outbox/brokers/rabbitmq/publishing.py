@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -14,11 +13,10 @@ from pika.exceptions import ConnectionBlockedTimeout
 from pika.frame import Method
 from pika.spec import Connection as ConnectionMethods
 
-from django_outbox.brokers.rabbitmq.batch import Batch
-from django_outbox.brokers.rabbitmq.channel import BatchChannel
+from django_outbox.brokers.rabbitmq.channel import Batch, BatchChannel
 from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
-from django_outbox.brokers.rabbitmq.options import ConnectionOptions
+from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.wire import ConfirmWire
 from django_outbox.messages import unanswered
 
@@ -38,24 +36,23 @@ class PublishingConnection(RabbitMQConnection):
     batches are given back as stalled.
 
     Args:
-        options: how to connect.
-        nodes: the order in which to try the nodes.
         is_for_trials: whether its messages try destinations. Missing confirms are then expected, so the broker is not
             probed.
         on_ready: called on the connection's thread when it can be used; then it is closed.
     """
 
-    owner = "Publisher"
+    kind = "publisher"
 
     def __init__(
         self,
-        options: ConnectionOptions,
+        options: PublishingOptions,
         nodes: Nodes,
         *,
         is_for_trials: bool = False,
         on_ready: Callable[[], object] | None = None,
     ) -> None:
         super().__init__(options, nodes, lambda connection: ConfirmWire(connection, self._on_confirm))
+        self._options = options
         self._is_for_trials = is_for_trials
         self._on_ready = on_ready
         self._lock = Lock()
@@ -255,9 +252,9 @@ class PublishingConnection(RabbitMQConnection):
 
     def _connect_to_probe(self) -> None:
         """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
-        options = replace(self._options, hosts=(self.host,))
         on_ready = partial(self._call, self._abandon_stalled)
-        self._probe = PublishingConnection(options, Nodes(options.hosts), is_for_trials=True, on_ready=on_ready)
+        nodes = Nodes([self.host])
+        self._probe = PublishingConnection(self._options, nodes, is_for_trials=True, on_ready=on_ready)
 
     def _abandon_stalled(self) -> None:
         """Give back the batches that the broker does not confirm, although it responds, and accept no more.

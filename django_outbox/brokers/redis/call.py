@@ -28,9 +28,7 @@ class Guarantees:
     """The conditions on which a message is accepted.
 
     Args:
-        replicas: the number of replicas that must have it.
         replica_timeout: seconds that the replicas have for it.
-        timeout: seconds for connecting and for all replies.
         stall_timeout: seconds without progress after which one of several servers is given up.
     """
 
@@ -66,9 +64,7 @@ class Pipeline:
         asking: whether the server gets the messages although another one still has their slot.
 
     Attributes:
-        indexes: the messages that are sent, by their index in the call.
         reason: why messages have no reply; blank if all have one.
-        accepted: the messages that the server accepted.
         refused: its error for each message that it refused.
         leave: whether another server may be the right one.
         waited: seconds that were spent in vain on a server that did not respond.

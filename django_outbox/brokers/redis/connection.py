@@ -34,9 +34,7 @@ class Replies:
     No object is made for a reply.
 
     Attributes:
-        count: the number of replies so far.
         errors: the text of each error by its position among the replies.
-        last: the last line.
     """
 
     count: int = 0

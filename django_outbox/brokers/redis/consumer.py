@@ -1,21 +1,52 @@
-"""`RedisStreamsConsumer`: reads a stream."""
+"""`RedisStreamsConsumer`: reads a stream as a member of a consumer group.
+
+https://redis.io/docs/latest/commands/xreadgroup/
+"""
 
 import os
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from django_outbox.brokers.consumer import Consumer, Incoming, Unavailable
+import redis
+from django.core.exceptions import ImproperlyConfigured
+from redis.crc import key_slot
+
+from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
+from django_outbox.brokers.options import require_choice, require_seconds, require_text
+from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
 from django_outbox.brokers.redis.entries import StreamEntry, read_entry
-from django_outbox.brokers.redis.errors import Lost
-from django_outbox.brokers.redis.group import FIRST_COUNT, ConsumerGroup
-from django_outbox.brokers.redis.names import make_name
-from django_outbox.brokers.redis.options import StreamOptions, read_options
+from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
+from django_outbox.brokers.redis.names import RELEASED, is_gone, make_name
+from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
+from django_outbox.logs import logger
+from django_outbox.rates import Allowance
+
+MAX_CLAIM_INTERVAL = 30.0
+"""Maximum seconds between two searches for entries to take over."""
+
+POLL_INTERVAL = 0.25
+"""Maximum seconds between two questions whether other consumers have settled their entries."""
+
+CLAIM_COUNT = 1000
+"""Number of entries that are taken over with one command while no new ones are read."""
+
+QUIET_WAIT = 5.0
+"""Seconds of waiting for other consumers before it is logged."""
+
+FIRST_COUNT = 10
+"""Number of entries in the first read, when nothing is known of their size."""
+
+LOSS_INTERVAL = 60.0
+"""Seconds in which lost entries are logged once."""
 
 
-class RedisStreamsConsumer(Consumer):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["ConsumerGroup"]):
     """Reads a stream as a member of a consumer group, and acknowledges an entry after it was stored.
 
     Entries stay in the stream when they are acknowledged: trim it with the publisher's `max_length`, or with XTRIM.
@@ -41,111 +72,136 @@ class RedisStreamsConsumer(Consumer):
 
     broker_name: ClassVar[str] = "Redis"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        url: str | Sequence[str],
-        stream: str,
-        group: str,
-        create_group: Literal["beginning", "end"] | None = "beginning",
-        consumer: str = "",
-        claim_idle: float = 300.0,
-        dead_letters: str = "",
-        sentinels: str | Sequence[str] = (),
-        cluster: bool = False,
-        connect_timeout: float = 5.0,
-        timeout: float = 15.0,
-        ssl: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(alias, **options)
-        self._options = read_options(
-            url=url, sentinels=sentinels, cluster=cluster, ssl=ssl, timeout=timeout, connect_timeout=connect_timeout
-        )
-        self._stream = StreamOptions(
-            name=stream,
-            group=group,
-            create_group=create_group,
-            consumer=consumer,
-            claim_idle=claim_idle,
-            dead_letters=dead_letters,
-            rejects="reject" in (self.invalid, self.unknown_types),
-            cluster=cluster,
-        )
-        self._servers = make_servers(self._options, f"Consumer {alias!r}")
-        self._group: ConsumerGroup | None = None
+    stream: str
+    group: str
+    create_group: Literal["beginning", "end"] | None = "beginning"
+    consumer: str = ""
+    claim_idle: float = 300.0
+    dead_letters: str = ""
+    timeout: float = 15.0
+
+    def __post_init__(self) -> None:
+        ConnectedConsumer.__post_init__(self)
+        RedisOptions.__post_init__(self)
+        require_text("stream", self.stream, "'order.created'")
+        require_text("group", self.group, "'billing'")
+        require_choice("create_group", self.create_group, ("beginning", "end", None))
+        require_seconds("claim_idle", self.claim_idle)
+        consumer: object = self.consumer
+        if not isinstance(consumer, str) or consumer == RELEASED:
+            raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
+        dead: object = self.dead_letters
+        if not isinstance(dead, str) or dead == self.stream:
+            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of another stream.")
+        self.require_dead_letters(dead, "the name of another stream")
+        if self.cluster and dead and key_slot(self.stream.encode()) != key_slot(dead.encode()):
+            raise ImproperlyConfigured(
+                f"dead_letters is {dead!r}, which may be on another node of the cluster than {self.stream!r}; give "
+                "both names the same part in braces, such as {orders}.dead and {orders}."
+            )
+        self._servers = make_servers(self, f"Consumer {self.alias!r}")
         # The name that it keeps when it reconnects, so that it gets the entries again that it has not settled.
         self._name = ""
         self._pid = 0
         self._begins = True
-        self._last_tag = 0
-        self._entries: dict[int, StreamEntry] = {}
-        self._received: deque[Incoming] = deque()
-        self._average_size = self.batch_bytes / FIRST_COUNT
-        self._is_paused = False
 
     @property
     def source(self) -> str:
-        return f"stream {self._stream.name!r} at {self._options.describe()}, group {self._stream.group!r}"
+        return f"stream {self.stream!r} at {self.describe_servers()}, group {self.group!r}"
 
-    def open(self, max_messages: int | None = None) -> None:
-        self.close()
+    def _make_connection(self, max_messages: int | None) -> "ConsumerGroup":
         if self._pid != os.getpid():
             self._pid, self._begins = os.getpid(), True
-            self._name = self._stream.consumer or make_name()
+            self._name = self.consumer or make_name()
         try:
-            connection = self._servers.connect(self._servers.find(self._stream.name))
+            connection = self._servers.connect(self._servers.find(self.stream))
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
-        try:
-            self._group = ConsumerGroup(
-                connection, self._stream, self._name, self._options.timeout, begins=self._begins
-            )
-        except Unavailable:
-            connection.close()
-            self._servers.forget()
-            raise
-        self._is_paused = False
+        return ConsumerGroup(connection, self, self._name, begins=self._begins)
 
-    def receive(self, seconds: float) -> list[Incoming]:
-        group = self._open_group()
+    def close(self) -> None:
+        if self._connection is not None:
+            self._begins = self._begins and not self._connection.has_begun
+            super().close()
+            # The stream may have moved to another node.
+            self._servers.forget()
+
+
+class ConsumerGroup(ConsumerConnection):
+    """Reads the entries that this consumer has not settled yet, then new ones, and entries that others left.
+
+    A consumer that begins takes over the entries of consumers that are gone, and waits until the others have settled
+    the entries that they had by then. Otherwise, later entries would be stored before the entries of a process that was
+    killed.
+
+    Acknowledgements are sent without waiting; their replies are read before the next command.
+
+    Args:
+        name: the name of this consumer within the group, which no other process uses.
+        begins: whether the consumer has not read new entries yet.
+    """
+
+    def __init__(self, connection: RedisConnection, options: RedisStreamsConsumer, name: str, *, begins: bool) -> None:
+        self._owner = f"Stream {options.stream!r}, group {options.group!r}"
+        self._connection = connection
+        self._options = options
+        self._place = options.stream, options.group
+        self._consumer = name
+        self._timeout = options.timeout
+        self._last_tag = 0
+        self._unsettled: dict[int, StreamEntry] = {}
+        self._received: deque[Incoming] = deque()
+        self._average_size = options.batch_bytes / FIRST_COUNT
+        self._is_paused = False
+        # For each reply that is owed, the ID of the entry to acknowledge if it is no error, or None.
+        self._owed: list[bytes | None] = []
+        self._refusal = ""
+        self._own_id: bytes | None = b"0"
+        self._claim_cursor = b"0-0"
+        self._claim_at = 0.0
+        self._waits_since = time.monotonic() if begins else None
+        self._is_wait_logged = False
+        # While this entry or an earlier one is in the stream, no unread entry was trimmed.
+        self._last_id: bytes | None = None
+        # Entries that were trimmed or deleted before they were stored, and are not logged yet.
+        self._lost = 0
+        self._loss_logs = Allowance(1, LOSS_INTERVAL)
+        # The trimmed entries that were counted, but that Redis still counts as unread.
+        self._reported = 0
+        # The last entry that others may have received before this consumer began.
+        self._last_of_others: bytes | None = None
+
+    def open(self) -> None:
+        options = self._options
+        try:
+            if options.create_group is not None:
+                start = "0" if options.create_group == "beginning" else "$"
+                try:
+                    self._command("XGROUP", "CREATE", *self._place, start, "MKSTREAM")
+                except Unavailable as error:
+                    if "BUSYGROUP" not in str(error):
+                        raise
+            dead = options.dead_letters
+            if dead and self._command("TYPE", dead) not in (b"none", b"stream"):
+                raise Unavailable(f"dead_letters {dead!r} is the key of a value that is not a stream; correct it")
+        except Unavailable:
+            self._connection.close()
+            raise
+
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._received:
             if self._is_paused:
                 time.sleep(seconds)
             else:
-                self._keep(group.read(self._count(), seconds))
-                self._begins = self._begins and not group.has_begun
-        return self._take()
-
-    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        entries = {message.tag: self._entries.pop(message.tag) for message in batch if message.tag in self._entries}
-        if self._group is not None:
-            accepted = [entry.id for tag, entry in entries.items() if tag not in rejected]
-            self._group.settle(accepted, [entry for tag, entry in entries.items() if tag in rejected])
-
-    def pause(self) -> None:
-        self._is_paused = True
-
-    def resume(self) -> None:
-        self._is_paused = False
-
-    def is_drained(self) -> bool:
-        return not self._received and not self._open_group().has_more()
-
-    def close(self) -> None:
-        entries, self._entries = self._entries, {}
-        self._received.clear()
-        if self._group is not None:
-            group, self._group = self._group, None
-            group.leave([entry.id for entry in entries.values()])
-            # The stream may have moved to another node.
-            self._servers.forget()
+                # The entries should not exceed the bytes of a batch by much.
+                count = max(1, min(max_messages, int(max_bytes / max(self._average_size, 1))))
+                self._keep(self._read(count, seconds))
+        return take_batch(self._received, max_messages, max_bytes, lambda message: len(message.body))[0]
 
     def _keep(self, entries: Sequence[StreamEntry]) -> None:
         """Keep entries until they are settled. An entry that is kept already was taken over from this very consumer."""
-        known = {entry.id for entry in self._entries.values()}
+        known = {entry.id for entry in self._unsettled.values()}
         gone = []
         for entry in entries:
             if entry.id in known:
@@ -154,28 +210,295 @@ class RedisStreamsConsumer(Consumer):
                 gone.append(entry.id)
                 continue
             self._last_tag += 1
-            self._entries[self._last_tag] = entry
-            self._received.append(read_entry(entry, self._last_tag, self._stream.name))
+            self._unsettled[self._last_tag] = entry
+            self._received.append(read_entry(entry, self._last_tag, self._options.stream))
             self._average_size = 0.9 * self._average_size + 0.1 * entry.size
         if gone:
-            self._open_group().lose(gone)
+            # They were trimmed or deleted while they were pending.
+            self._add_losses(len(gone))
+            self._settle(gone, [])
 
-    def _count(self) -> int:
-        """Return the number of entries to read, which should not exceed the bytes of a batch by much."""
-        return max(1, min(self.batch_size, int(self.batch_bytes / max(self._average_size, 1))))
+    def _read(self, count: int, seconds: float) -> list[StreamEntry]:
+        """Return the next entries, which are this consumer's from now on; none if there is none within that time.
 
-    def _take(self) -> list[Incoming]:
-        """Return a batch of what was received."""
-        batch: list[Incoming] = []
-        size = 0
-        while self._received and len(batch) < self.batch_size:
-            size += len(self._received[0].body)
-            if batch and size > self.batch_bytes:
-                break
-            batch.append(self._received.popleft())
-        return batch
+        Every method that reads raises `Unavailable` if the connection has ended, or if Redis refuses.
+        """
+        if self._waits_since is not None:
+            if self._others_are_busy(self._waits_since):
+                time.sleep(min(seconds, POLL_INTERVAL))
+                return []
+            self._waits_since = None
+        if self._own_id is not None:
+            reply = self._command(*self._reading(count), "STREAMS", self._options.stream, self._own_id)
+            entries = _read_streams(reply)
+            self._own_id = entries[-1].id if entries else None
+            if entries:
+                return entries
+        return self._claim(count) or self._read_new(count) or self._await_new(count, seconds)
 
-    def _open_group(self) -> ConsumerGroup:
-        if self._group is None:
-            raise Unavailable("the consumer is not connected")
-        return self._group
+    @property
+    def has_begun(self) -> bool:
+        """Whether new entries are read."""
+        return self._waits_since is None
+
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        entries = {message.tag: self._unsettled.pop(message.tag) for message in batch if message.tag in self._unsettled}
+        accepted = [entry.id for tag, entry in entries.items() if tag not in rejected]
+        self._settle(accepted, [entry for tag, entry in entries.items() if tag in rejected])
+
+    def _settle(self, accepted: Sequence[bytes], rejected: Sequence[StreamEntry]) -> None:
+        """Acknowledge entries, and add rejected ones to the dead letters.
+
+        A rejected entry is acknowledged after Redis has confirmed that it is among the dead letters.
+        """
+        options = self._options
+        commands: list[bytes] = []
+        if not options.dead_letters:
+            accepted = [*accepted, *(entry.id for entry in rejected)]
+        else:
+            for entry in rejected:
+                commands.append(encode_command("XADD", options.dead_letters, "*", *entry.fields))
+                self._owed.append(entry.id)
+        if accepted:
+            commands.append(encode_command("XACK", *self._place, *accepted))
+            self._owed.append(None)
+        # A connection that has ended is noticed by the next command.
+        with suppress(Lost):
+            self._connection.send(b"".join(commands), time.monotonic() + self._timeout)
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def is_drained(self) -> bool:
+        return not self._received and not self._has_more()
+
+    def _has_more(self) -> bool:
+        """Return whether there are entries that could be read now."""
+        last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
+        if last and _number(last[0][0]) > _number(self._read_group()[b"last-delivered-id"]):
+            return True
+        if self._own_id is not None and self._pending("0", self._consumer):
+            return True
+        return self._pending(str(self._claim_ms), "")
+
+    def close(self) -> None:
+        """Give entries back, so that another consumer can take them over at once, and leave the group."""
+        unsettled = [entry.id for entry in self._unsettled.values()]
+        is_known = bool(self._refusal)
+        self._log_losses()
+        with suppress(Unavailable):
+            self._read_owed()
+            if unsettled:
+                self._command("XCLAIM", *self._place, RELEASED, 0, *unsettled, "IDLE", self._claim_ms, "JUSTID")
+            # Deleting a consumer would delete its pending entries, too.
+            if not self._pending("0", self._consumer):
+                self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
+        if self._refusal and not is_known:
+            logger.error(
+                "%s: messages could not be settled and will come again: %s",
+                self._owner,
+                self._refusal,
+                event="consumer.acknowledgements_lost",
+                subject=self._owner,
+                reason=self._refusal,
+            )
+        self._connection.close()
+
+    @property
+    def _claim_ms(self) -> int:
+        return max(int(self._options.claim_idle * 1000), 1)
+
+    def _claim(self, count: int) -> list[StreamEntry]:
+        """Take over entries of consumers that have vanished."""
+        if time.monotonic() < self._claim_at:
+            return []
+        entries = _read_entries(self._autoclaim(self._claim_cursor, count))
+        if self._claim_cursor == b"0-0":
+            self._claim_at = time.monotonic() + min(self._options.claim_idle / 2, MAX_CLAIM_INTERVAL)
+        return entries
+
+    def _autoclaim(self, cursor: bytes, count: int, *arguments: str) -> list[Any]:
+        """Take over entries that are old enough, and return them; set the cursor, which is "0-0" after the last one."""
+        command = "XAUTOCLAIM", *self._place, self._consumer, self._claim_ms, cursor, "COUNT", count
+        self._claim_cursor, found, *deleted = self._command(*command, *arguments)
+        # Redis 6.2 does not list deleted entries.
+        entries = [each for each in found if each]
+        self._add_losses(len(found) - len(entries) + sum(map(len, deleted)))
+        return entries
+
+    def _others_are_busy(self, since: float) -> bool:
+        """Take over what others have left, and return whether they have entries that this consumer must wait for."""
+        others = [name for name in self._pending_consumers() if name != self._consumer]
+        if self._last_of_others is None:
+            self._last_of_others = self._read_group()[b"last-delivered-id"]
+        for name in filter(is_gone, others):
+            self._take_over(name)
+        self._autoclaim(b"0-0", CLAIM_COUNT, "JUSTID")
+        self._claim_cursor = b"0-0"
+        busy = [name for name in others if not is_gone(name) and self._pending("0", name, self._last_of_others)]
+        if busy and not self._is_wait_logged and time.monotonic() - since > QUIET_WAIT:
+            self._is_wait_logged = True
+            logger.warning(
+                "%s: waits until %s have settled their entries, or for claim_idle (%g s), to keep the order; set the "
+                "option consumer to avoid that after a crash",
+                self._owner,
+                ", ".join(map(repr, busy[:3])),
+                self._options.claim_idle,
+                event="consumer.waiting",
+                subject=self._owner,
+                seconds=self._options.claim_idle,
+            )
+        return bool(busy)
+
+    def _take_over(self, name: str) -> None:
+        """Take over all entries of a consumer that is gone."""
+        start, count = b"-", 0
+        while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
+            ids = [each[0] for each in page]
+            # Another consumer that has taken over an entry in this moment keeps it, because it is no longer idle.
+            idle = min(each[2] for each in page)
+            claimed = self._command("XCLAIM", *self._place, self._consumer, idle, *ids, "JUSTID")
+            count += len(claimed)
+            if missing := set(ids).difference(claimed):
+                left = self._command("XPENDING", *self._place, ids[0], ids[-1], len(ids))
+                self._add_losses(len(missing.difference(each[0] for each in left)))
+            start = b"(" + ids[-1]
+        if name != RELEASED:
+            self._command("XGROUP", "DELCONSUMER", *self._place, name)
+            logger.info(
+                "%s: took over %s entries of the ended process %r",
+                self._owner,
+                f"{count:,}",
+                name,
+                event="consumer.took_over",
+                subject=self._owner,
+                count=count,
+            )
+
+    def _pending_consumers(self) -> list[str]:
+        """Return the names of the consumers that have entries."""
+        *_, consumers = self._command("XPENDING", *self._place)
+        return [name.decode("utf-8", "replace") for name, _ in consumers or ()]
+
+    def _read_new(self, count: int) -> list[StreamEntry]:
+        """Return new entries if there are any, and count entries that were trimmed before the group has read them."""
+        options = self._options
+        if self._last_id is None:
+            self._last_id = self._read_group()[b"last-delivered-id"]
+        groups, earlier, reply = self._commands(
+            ("XINFO", "GROUPS", options.stream),
+            ("XREVRANGE", options.stream, self._last_id, "-", "COUNT", 1),
+            (*self._reading(count), "STREAMS", options.stream, ">"),
+        )
+        entries = self._note_last(_read_streams(reply))
+        info = self._find_group(groups)
+        if not entries:
+            # Redis 7.0 does not count trimmed entries as read when it has passed them: they stay unread.
+            self._reported = info.get(b"lag") or 0
+        elif not earlier and info.get(b"entries-read") is not None:
+            self._count_trimmed(entries, info[b"entries-read"])
+        return entries
+
+    def _count_trimmed(self, entries: Sequence[StreamEntry], read: int) -> None:
+        """Count entries that were trimmed unread, given new entries, and how many the group had read before them."""
+        name = self._options.stream
+        reply, groups = self._commands(("XINFO", "STREAM", name), ("XINFO", "GROUPS", name))
+        stream = dict(zip(reply[::2], reply[1::2], strict=True))
+        first = stream[b"first-entry"]
+        trimmed_since = sum(not first or _number(each.id) < _number(first[0]) for each in entries)
+        before = stream[b"entries-added"] - stream[b"length"] - trimmed_since
+        self._add_losses(before - read - self._reported)
+        self._reported = before + len(entries) - (self._find_group(groups).get(b"entries-read") or 0)
+
+    def _add_losses(self, count: int) -> None:
+        """Count entries that were trimmed or deleted before they were stored; the first ones are logged at once."""
+        self._lost += max(count, 0)
+        if self._lost and self._loss_logs.take():
+            self._log_losses()
+
+    def _log_losses(self) -> None:
+        if self._lost:
+            logger.error(
+                "%s: %s entries were trimmed or deleted before they were stored, and are lost: trim the stream less "
+                "(max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
+                self._owner,
+                f"{self._lost:,}",
+                event="consumer.messages_lost",
+                subject=self._owner,
+                count=self._lost,
+            )
+            self._lost = 0
+
+    def _await_new(self, count: int, seconds: float) -> list[StreamEntry]:
+        """Return new entries as soon as there are any."""
+        block = max(int(min(seconds, self._timeout / 2) * 1000), 1)
+        reply = self._command(*self._reading(count), "BLOCK", block, "STREAMS", self._options.stream, ">")
+        return self._note_last(_read_streams(reply))
+
+    def _note_last(self, entries: list[StreamEntry]) -> list[StreamEntry]:
+        if entries:
+            self._last_id = entries[-1].id
+        return entries
+
+    def _read_group(self) -> dict[bytes, Any]:
+        """Return Redis's information about this group."""
+        return self._find_group(self._command("XINFO", "GROUPS", self._options.stream))
+
+    def _find_group(self, groups: Any) -> dict[bytes, Any]:
+        """Return the part of a reply to XINFO GROUPS about this group."""
+        found = (dict(zip(each[::2], each[1::2], strict=True)) for each in groups)
+        name = self._options.group.encode()
+        return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
+
+    def _pending(self, idle: str, consumer: str, last: bytes = b"+") -> bool:
+        named = [consumer] if consumer else []
+        return bool(self._command("XPENDING", *self._place, "IDLE", idle, "-", last, 1, *named))
+
+    def _reading(self, count: int) -> tuple[str | int, ...]:
+        return "XREADGROUP", "GROUP", self._options.group, self._consumer, "COUNT", count
+
+    def _command(self, *arguments: str | int | bytes) -> Any:
+        (reply,) = self._commands(arguments)
+        return reply
+
+    def _commands(self, *commands: Sequence[str | int | bytes]) -> list[Any]:
+        """Execute commands in one round trip."""
+        self._read_owed()
+        try:
+            return self._connection.execute_all(commands)
+        except (redis.RedisError, OSError, Lost) as error:
+            raise Unavailable(explain(error)) from error
+
+    def _read_owed(self) -> None:
+        """Read the replies to acknowledgements, and acknowledge what is among the dead letters now."""
+        while self._owed:
+            owed, self._owed = self._owed, []
+            replies = Replies()
+            try:
+                self._connection.receive(replies, len(owed), time.monotonic() + self._timeout)
+            except Lost as error:
+                raise Unavailable(str(error)) from error
+            dead = [id for position, id in enumerate(owed) if id is not None and position not in replies.errors]
+            self._settle(dead, [])
+            if replies.errors:
+                # The entries are still this consumer's, which reads them again when it has reconnected.
+                self._refusal = explain_reply(next(iter(replies.errors.values())))
+        if self._refusal:
+            raise Unavailable(f"messages cannot be settled: {self._refusal}")
+
+
+def _read_streams(reply: Any) -> list[StreamEntry]:
+    """Return the entries of a reply to XREADGROUP for one stream."""
+    return _read_entries(reply[0][1]) if reply else []
+
+
+def _read_entries(entries: Any) -> list[StreamEntry]:
+    """Return entries. One that was deleted or trimmed while it was pending has no fields any more."""
+    return [StreamEntry(id, fields or []) for id, fields in (each for each in entries if each)]
+
+
+def _number(id: bytes) -> tuple[int, ...]:
+    return tuple(map(int, id.split(b"-")))

@@ -32,12 +32,7 @@ class EntryEncoder:
         return self._stream.render(message)
 
     def encode(self, message: Message) -> bytes:
-        """Return the command that appends a message to its stream. The bytes of the payload are unchanged.
-
-        Raises:
-            Unencodable: the name of its stream is blank.
-            UnicodeEncodeError: it has text that UTF-8 cannot represent.
-        """
+        """Return the command that appends a message to its stream. The bytes of the payload are unchanged."""
         _, message_id, type, topic, key, payload, headers, occurred_at, *_ = message
         if occurred_at.tzinfo is not datetime.timezone.utc:
             occurred_at = occurred_at.astimezone(datetime.timezone.utc)

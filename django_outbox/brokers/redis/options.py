@@ -2,21 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote
 
 from django.core.exceptions import ImproperlyConfigured
-from redis.crc import key_slot
 
-from django_outbox.brokers.options import (
-    UrlOption,
-    read_ssl,
-    require_choice,
-    require_flag,
-    require_seconds,
-    require_text,
-)
-from django_outbox.brokers.redis.names import RELEASED
+from django_outbox.brokers.options import UrlOption, read_ssl, require_flag, require_seconds
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss", "unix"))
 SENTINELS = URL._replace(name="sentinels")
@@ -33,31 +24,77 @@ Address = tuple[str, int]
 """The host and the port of a server; the path and 0 of a Unix socket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class RedisOptions:
-    """The options of a connection.
+    """The options of both ends: how to connect. `RedisStreamsPublisher` describes them.
 
-    Args:
-        addresses: the server, or some nodes of a cluster.
+    No error shows a url, which may hold a password.
+
+    Attributes:
+        addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
-        master: the name of the master for which the Sentinels are asked; blank without Sentinel.
+        master: the name of the master for which the Sentinels are asked; blank without Sentinels.
+        sentinel_addresses: the Sentinels.
         sentinel_arguments: arguments of redis-py's connections to the Sentinels.
-        timeout: seconds for connecting and for all replies to a batch.
     """
 
-    scheme: str
-    addresses: tuple[Address, ...]
-    arguments: Mapping[str, Any] = field(repr=False)
-    master: str = ""
-    sentinels: tuple[Address, ...] = ()
-    sentinel_arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    url: str | Sequence[str] = ()
+    sentinels: str | Sequence[str] = ()
     cluster: bool = False
     timeout: float = 30.0
+    connect_timeout: float = 5.0
+    ssl: Mapping[str, str] | None = None
+    scheme: str = field(init=False)
+    addresses: tuple[Address, ...] = field(init=False, default=())
+    arguments: Mapping[str, Any] = field(init=False)
+    master: str = field(init=False, default="")
+    sentinel_addresses: tuple[Address, ...] = field(init=False, default=())
+    sentinel_arguments: Mapping[str, Any] = field(init=False)
 
-    def describe(self) -> str:
+    def __post_init__(self) -> None:
+        require_seconds("timeout", self.timeout)
+        require_seconds("connect_timeout", self.connect_timeout)
+        require_flag("cluster", self.cluster)
+        seconds = min(self.connect_timeout, self.timeout)
+        timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+        read = [_read_url(URL, parts) for _, parts in URL.read(self.url)]
+        self.scheme, (host, port), login = read[0]
+        if any((each[0], each[2]) != (self.scheme, login) for each in read):
+            raise ImproperlyConfigured("url has nodes with different logins; they must differ only in host and port.")
+        if len(read) > 1 and not self.cluster:
+            raise ImproperlyConfigured(
+                "url is a list, which names nodes of a cluster; set cluster=True, or name one server."
+            )
+        if self.cluster and (self.sentinels or self.scheme == "unix" or login.get("db")):
+            raise ImproperlyConfigured(
+                "cluster is True; a cluster has no sentinels, no Unix sockets and no database but 0: correct url and "
+                "sentinels."
+            )
+        self.arguments = {**login, **_read_ssl(self.ssl, self.scheme), **timeouts}
+        if not self.sentinels:
+            default = 0 if self.scheme == "unix" else DEFAULT_PORT
+            self.addresses = tuple((host, port or default) for _, (host, port), _ in read)
+            return
+        if self.scheme == "unix" or port:
+            raise ImproperlyConfigured(
+                "url must name the master of the sentinels instead of a host, without a port: "
+                "redis://user:password@mymaster/0."
+            )
+        self.master = host
+        found = [_read_url(SENTINELS, parts) for _, parts in SENTINELS.read(self.sentinels)]
+        kind, _, login = found[0]
+        if kind == "unix" or any((each[0], each[2]) != (kind, login) for each in found):
+            raise ImproperlyConfigured(
+                "sentinels must be redis:// or rediss:// urls that differ only in host and port."
+            )
+        tls = {**_read_ssl(self.ssl, kind), "ssl": True} if kind == "rediss" else {}
+        self.sentinel_addresses = tuple((host, port or SENTINEL_PORT) for _, (host, port), _ in found)
+        self.sentinel_arguments = {**login, **timeouts, **tls}
+
+    def describe_servers(self) -> str:
         """Return where it connects to, without passwords."""
         if self.master:
-            return f"master {self.master!r} of the Sentinels at {name_addresses(self.sentinels)}"
+            return f"master {self.master!r} of the Sentinels at {name_addresses(self.sentinel_addresses)}"
         names = name_addresses(self.addresses)
         database = self.arguments.get("db", 0)
         if self.cluster:
@@ -68,103 +105,6 @@ class RedisOptions:
 def name_addresses(addresses: Sequence[Address]) -> str:
     """Return addresses as a list for people."""
     return ", ".join(f"{host}:{port}" if port else host for host, port in addresses)
-
-
-def read_options(
-    *,
-    url: object,
-    sentinels: object = (),
-    cluster: object = False,
-    ssl: object = None,
-    timeout: float = 30.0,
-    connect_timeout: float = 5.0,
-) -> RedisOptions:
-    """Validate the options that decide how to connect; they are described in `RedisStreamsPublisher`.
-
-    Raises:
-        ImproperlyConfigured: an option is invalid. The error never shows a url, which may hold a password.
-    """
-    require_seconds("timeout", timeout)
-    require_seconds("connect_timeout", connect_timeout)
-    require_flag("cluster", cluster)
-    seconds = min(connect_timeout, timeout)
-    read = [_read_url(URL, parts) for _, parts in URL.read(url)]
-    scheme, _, arguments = read[0]
-    if any((each[0], each[2]) != (scheme, arguments) for each in read):
-        raise ImproperlyConfigured("url has nodes with different logins; they must differ only in host and port.")
-    if len(read) > 1 and not cluster:
-        raise ImproperlyConfigured(
-            "url is a list, which names nodes of a cluster; set cluster=True, or name one server."
-        )
-    if cluster and (sentinels or scheme == "unix" or arguments.get("db")):
-        raise ImproperlyConfigured(
-            "cluster is True; a cluster has no sentinels, no Unix sockets and no database but 0: correct url and "
-            "sentinels."
-        )
-    arguments |= {**_read_ssl(ssl, scheme), "socket_timeout": seconds, "socket_connect_timeout": seconds}
-    options: dict[str, Any] = {"scheme": scheme, "arguments": arguments, "cluster": cluster, "timeout": timeout}
-    addresses = tuple((host, port or DEFAULT_PORT) if scheme != "unix" else (host, 0) for _, (host, port), _ in read)
-    if not sentinels:
-        return RedisOptions(addresses=addresses, **options)
-    if scheme == "unix" or read[0][1][1]:
-        raise ImproperlyConfigured(
-            "url must name the master of the sentinels instead of a host, without a port: redis://user:password@mymaster/0."
-        )
-    found = [_read_url(SENTINELS, parts) for _, parts in SENTINELS.read(sentinels)]
-    kind, _, login = found[0]
-    if kind == "unix" or any((each[0], each[2]) != (kind, login) for each in found):
-        raise ImproperlyConfigured("sentinels must be redis:// or rediss:// urls that differ only in host and port.")
-    sentinel_arguments = {**login, "socket_timeout": seconds, "socket_connect_timeout": seconds}
-    if kind == "rediss":
-        sentinel_arguments |= {**_read_ssl(ssl, kind), "ssl": True}
-    return RedisOptions(
-        addresses=(),
-        master=addresses[0][0],
-        sentinels=tuple((host, port or SENTINEL_PORT) for _, (host, port), _ in found),
-        sentinel_arguments=sentinel_arguments,
-        **options,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions:
-    """The stream and the group to read; they are described in `RedisStreamsConsumer`.
-
-    Args:
-        name: the stream.
-        rejects: whether other options reject messages.
-        cluster: whether the stream is in a cluster.
-    """
-
-    name: str
-    group: str
-    create_group: Literal["beginning", "end"] | None
-    consumer: str
-    claim_idle: float
-    dead_letters: str
-    rejects: bool
-    cluster: bool
-
-    def __post_init__(self) -> None:
-        require_text("stream", self.name, "'order.created'")
-        require_text("group", self.group, "'billing'")
-        require_choice("create_group", self.create_group, ("beginning", "end", None))
-        require_seconds("claim_idle", self.claim_idle)
-        consumer: object = self.consumer
-        if not isinstance(consumer, str) or consumer == RELEASED:
-            raise ImproperlyConfigured(f"consumer is {consumer!r}; it must be a string, and not {RELEASED!r}.")
-        dead: object = self.dead_letters
-        if not isinstance(dead, str) or dead == self.name:
-            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of another stream.")
-        if self.rejects and not dead:
-            raise ImproperlyConfigured(
-                "dead_letters is blank, but invalid or unknown_types is 'reject'; name the stream for the dead letters."
-            )
-        if self.cluster and dead and key_slot(self.name.encode()) != key_slot(dead.encode()):
-            raise ImproperlyConfigured(
-                f"dead_letters is {dead!r}, which may be on another node of the cluster than {self.name!r}; give both "
-                "names the same part in braces, such as {orders}.dead and {orders}."
-            )
 
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A publisher for Redis streams."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import redis
@@ -12,7 +13,7 @@ from django_outbox.brokers.redis.call import Guarantees, RedisCall
 from django_outbox.brokers.redis.connection import RedisConnection
 from django_outbox.brokers.redis.entries import EntryEncoder
 from django_outbox.brokers.redis.errors import Lost, explain
-from django_outbox.brokers.redis.options import Address, read_options
+from django_outbox.brokers.redis.options import Address, RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
@@ -24,7 +25,8 @@ STALL_SHARE = 6
 """The share of `timeout` without progress after which a node of a cluster is given up."""
 
 
-class RedisStreamsPublisher(Publisher):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RedisStreamsPublisher(RedisOptions, Publisher):
     """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
 
     A message is accepted when Redis has replied with the ID of its entry. The guarantee depends on the server: without
@@ -66,44 +68,31 @@ class RedisStreamsPublisher(Publisher):
     messaging_system: ClassVar[str] = "redis"
     broker_name = "Redis"
 
-    def __init__(
-        self,
-        alias: str,
-        *,
-        url: str | Sequence[str] = (),
-        sentinels: str | Sequence[str] = (),
-        cluster: bool = False,
-        stream: str = "{topic}",
-        max_length: int | None = None,
-        replicas: int = 0,
-        replica_timeout: float = 5.0,
-        timeout: float = 30.0,
-        connect_timeout: float = 5.0,
-        ssl: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(alias)
-        self._options = read_options(
-            url=url, sentinels=sentinels, cluster=cluster, ssl=ssl, timeout=timeout, connect_timeout=connect_timeout
-        )
-        if max_length is not None:
-            require_number("max_length", max_length, 1, MAX_LENGTH)
-        require_number("replicas", replicas, 0, MAX_REPLICAS)
-        require_seconds("replica_timeout", replica_timeout)
-        self._template = Template("stream", stream)
-        self._encoder = EntryEncoder(self._template, max_length)
+    stream: str = "{topic}"
+    max_length: int | None = None
+    replicas: int = 0
+    replica_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length is not None:
+            require_number("max_length", self.max_length, 1, MAX_LENGTH)
+        require_number("replicas", self.replicas, 0, MAX_REPLICAS)
+        require_seconds("replica_timeout", self.replica_timeout)
+        self._encoder = EntryEncoder(Template("stream", self.stream), self.max_length)
         # A server that is the only one may take all of the time.
-        stall_timeout = timeout / STALL_SHARE if cluster else timeout
-        self._guarantees = Guarantees(replicas, replica_timeout, timeout, stall_timeout)
+        stall_timeout = self.timeout / STALL_SHARE if self.cluster else self.timeout
+        self._guarantees = Guarantees(self.replicas, self.replica_timeout, self.timeout, stall_timeout)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
     def describe(self) -> str:
-        return f"Redis at {self._options.describe()}, stream {self._template.text!r}"
+        return f"Redis at {self.describe_servers()}, stream {self.stream!r}"
 
     def prepare(self) -> str:
         # A server that accepts messages is enough: `publish` sets the messages for other nodes of a cluster aside.
         failed: dict[Address, tuple[str, float]] = {}
-        deadline = time.monotonic() + self._options.timeout
+        deadline = time.monotonic() + self.timeout
         try:
             for server in self._servers.all():
                 started = time.monotonic()
@@ -151,15 +140,15 @@ class RedisStreamsPublisher(Publisher):
             connection.close()
             # Another server may be the right one now.
             self._servers.forget()
-            return f"Redis at {self._options.describe()}: {error}"
+            return f"Redis at {self.describe_servers()}: {error}"
         pool.put(connection)
         return answer
 
     def _explain_lost(self, error: Lost) -> str:
-        return f"cannot connect to Redis at {self._options.describe()}: {error}"
+        return f"cannot connect to Redis at {self.describe_servers()}: {error}"
 
     def _start_over(self) -> None:
-        self._servers = make_servers(self._options, f"Publisher {self.alias!r}")
+        self._servers = make_servers(self, f"Publisher {self.alias!r}")
 
 
 def find_wrong_role(connection: RedisConnection) -> str:

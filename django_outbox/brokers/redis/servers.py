@@ -93,17 +93,16 @@ class Servers:
 
     def _find_master(self) -> Address:
         options = self.options
+        where = f"the Sentinels at {name_addresses(options.sentinel_addresses)}"
         arguments: dict[str, Any] = {**options.sentinel_arguments, "retry": Retry(NoBackoff(), 0)}
-        sentinel = Sentinel(options.sentinels, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
+        sentinel = Sentinel(options.sentinel_addresses, sentinel_kwargs=arguments)  # type: ignore[no-untyped-call]
         try:
             host, port = sentinel.discover_master(options.master)  # type: ignore[no-untyped-call]
         except MasterNotFoundError:
-            raise Lost(
-                f"the Sentinels at {name_addresses(options.sentinels)} know no master {options.master!r} that is up, "
-                "or cannot be reached; check url and sentinels"
-            ) from None
+            reason = f"know no master {options.master!r} that is up, or cannot be reached; check url and sentinels"
+            raise Lost(f"{where} {reason}") from None
         except redis.RedisError as error:
-            raise Lost(f"the Sentinels at {name_addresses(options.sentinels)}: {explain(error)}") from error
+            raise Lost(f"{where}: {explain(error)}") from error
         finally:
             for client in sentinel.sentinels:
                 client.close()
