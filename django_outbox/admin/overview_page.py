@@ -138,7 +138,7 @@ def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
         (_("due"), number(sum((each.due for each in publishers), Count()))),
         (_("oldest"), oldest),
         (_("failed"), number(sum((each.failed for each in publishers), Count()))),
-        (_("delivered a minute"), number(sum(each.processed_per_minute for each in publishers))),
+        (_("delivered / min"), number(sum(each.processed_per_minute for each in publishers))),
     ]
 
 

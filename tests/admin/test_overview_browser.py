@@ -200,7 +200,9 @@ def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
     page.open(OVERVIEW)
     (row,) = page.find_all("section[aria-labelledby=outbox-waiting] tbody tr")
     assert row.text.startswith("shop.Timeout invoice.sent default 3 ")
-    page.find("section[aria-labelledby=outbox-waiting] .outbox-menu summary").click()
+    menu = page.find("section[aria-labelledby=outbox-waiting] .outbox-menu summary")
+    page.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", menu)
+    menu.click()
     page.follow(page.find(".outbox-button.outbox-retry_now"))
     assert page.find("#content h1").text == "Retry pending messages now"
     page.picture("retry")
@@ -210,6 +212,7 @@ def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
     assert OutboxMessage.objects.due().filter(pk__in=ids).count() == 3
     assert LogEntry.objects.get().change_message == "3 messages are due now. Reason: the shop is back"
 
+    page.find("section[aria-labelledby=outbox-failures] .outbox-menu summary").click()
     page.follow(page.find("section[aria-labelledby=outbox-failures] [data-key^='pause failed']"))
     assert page.find("#content h1").text == "Pause default"
     assert page.find("#id_type").get_attribute("value") == "invoice.sent"
