@@ -9,8 +9,9 @@ from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.filters import PublisherFilter, TimeFilter, TypedFilter, Wanted
+from django_outbox.admin.filters import CauseFilter, Grouping, PublisherFilter, TimeFilter, TypedFilter, Wanted
 from django_outbox.admin.listing import KEYED_LIMIT, Due, by_id, count_states, due_first
+from django_outbox.admin.overview_page import describe_causes
 from django_outbox.admin.search import find
 from django_outbox.admin.states import (
     ALL,
@@ -22,11 +23,14 @@ from django_outbox.admin.states import (
     state_of,
 )
 from django_outbox.conf import get_settings
-from django_outbox.models import Status
+from django_outbox.models import Overview, Status
 from django_outbox.monitoring import status
 
 SUGGESTED = 1000
 """Number of messages from which types and error classes are suggested."""
+
+MAX_CAUSES = 100
+"""Maximum number of causes that are listed."""
 
 if TYPE_CHECKING:
     BasePaginator = Paginator[Any]
@@ -77,8 +81,22 @@ class MessageList(ChangeList):
         if not self.result_count and not self.query and self.state != Status.PENDING:
             verdict = status(self.root_queryset.db).verdict
             self.warning = verdict.sentence if verdict.level else ""
+        grouped = any(isinstance(spec, Grouping) and spec.chosen() == "cause" for spec in self.filter_specs)
+        self.causes = self._find_causes(request) if grouped else None
         left_out = self._columns_left_out()
         self.list_display = [name for name in self.list_display if name not in left_out]
+
+    def _find_causes(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """Return the causes of the newest failures, as the overview shows them, that match the filters."""
+        figures = status(self.root_queryset.db)
+        of_cause = [wanted for wanted in self.wanted if wanted.field in ("publisher", "type", "error_class")]
+        groups = [
+            group
+            for group in figures.failures
+            if all(wanted.matches(getattr(group, wanted.field)) for wanted in of_cause)
+        ]
+        overview: Any = self.model_admin.admin_site.get_model_admin(Overview)
+        return describe_causes(groups[:MAX_CAUSES], figures, overview.links(request, figures.using))
 
     def _title(self) -> str:
         if self.query:
@@ -150,6 +168,7 @@ class MessageList(ChangeList):
             messages = in_state(self.root_queryset, self.state).order_by(*ORDER[self.state])
         rows = set(messages.values_list("type", "error_class")[:SUGGESTED])
         return {
+            CauseFilter.parameter_name: [],
             "type": sorted({type for type, _ in rows}),
             "error_class": sorted({error_class for _, error_class in rows} - {""}),
         }

@@ -15,6 +15,8 @@ from django.utils.translation import ngettext
 
 from django_outbox.admin.ages import with_age, with_time
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.models.message import MAX_HISTORY
+from django_outbox.monitoring.figures import Count
 from django_outbox.text import shorten
 
 MAX_JSON_LENGTH = 100_000
@@ -31,7 +33,9 @@ def short_error(message: OutboxMessage) -> str:
     text = shorten(message.error.strip().partition("\n")[0], MAX_ERROR_LENGTH)
     if not message.error_class:
         return text
-    return format_html('<span class="outbox-error-class">{}</span> {}', breakable(message.error_class), text)
+    return format_html(
+        '<span class="outbox-error-class">{}</span> {}{}', breakable(message.error_class), text, failed_again(message)
+    )
 
 
 def when(message: OutboxMessage) -> str:
@@ -55,6 +59,11 @@ def state(message: OutboxMessage) -> SafeString:
     return format_html('<span class="outbox-state outbox-is-{}">{}</span>', message.status.value, text)
 
 
+def state_in_full(message: OutboxMessage) -> SafeString:
+    """Return the message's state, and whether it failed again after it was requeued."""
+    return format_html("{}{}", state(message), failed_again(message))
+
+
 def breakable(name: str) -> SafeString:
     """Return a dotted name that a browser breaks after dots before it breaks words."""
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=\.)", name)))
@@ -63,6 +72,22 @@ def breakable(name: str) -> SafeString:
 def held_or(message: OutboxMessage, name: str, text: SafeString | str) -> SafeString | str:
     """Return the text of a time; a held message has none at which it becomes due."""
     return _("held") if name == "available_at" and message.is_held else text
+
+
+def failed_again(message: OutboxMessage) -> SafeString:
+    """Return a badge if the message failed again after an operator requeued it, with its attempts before that."""
+    history = message.history if isinstance(message.history, list) else []
+    # Requeueing resets the attempts and keeps the history, which ends at a limit.
+    earlier = len(history) - message.attempts
+    if message.failed_at is None or earlier <= 0:
+        return mark_safe("")
+    count = Count(earlier, more=len(history) >= MAX_HISTORY)
+    text = ngettext(
+        "failed again: %(count)s attempt before it was requeued",
+        "failed again: %(count)s attempts before it was requeued",
+        earlier,
+    )
+    return format_html(' <span class="outbox-state outbox-is-again">{}</span>', text % {"count": count})
 
 
 def history(attempts: Any) -> SafeString | str:

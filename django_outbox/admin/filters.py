@@ -29,13 +29,14 @@ from django_outbox.admin.states import (
 from django_outbox.conf import get_settings
 from django_outbox.deployment import publishers_in_use
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status, StreamPosition
+from django_outbox.monitoring.queues import ERROR_START, fingerprint
 from django_outbox.stores import get_store
 
 
 class Wanted(NamedTuple):
     """A condition on one field, for which there is no index."""
 
-    field: str
+    field: Any
     matches: Callable[[Any], bool]
 
 
@@ -189,6 +190,39 @@ class ErrorClassFilter(TypedFilter):
 
     def wanted(self) -> Wanted | None:
         return Wanted("error_class", part(self.value)) if self.value and self.of_failed else None
+
+
+class Grouping(ChoiceFilter):
+    """Whether the list of failed messages has a row for each message or for each cause."""
+
+    title = _("rows")
+    parameter_name = "by"
+    template = "admin/django_outbox/outboxmessage/state_filter.html"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        of_failed = state_of(request) == Status.FAILED and not request.GET.get(SEARCH_VAR)
+        return [("", _("Each message")), ("cause", _("By cause"))] if of_failed else []
+
+    def chosen(self) -> str:
+        return self.value() or ""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> None:
+        return None
+
+
+class CauseFilter(TypedFilter):
+    """Failed messages with the same error, numbers and ids aside. The overview links to it; it cannot be typed."""
+
+    title = _("cause")
+    parameter_name = "fingerprint"
+    any_value = _("Any cause")
+    example = ""
+
+    def has_output(self) -> bool:
+        return bool(self.value)
+
+    def wanted(self) -> Wanted | None:
+        return Wanted(ERROR_START, lambda error: fingerprint(error) == self.value) if self.value else None
 
 
 class TimeFilter(admin.ListFilter):

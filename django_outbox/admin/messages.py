@@ -12,7 +12,15 @@ from django.utils.translation import gettext_lazy as _
 from django_outbox.admin import display as admin_display
 from django_outbox.admin.ages import with_time
 from django_outbox.admin.changelist import MessageList
-from django_outbox.admin.filters import ErrorClassFilter, PublisherFilter, StateFilter, TimeFilter, TypeFilter
+from django_outbox.admin.filters import (
+    CauseFilter,
+    ErrorClassFilter,
+    Grouping,
+    PublisherFilter,
+    StateFilter,
+    TimeFilter,
+    TypeFilter,
+)
 from django_outbox.admin.listing import find_neighbours
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OPERATIONS
@@ -48,14 +56,22 @@ class OutboxMessageAdmin(OperationsAdmin):
     """Lists messages by state, beginning with failed ones, and shows a message with those around it."""
 
     list_display = (_type, "state", "key", "publisher", "attempts", "when", "short_error")
-    list_filter = (StateFilter, PublisherFilter, TypeFilter, ErrorClassFilter, TimeFilter)
+    list_filter = (
+        StateFilter,
+        Grouping,
+        PublisherFilter,
+        TypeFilter,
+        ErrorClassFilter,
+        CauseFilter,
+        TimeFilter,
+    )
     search_fields = ("id", "message_id", "key")
     search_help_text = _("Finds messages in any state by their ID, message ID or key.")
     sortable_by = ()
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     fieldsets = (
-        (None, {"fields": (("state", "attempts"), "pretty_error", "linked_error_class")}),
+        (None, {"fields": (("state_in_full", "attempts"), "pretty_error", "linked_error_class")}),
         (None, {"fields": (("type", "topic"), ("linked_key", "publisher"), "key_state", "others_of_key")}),
         (_("Failed attempts"), {"fields": ("pretty_history",)}),
         (_("Content"), {"fields": ("pretty_payload", "pretty_headers")}),
@@ -85,8 +101,7 @@ class OutboxMessageAdmin(OperationsAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # A filter on any other field would read the whole table.
-        filters = (StateFilter, PublisherFilter, TypeFilter, ErrorClassFilter, TimeFilter)
-        return lookup in {*(own.parameter_name for own in filters), TimeFilter.end_parameter}
+        return lookup in {*(own.parameter_name for own in self.list_filter), TimeFilter.end_parameter}
 
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
@@ -109,6 +124,10 @@ class OutboxMessageAdmin(OperationsAdmin):
     @admin.display(description=_("error"))
     def short_error(self, message: OutboxMessage) -> str:
         return admin_display.short_error(message)
+
+    @admin.display(description=_("state"))
+    def state_in_full(self, message: OutboxMessage) -> str:
+        return admin_display.state_in_full(message)
 
     @admin.display(description=_("when"))
     def when(self, message: OutboxMessage) -> str:

@@ -183,7 +183,7 @@ class OperationsAdmin(BaseAdmin):
             "title": operation.title,
             "opts": self.opts,
             "operation": operation,
-            "keys": effects_on_keys(operation, targets),
+            "effects": effects_on_keys(operation, targets),
             "button": with_count(operation.button, len(targets)),
             "type_number": number_to_type(operation, len(targets)),
             "action_url": self._url(request, operation.name),
@@ -194,10 +194,10 @@ class OperationsAdmin(BaseAdmin):
             "not_shown_number": number(len(groups) - MAX_GROUPS),
             "skipped": len(asked) - len(targets),
             "skipped_number": number(len(asked) - len(targets)),
-            "max_reason_length": MAX_REASON_LENGTH,
+            "max_length": MAX_REASON_LENGTH,
         }
         request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_outbox/outboxmessage/confirmation.html", context)
+        return TemplateResponse(request, "admin/django_outbox/overview/confirmation.html", context)
 
     def _result_url(self, operation: Operation, done: Applied) -> str:
         """Return the URL of the changed message, or of the list that contains the changed messages."""

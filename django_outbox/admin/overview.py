@@ -6,6 +6,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
+from django.contrib.admin import AdminSite
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core import signing
@@ -20,6 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_outbox.admin import overview_page as page
 from django_outbox.admin.ages import number
 from django_outbox.admin.display import breakable
+from django_outbox.admin.listing import count_up_to
 from django_outbox.admin.operations import (
     MAX_REASON_LENGTH,
     NOT_TYPED,
@@ -40,12 +42,14 @@ from django_outbox.admin.overview_groups import (
     read_waiting,
     survey,
 )
+from django_outbox.admin.states import LIMIT
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, Overview, Status
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
+from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.pausing import pause, resume
 from django_outbox.text import describe
 
@@ -66,6 +70,34 @@ SHOWN_OPERATIONS = 8
 _WAITING = gettext_lazy("They become due at once and keep their attempts. Held messages remain held.")
 
 
+def _with_overview_first(admin_site: AdminSite) -> Callable[..., list[Any]]:
+    """Return the site's `get_app_list`, with the overview first, and on the index the number of failed messages."""
+    get_app_list = admin_site.get_app_list
+
+    @wraps(get_app_list)
+    def reordered(request: HttpRequest, *args: Any, **kwargs: Any) -> list[Any]:
+        apps = get_app_list(request, *args, **kwargs)
+        is_index = request.path == reverse("admin:index", current_app=admin_site.name)
+        for models in (app["models"] for app in apps if app["app_label"] == Overview._meta.app_label):
+            models.sort(key=lambda model: model["model"] is not Overview)
+            if is_index and models[0]["model"] is Overview and (failed := _count_failed()):
+                values = {"name": models[0]["name"], "count": failed}
+                models[0]["name"] = _("%(name)s (%(count)s failed)") % values
+        return apps
+
+    return reordered
+
+
+def _count_failed() -> Count:
+    """Count the failed messages; none if they cannot be counted, so that the index of the project is shown anyway."""
+    using = router.db_for_read(OutboxMessage)
+    try:
+        with transaction.atomic(using=using):
+            return count_up_to(OutboxMessageQuerySet(OutboxMessage, using=using).failed().order_by("failed_at"), LIMIT)
+    except DatabaseError:
+        return NONE
+
+
 @admin.register(Overview)
 class OverviewAdmin(BaseAdmin):
     """The overview page, and its operations on publishers, types and groups of messages."""
@@ -76,6 +108,11 @@ class OverviewAdmin(BaseAdmin):
     """Maximum number of held messages that one UPDATE makes due."""
     step_seconds = 1.0
     """Seconds after which an operation shows its progress."""
+
+    def __init__(self, model: type[Overview], admin_site: AdminSite) -> None:
+        super().__init__(model, admin_site)
+        # Django sorts an app's models by name, and has no hook for another order.
+        setattr(admin_site, "get_app_list", _with_overview_first(admin_site))  # noqa: B010 - mypy
 
     def get_urls(self) -> list[URLPattern]:
         views: dict[str, Any] = {"pause": self.pause_view, "resume": _without_transaction(self.resume_view)}
@@ -132,7 +169,7 @@ class OverviewAdmin(BaseAdmin):
         except DatabaseError as error:
             context["unavailable"] = describe(error)
         else:
-            context.update(page.describe(figures, waiting, period, last_operations(), self._links(request, using)))
+            context.update(page.describe(figures, waiting, period, last_operations(), self.links(request, using)))
         if request.GET.get("fragment"):
             return TemplateResponse(request, f"{TEMPLATES}fragment.html", context)
         title = _("Outbox · %(database)s") % {"database": using}
@@ -196,7 +233,7 @@ class OverviewAdmin(BaseAdmin):
         """Show what an operation on a group would change, and run it step by step."""
         operation = find_operation(name)
         self._require(request, VIEW, operation.permission)
-        values = [self._value(request, each) for each in ("publisher", "error_class", "type")]
+        values = [self._value(request, each) for each in ("publisher", "error_class", "type", "fingerprint")]
         group = Group(self._database(request), *values)
         if request.method == "POST" and "state" in request.POST:
             return self._continue(request, group)
@@ -212,17 +249,17 @@ class OverviewAdmin(BaseAdmin):
         progress = Progress(operation.name, group, found.until.isoformat(), found.count.number, user_id)
         effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
         context = {
-            "operation": operation,
-            "explanation": _WAITING if operation.state is Status.PENDING else operation.explanation,
+            "operation": replace(operation, explanation=_WAITING) if operation.state is Status.PENDING else operation,
             "group": group,
-            "error_class": breakable(group.error_class),
+            "groups": [(breakable(group.type), breakable(group.error_class), number(found.count))],
+            "example": found.example,
             "state": progress.sign(),
             "type_number": number_to_type(operation, progress.expected),
             "effects": [with_count(text, count) for text, count in effects if count],
             "button": with_count(operation.button, found.count),
             "max_length": MAX_REASON_LENGTH,
         }
-        return self._render(request, "group", operation.title, context)
+        return self._render(request, "confirmation", operation.title, context)
 
     def _continue(self, request: HttpRequest, group: Group) -> HttpResponse:
         try:
@@ -328,7 +365,8 @@ class OverviewAdmin(BaseAdmin):
     def _list_url(self, request: HttpRequest) -> str:
         return reverse("admin:django_outbox_outboxmessage_changelist", current_app=self.admin_site.name)
 
-    def _links(self, request: HttpRequest, using: str) -> page.Links:
+    def links(self, request: HttpRequest, using: str) -> page.Links:
+        """Return the addresses that a table of causes links to, and what the user may do."""
         in_list = using == router.db_for_read(OutboxMessage)
 
         def find_messages(**filters: str) -> str:

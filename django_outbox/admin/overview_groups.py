@@ -33,7 +33,7 @@ from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, OutboxMessageQuer
 from django_outbox.models.message import WITHOUT_KEY, batches
 from django_outbox.monitoring import figures
 from django_outbox.monitoring.figures import NONE, Count
-from django_outbox.monitoring.queues import list_retrying
+from django_outbox.monitoring.queues import ERROR_START, fingerprint, first_line, list_retrying
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 
@@ -97,12 +97,13 @@ Place = tuple[str | int, int]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Messages of one cause."""
+    """Messages of one cause; those with any error if `fingerprint` is blank."""
 
     using: str
     publisher: str
     error_class: str
     type: str
+    fingerprint: str = ""
 
     def __str__(self) -> str:
         return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
@@ -114,6 +115,15 @@ class Window(NamedTuple):
     ids: list[int]
     after: Place | None
     at_end: bool
+
+
+class Member(NamedTuple):
+    """A message of a group."""
+
+    id: int
+    partition: int
+    blocks_key: bool
+    error: str
 
 
 class Members(abc.ABC):
@@ -134,15 +144,17 @@ class Members(abc.ABC):
     def list_window(self, after: Place | None) -> Window:
         """List messages of all groups after a place; None to begin at the start."""
 
-    def select(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids that belong to the group, in the order of their keys."""
-        wanted = (self._group.publisher, self._group.error_class, self._group.type)
-        found: list[int] = []
+    def select(self, ids: Sequence[int]) -> list[Member]:
+        """Return the messages that belong to the group, in the order of their keys."""
+        group = self._group
+        wanted = (group.publisher, group.error_class, group.type)
+        found: list[Member] = []
         for batch in batches(ids):
             rows = self._in_state().filter(pk__in=batch).order_by("id")
             # Compared here, because the collation of a database may ignore case.
-            named = rows.values_list("id", "publisher", "error_class", "type")
-            found += [id for id, *names in named if tuple(names) == wanted]
+            values = rows.values_list("publisher", "error_class", "type", "id", "partition", "blocks_key", ERROR_START)
+            members = [Member(*columns[3:]) for columns in values if columns[:3] == wanted]
+            found += [each for each in members if group.fingerprint in ("", fingerprint(each.error))]
         return found
 
     @abc.abstractmethod
@@ -264,12 +276,14 @@ class Survey:
         count: the messages of the group.
         blocking: the failed messages that block their keys.
         not_blocking: the failed messages that have a key and do not block it.
+        example: the first line of the error of one of them, if their error is in common.
     """
 
     until: datetime.datetime
     count: Count
     blocking: Count = NONE
     not_blocking: Count = NONE
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,11 +344,13 @@ def find_operation(name: str) -> Operation:
 
 def survey(operation: Operation, group: Group) -> Survey:
     """Count the messages of a group."""
-    return _survey_failed(group) if operation.state is Status.FAILED else _survey_waiting(group)
-
-
-def _survey_failed(group: Group) -> Survey:
     until = read_clock(group.using)
+    if operation.state is Status.FAILED and not group.fingerprint:
+        return _survey_failed(group, until)
+    return _survey_windows(MEMBERS[operation.state](group, until), until)
+
+
+def _survey_failed(group: Group, until: datetime.datetime) -> Survey:
     failed = OutboxMessageQuerySet(OutboxMessage, using=group.using).failed().order_by("failed_at", "id")
     members = Q(
         # The database's collation may ignore case.
@@ -350,19 +366,25 @@ def _survey_failed(group: Group) -> Survey:
         not_blocking=CountRows("pk", filter=members & Q(partition__gt=0, blocks_key=False)),
     )
     is_cut = found["rows"] > MAX_ROWS
-    return Survey(until, *(_more_than(found[name], is_cut) for name in ("count", "blocking", "not_blocking")))
+    count, blocking, not_blocking = (_more_than(found[name], is_cut) for name in ("count", "blocking", "not_blocking"))
+    return Survey(until, count, blocking, not_blocking)
 
 
-def _survey_waiting(group: Group) -> Survey:
-    until = read_clock(group.using)
-    members = WaitingMembers(group, until)
-    window, count = members.list_window(None), 0
+def _survey_windows(members: Members, until: datetime.datetime) -> Survey:
+    """Count the messages of a group among the first `MAX_COUNT` ones of all groups."""
+    window, count, blocking, not_blocking, example = members.list_window(None), 0, 0, 0, ""
     for _ in range(MAX_COUNT // WINDOW):
-        count += len(members.select(window.ids))
+        found = members.select(window.ids)
+        count += len(found)
+        example = example or next((first_line(member.error) for member in found), "")
+        if members.state is Status.FAILED:
+            blocking += sum(member.blocks_key for member in found)
+            not_blocking += sum(member.partition > 0 and not member.blocks_key for member in found)
         if window.at_end:
             break
         window = members.list_window(window.after)
-    return Survey(until, _more_than(count, not window.at_end))
+    counted = [_more_than(number, not window.at_end) for number in (count, blocking, not_blocking)]
+    return Survey(until, counted[0], counted[1], counted[2], example)
 
 
 def _more_than(number: int, is_cut: bool) -> Count:
@@ -390,7 +412,7 @@ def _advance_by_window(progress: Progress, by: str) -> Progress:
     state = find_operation(progress.operation).state
     members = MEMBERS[state](progress.group, datetime.datetime.fromisoformat(progress.until))
     window = members.list_window(progress.after)
-    for batch in batches(members.select(window.ids)):
+    for batch in batches(member.id for member in members.select(window.ids)):
         progress = _change(progress, batch, by)
     return replace(progress, after=window.after, finished=window.at_end)
 

@@ -104,7 +104,7 @@ def describe(
             (name, label, links.own("overview", period=name), name == period)
             for name, label in (("hour", _("last hour")), ("day", _("24 h")))
         ],
-        "groups": [_failed_group(each, status, links) for each in status.failures[:MAX_GROUPS]],
+        "groups": describe_causes(status.failures[:MAX_GROUPS], status, links),
         "more_groups": len(status.failures) > MAX_GROUPS,
         "waiting_groups": [_group(each, status, links, State.PENDING) for each in waiting[0][:MAX_GROUPS]],
         "waiting_is_complete": waiting[1] and len(waiting[0]) <= MAX_GROUPS,
@@ -116,6 +116,11 @@ def describe(
         "consumers": [_consumer(each, status) for each in status.consumers],
         "operations": [_entry(each, status) for each in entries],
     }
+
+
+def describe_causes(groups: Sequence[FailureGroup], status: Status, links: Links) -> list[dict[str, Any]]:
+    """Return the rows of a table of causes."""
+    return [_failed_group(each, status, links) for each in groups]
 
 
 def query(**parameters: str) -> str:
@@ -133,7 +138,7 @@ def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
         (_("due"), number(sum((each.due for each in publishers), Count()))),
         (_("oldest"), oldest),
         (_("failed"), number(sum((each.failed for each in publishers), Count()))),
-        (_("delivered a minute"), number(sum(each.processed_per_minute for each in publishers))),
+        (_("delivered / min"), number(sum(each.processed_per_minute for each in publishers))),
     ]
 
 
@@ -201,18 +206,26 @@ def _pause_sentence(pause: PausedType) -> str:
 
 
 def _failed_group(group: FailureGroup, status: Status, links: Links) -> dict[str, Any]:
-    cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
+    cause = _cause(group)
     return {
         **_group(group, status, links, State.FAILED),
+        "example": group.example,
         "blocking": number(group.blocking),
         "first": with_age(group.first, _("%(age)s or earlier") if group.count.more else "%(age)s", status.at),
         "look": links.messages(state=State.FAILED.value, **cause),
     }
 
 
+def _cause(group: FailureGroup | WaitingGroup) -> dict[str, str]:
+    fingerprint = group.fingerprint if isinstance(group, FailureGroup) else ""
+    names = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
+    return {**names, "fingerprint": fingerprint}
+
+
 def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, state: State) -> dict[str, Any]:
-    cause = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
+    cause = _cause(group)
     return {
+        "name": " ".join(["failed" if state is State.FAILED else "waiting", *filter(None, cause.values())]),
         "publisher": group.publisher,
         "error_class": group.error_class or "-",
         "type": group.type,

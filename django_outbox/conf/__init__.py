@@ -18,6 +18,7 @@ from django_outbox.conf.readers import (
     dotted_path_or_none,
     flag,
     hint_of_key,
+    number,
     publisher_alias_or_none,
     read_value,
     retention,
@@ -39,6 +40,7 @@ class PublisherConfig:
     batch_size: int | None = None
     claim_timeout: float | None = None
     source: str = "table"
+    rate_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,11 @@ class OutboxSettings:
         """Return the seconds for which a claim of a publisher's messages may be held."""
         config = self.publishers.get(publisher_alias)
         return (config.claim_timeout if config else None) or self.claim_timeout
+
+    def rate_limit_of(self, publisher_alias: str) -> float | None:
+        """Return how many messages of a publisher all relays may deliver in a second; None without a limit."""
+        config = self.publishers.get(publisher_alias)
+        return config.rate_limit if config else None
 
     def retry_policy(
         self, publisher_alias: str, type: str, own: RetryEntry | None = None
@@ -216,7 +223,7 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
     return (None if problems else OutboxSettings(**values)), problems
 
 
-PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "SOURCE")
+PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "RATE_LIMIT", "SOURCE")
 
 SOURCES = ("table", "snapshot")
 
@@ -233,7 +240,8 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
         hint = (
             'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, '
-            '"CLAIM_TIMEOUT": 120, "SOURCE": "table"}, and its alias must be a string of 1 to 63 characters.'
+            '"CLAIM_TIMEOUT": 120, "RATE_LIMIT": 100, "SOURCE": "table"}, '
+            "and its alias must be a string of 1 to 63 characters."
         )
         if (
             not isinstance(publisher_alias, str)
@@ -257,8 +265,11 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         if timeout is not None:
             timeout = _read(at_least_a_second, timeout, f"{where}['CLAIM_TIMEOUT']", "E005", problems)
         source = _read(_source, entry.get("SOURCE", "table"), f"{where}['SOURCE']", "E005", problems)
+        rate = entry.get("RATE_LIMIT")
+        if rate is not None:
+            rate = _read(number(0.01, 1_000_000), rate, f"{where}['RATE_LIMIT']", "E005", problems)
         publishers[publisher_alias] = PublisherConfig(
-            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source
+            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source, rate
         )
     return publishers
 

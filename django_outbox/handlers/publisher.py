@@ -13,6 +13,7 @@ from django.db import Error, connections
 
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.events.decoding import decode_message
+from django_outbox.exceptions import InvalidEvent
 from django_outbox.handlers.calls import NotRun, call_within, finish
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.handlers.splitting import find_name, restore, split
@@ -28,6 +29,9 @@ UNHANDLED = ("fail", "skip")
 
 NO_HANDLER = "outbox.no_handler"
 """The `error_class` of a message that has no handler."""
+
+INVALID_EVENT = "outbox.invalid_event"
+"""The `error_class` of a message whose payload does not match the class of its event, so that no handler was called."""
 
 NOT_RUN = "outbox.not_run"
 """The `error_class` of a message if its handler returned a generator, so that none of its code has run."""
@@ -110,7 +114,7 @@ class HandlersPublisher(TransactionalPublisher):
         """Call the fallback of the handler in which a message failed, if there is one; return the final outcome."""
         found, _ = _find(message)
         # A handler that was not run has refused nothing, and will be run after a deployment.
-        if found is None or found.fallback_function is None or outcome.kind == NOT_RUN:
+        if found is None or found.fallback_function is None or outcome.kind in (NOT_RUN, INVALID_EVENT):
             return outcome
         error = outcome.cause or RuntimeError(outcome.error)
         restored = restore(message)._replace(attempts=message.attempts + 1)
@@ -133,7 +137,18 @@ class HandlersPublisher(TransactionalPublisher):
 
     def _call(self, found: AnyHandler, message: Message, using: str) -> Outcome:
         try:
-            returned = self._run(found, found.function, (decode_message(message), message), using)
+            event = decode_message(message)
+        except InvalidEvent as error:
+            # Another attempt would fail in the same way. A newer version is retried: this may be the older process of
+            # a deployment.
+            _log(found, message, error, "Handler")
+            return rejected(
+                f"{describe(error, MAX_ERROR_LENGTH).rstrip('.')}. Correct the class or the message, and requeue it",
+                error_class=INVALID_EVENT,
+                cause=error,
+            )
+        try:
+            returned = self._run(found, found.function, (event, message), using)
         except NotRun as error:
             # Another attempt would return the same.
             return rejected(

@@ -49,6 +49,16 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='RateLimit',
+            fields=[
+                ('publisher', models.CharField(max_length=63, primary_key=True, serialize=False)),
+                ('reserved_until', models.DateTimeField(db_default=django_outbox.db.functions.DatabaseNow())),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='StreamPosition',
             fields=[
                 ('publisher', models.CharField(max_length=63, primary_key=True, serialize=False)),

@@ -13,7 +13,7 @@ from django_outbox.models.message import (
     OutboxMessageQuerySet,
     Status,
 )
-from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause
+from django_outbox.models.operations import DeliveryCount, Heartbeat, KeyLock, Overview, Pause, RateLimit
 from django_outbox.models.positions import StreamPosition
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "OutboxMessageQuerySet",
     "Overview",
     "Pause",
+    "RateLimit",
     "Status",
     "StreamPosition",
 ]

@@ -99,6 +99,19 @@ class Overview(OutboxMessage):
         verbose_name_plural = _("overview")
 
 
+class RateLimit(models.Model):
+    """The time up to which messages of a publisher with a `RATE_LIMIT` are reserved by relays."""
+
+    publisher = models.CharField(max_length=63, primary_key=True)
+    reserved_until = models.DateTimeField(db_default=DatabaseNow())
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.publisher
+
+
 class Pause(models.Model):
     """A publisher, or one type of its messages, that relays leave alone until the row is deleted.
 

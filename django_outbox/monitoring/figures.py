@@ -166,6 +166,8 @@ class FailureGroup:
 
     Args:
         publisher, error_class, type: what they have in common.
+        fingerprint: a name for the first line of their errors without numbers and ids; blank if it is not in common.
+        example: the first line of the newest error.
         count: their number; there may be more if older failed messages were not looked at.
         blocking: how many of them block their key.
         first, last: the times of the first and the last failure; there may be an earlier one if there may be more.
@@ -178,6 +180,8 @@ class FailureGroup:
     blocking: Count
     first: datetime.datetime
     last: datetime.datetime
+    fingerprint: str = ""
+    example: str = ""
 
 
 @dataclass(frozen=True, slots=True)

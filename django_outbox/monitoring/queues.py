@@ -5,7 +5,9 @@ bounded and reads an index.
 """
 
 import datetime
-from collections import defaultdict
+import hashlib
+import re
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +15,7 @@ from functools import partial
 from django.db import connections
 from django.db.models import Count as CountRows
 from django.db.models import Q
+from django.db.models.functions import Left
 
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
@@ -244,13 +247,44 @@ MAX_FAILURES = 10_000
 MAX_WAITING = 1000
 """Maximum number of messages that are counted behind a failed one."""
 
+MAX_ERROR_LENGTH = 200
+"""Maximum number of characters of an error by which messages are grouped."""
+
+MAX_FINGERPRINTS = 10
+"""Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""
+
+ERROR_START = Left("error", MAX_ERROR_LENGTH)
+"""The part of an error of which a fingerprint is made."""
+
+_VARYING = re.compile(r"[0-9a-fA-F-]*[0-9][0-9a-fA-F-]*")
+"""Part of an error that differs from message to message: a number, a UUID or a hexadecimal id."""
+
+
+def first_line(error_start: str) -> str:
+    """Return the first line of an error, given `ERROR_START` of it."""
+    return error_start.strip().partition("\n")[0].rstrip()
+
+
+def fingerprint(error_start: str) -> str:
+    """Return a short name for the first line of an error without numbers and ids, given `ERROR_START` of it."""
+    common = _VARYING.sub("#", first_line(error_start))
+    return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()
+
 
 @dataclass(slots=True)
 class _Group:
     first: datetime.datetime
     last: datetime.datetime
+    example: str
     count: int = 0
     blocking: int = 0
+
+    def add(self, other: "_Group") -> None:
+        if other.last > self.last:
+            self.last, self.example = other.last, other.example
+        self.first = min(self.first, other.first)
+        self.count += other.count
+        self.blocking += other.blocking
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,18 +315,21 @@ def read_failures(using: str) -> Failures:
         OutboxMessage.objects.using(using)
         .failed()
         .order_by("-failed_at", "-id")
-        .values_list("publisher", "error_class", "type", "failed_at", "blocks_key", "partition", "id")[
+        .values_list("publisher", "error_class", "type", "failed_at", "blocks_key", "partition", "id", ERROR_START)[
             : MAX_FAILURES + 1
         ]
     )
     complete = len(rows) <= MAX_FAILURES
-    groups: dict[tuple[str, str, str], _Group] = {}
+    groups: dict[tuple[str, str, str, str], _Group] = {}
     failed: defaultdict[str, int] = defaultdict(int)
     blocking: defaultdict[str, int] = defaultdict(int)
     blocking_ids: dict[tuple[str, int], int] = {}
-    for publisher, error_class, type, failed_at, blocks_key, partition, id in rows[:MAX_FAILURES]:
+    for publisher, error_class, type, failed_at, blocks_key, partition, id, error in rows[:MAX_FAILURES]:
         assert failed_at is not None
-        group = groups.setdefault((publisher, error_class, type), _Group(failed_at, failed_at))
+        cause = (publisher, error_class, type, fingerprint(error))
+        group = groups.get(cause)
+        if group is None:
+            group = groups[cause] = _Group(failed_at, failed_at, first_line(error))
         group.first = failed_at
         group.count += 1
         failed[publisher] += 1
@@ -302,16 +339,37 @@ def read_failures(using: str) -> Failures:
             blocking_ids.setdefault((publisher, partition), id)
     listed = [
         FailureGroup(
-            *cause,
+            publisher=publisher,
+            error_class=error_class,
+            type=type,
+            fingerprint=name,
+            example=group.example,
             count=Count(group.count, more=not complete),
             blocking=Count(group.blocking, more=not complete),
             first=group.first,
             last=group.last,
         )
-        for cause, group in groups.items()
+        for (publisher, error_class, type, name), group in _without_many(groups).items()
     ]
-    listed.sort(key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type))
+    listed.sort(
+        key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint)
+    )
     return Failures(tuple(listed), complete, dict(failed), dict(blocking), blocking_ids)
+
+
+def _without_many(
+    groups: dict[tuple[str, str, str, str], _Group],
+) -> dict[tuple[str, str, str, str], _Group]:
+    """Return the groups, those with too many fingerprints of one error class and type as one without."""
+    fingerprints = Counter(cause[:3] for cause in groups)
+    kept: dict[tuple[str, str, str, str], _Group] = {}
+    for cause, group in groups.items():
+        kept_as = cause if fingerprints[cause[:3]] <= MAX_FINGERPRINTS else (*cause[:3], "")
+        if kept_as in kept:
+            kept[kept_as].add(group)
+        else:
+            kept[kept_as] = group
+    return kept
 
 
 def find_blocked_keys(

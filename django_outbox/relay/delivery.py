@@ -12,6 +12,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.conflicts import Conflicts
 from django_outbox.relay.leased import LeasedMessages
+from django_outbox.relay.rate_limits import RateLimiter
 from django_outbox.relay.sources import PollingSource, SnapshotSource, Source
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
@@ -27,11 +28,13 @@ class Attempt(NamedTuple):
         tally: the counts of messages, by result.
         database_outage: the reason why the database could not be used; blank if it could.
         made: False if nothing was tried, because other workers have reserved the rest of `max_messages`.
+        wait: the seconds until the publisher's rate limit permits a batch, if nothing was tried because of it.
     """
 
     tally: Tally = Tally()
     database_outage: str = ""
     made: bool = True
+    wait: float = 0.0
 
     @property
     def met_outage(self) -> bool:
@@ -46,7 +49,7 @@ class Attempt(NamedTuple):
     @property
     def found_nothing(self) -> bool:
         """Whether no message was due."""
-        return self.made and not (self.tally.claimed or self.met_outage)
+        return self.made and not (self.wait or self.tally.claimed or self.met_outage)
 
 
 class Delivery:
@@ -64,6 +67,8 @@ class Delivery:
         self._state = state
         transactional = isinstance(publisher, TransactionalPublisher)
         self._conflicts = Conflicts(state.turns[publisher.alias]) if transactional else None
+        rate = state.settings.rate_limit_of(publisher.alias)
+        self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
@@ -92,7 +97,13 @@ class Delivery:
         if reason := prepare_publisher(self._publisher):
             # Counts as an outage, as if a message were unanswered, but none is claimed to find out.
             return Attempt(Tally(unanswered=1, outage=reason))
-        budget = self._state.budget
+        limiter, budget = self._limiter, self._state.budget
+        if limiter is not None:
+            if not limiter.has_work():
+                return Attempt()
+            if (seconds := limiter.seconds_to_wait()) > 0:
+                return Attempt(wait=seconds)
+            wanted = min(wanted, limiter.reserved)
         limit = budget.reserve(wanted)
         if not limit:
             return Attempt(made=False)
@@ -110,6 +121,8 @@ class Delivery:
             )
         finally:
             budget.release(self._publisher.alias, limit, tally)
+        if limiter is not None:
+            limiter.note(tally.claimed, tally.settled)
         if not tally.claimed and type(self._publisher).prepare is not Publisher.prepare:
             # For an idle relay, this is the only way to learn that an outage is over.
             return Attempt(replace(tally, connected=True))

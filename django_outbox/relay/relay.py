@@ -240,7 +240,9 @@ class Relay:
         if self._state.is_done() or self._state.pauses.is_paused(publisher.alias):
             return
         source = make_source(publisher, self._state)
-        attempt = Delivery(publisher, source, self._state).attempt(self._state.batch_sizes[publisher.alias])
+        delivery, size = Delivery(publisher, source, self._state), self._state.batch_sizes[publisher.alias]
+        while (attempt := delivery.attempt(size)).wait and not self._state.is_done():
+            self._state.pause(attempt.wait)
         if attempt.met_outage:
             raise unavailable(publisher.alias, attempt.outage)
 

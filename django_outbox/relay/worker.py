@@ -64,6 +64,8 @@ class Worker(abc.ABC):
             return self._wait_for_database()
         if not attempt.made:
             return self._limits.stop_delay
+        if attempt.wait:
+            return attempt.wait
         return self._wait_when_idle() if self._empty_claims else 0.0
 
     def _attempt(self, permit: Permit) -> Attempt:

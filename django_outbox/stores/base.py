@@ -344,6 +344,9 @@ class Store(BatchReader):
         """
         raise NotImplementedError
 
+    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
+        """Prepare a transaction that has just begun. SQLite has nothing to prepare."""
+
     def wake(self, publishers: Collection[str]) -> None:
         """Notify the relays that listen that there is work for these publishers."""
 

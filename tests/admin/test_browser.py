@@ -52,7 +52,7 @@ def test_an_operator_requeues_the_selected_messages(messages: list[int], operato
         "1 message does not block its key. Later messages with its key may already have been delivered, so it may "
         "arrive out of order.",
     ]
-    operator.find("#outbox-reason").send_keys("the shop is open again")
+    operator.find("#id_reason").send_keys("the shop is open again")
     operator.picture("confirmation")
 
     operator.follow(operator.find("#content input[type=submit]"))
@@ -80,7 +80,7 @@ def test_an_operator_who_cancels_changes_nothing(messages: list[int], operator: 
     before = statuses()
     operator.follow(operator.find("#result_list .field-type a"))
     operator.follow(operator.find(f'input[formaction*="{url("requeue")}"]'))
-    operator.follow(operator.find("#content a.cancel-link"))
+    operator.follow(operator.find("#content a.closelink"))
     assert operator.find("#content h1").text == "Failed messages (3)"
     assert statuses() == before
 

@@ -325,3 +325,27 @@ def test_no_part_of_a_message_is_interpreted_as_html(admin_client: Client):
         assert page.status_code == 200
         assert SCRIPT not in text(page)
     assert text(pages[3]).count("&lt;script&gt;") > 6
+
+
+def test_failed_messages_are_listed_by_cause_with_their_operations(admin_client: Client):
+    put(Status.FAILED, 3, type="order.paid", error_class="shop.Timeout", error="no answer to order 7")
+    put(Status.FAILED, 2, type="order.sent", error_class="shop.Timeout", error="the shop is shut")
+    page = admin_client.get(CHANGELIST, {"by": "cause", "type": "order.p*"})
+    [cause] = page.context["cl"].causes
+    assert (str(cause["shown_type"]), cause["count"], cause["example"]) == (
+        "order.<wbr>paid",
+        "3",
+        "no answer to order 7",
+    )
+    assert "Requeue" in text(page)
+    listed = admin_client.get(cause["look"]).context["cl"]
+    assert {message.type for message in listed.result_list} == {"order.paid"}
+
+
+def test_a_message_that_failed_again_after_it_was_requeued_shows_its_earlier_attempts(admin_client: Client):
+    attempt = {"at": "2026-05-31T02:10:44+00:00", "error_class": "shop.Timeout", "error": "no answer"}
+    (again,) = put(Status.FAILED, attempts=1, error_class="shop.Timeout", error="no answer", history=[attempt] * 3)
+    put(Status.FAILED, attempts=3, error_class="shop.Timeout", error="no answer", history=[attempt] * 3)
+    badge = "failed again: 2 attempts before it was requeued"
+    assert text(admin_client.get(CHANGELIST)).count(badge) == 1
+    assert badge in text(admin_client.get(url("change", again)))

@@ -237,7 +237,7 @@ class TestEffectsOnKeys:
         self, admin_client: Client, failed: dict[str, list[int]], operation: str, blocking: str, not_blocking: str
     ):
         page = act(admin_client, operation, [id for ids in failed.values() for id in ids])
-        assert page.context["keys"] == [blocking, not_blocking]
+        assert page.context["effects"] == [blocking, not_blocking]
         assert blocking in text(page)
         assert not_blocking in text(page)
 
@@ -255,7 +255,7 @@ class TestEffectsOnKeys:
     def test_is_shown_in_the_singular_for_one_message(
         self, admin_client: Client, failed: dict[str, list[int]], kind: str, sentence: str
     ):
-        assert act(admin_client, "requeue", failed[kind][:1]).context["keys"] == [sentence]
+        assert act(admin_client, "requeue", failed[kind][:1]).context["effects"] == [sentence]
 
     def test_is_shown_in_german(self, failed: dict[str, list[int]]):
         targets = admin_operations.find_targets(admin_operations.REQUEUE, [id for ids in failed.values() for id in ids])
@@ -268,7 +268,7 @@ class TestEffectsOnKeys:
 
     def test_is_not_shown_for_messages_without_a_key(self, admin_client: Client, failed: dict[str, list[int]]):
         page = act(admin_client, "requeue", failed["none"])
-        assert page.context["keys"] == []
+        assert page.context["effects"] == []
         assert "outbox-keys" not in text(page)
 
     def test_needs_no_further_query(self, admin_client: Client, failed: dict[str, list[int]]):

@@ -28,6 +28,7 @@ from django_outbox.admin import (
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
 from django_outbox.monitoring.figures import CODES, PeriodCount, judge
+from django_outbox.monitoring.queues import fingerprint
 from tests.conftest import ALIASES
 from tests.support.admin.overview_figures import NOW, a_bad_night
 from tests.support.admin.overview_pages import address, confirm, finish, run_to_the_end
@@ -151,6 +152,22 @@ class TestPermissions:
     def test_the_entry_of_the_index_leads_to_the_overview(self):
         assert f'href="{address()}"' in text(client_with("view").get(reverse("admin:index")))
 
+    def test_the_entry_of_the_index_comes_first_and_counts_failed_messages(self):
+        client = client_with("view")
+        put(Status.FAILED, 3)
+        (app,) = client.get(reverse("admin:index")).context["app_list"]
+        assert [str(model["name"]) for model in app["models"]] == ["Overview (3 failed)", "Outbox messages"]
+        # Not on every page of the project, where it would cost a query.
+        (app,) = client.get(address()).context["available_apps"]
+        assert str(app["models"][0]["name"]) == "Overview"
+
+    def test_the_index_is_shown_if_the_messages_cannot_be_counted(self, monkeypatch: pytest.MonkeyPatch):
+        def fail(*args: Any) -> None:
+            raise DatabaseError
+
+        monkeypatch.setattr(overview, "count_up_to", fail)
+        assert "Overview</a>" in text(client_with("view").get(reverse("admin:index")))
+
 
 class TestGroups:
     @pytest.mark.parametrize(("operation", "flag"), [("requeue", CHANGE), ("discard", DELETION)])
@@ -188,13 +205,34 @@ class TestGroups:
         listed = admin_client.get(address()).context["operations"]
         assert [(entry["user"], entry["text"]) for entry in listed] == [("admin", "2 messages were requeued.")]
 
-    def test_messages_that_fail_later_are_left_alone(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
+    @pytest.mark.parametrize("operation", ["requeue", "discard"])
+    def test_messages_of_another_error_are_left_alone(
+        self, using: str, admin_client: Client, operation: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(overview_groups, "WINDOW", 2)
+        monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
+        chosen = put(Status.FAILED, 3, using=using, age=60, key="order-1", error="order 7 is gone", **CAUSE)
+        others = put(Status.FAILED, 2, using=using, age=60, error="the shop is shut", **CAUSE)
+        url = address(operation, using=using, **CAUSE, fingerprint=fingerprint("order 8 is gone"))
+        page = admin_client.get(url)
+        assert page.context["button"] == f"{operation.capitalize()} 3 messages"
+        assert page.context["example"] == "order 7 is gone"
+        assert [str(sentence)[:10] for sentence in page.context["effects"]] == ["3 messages"]
+        run_to_the_end(admin_client, url, state=page.context["state"])
+        left = statuses(using)
+        assert {left[id] for id in others} == {Status.FAILED}
+        assert {left.get(id) for id in chosen} == ({Status.PENDING} if operation == "requeue" else {None})
+
+    @pytest.mark.parametrize("operation", ["requeue", "discard"])
+    def test_messages_that_fail_later_are_left_alone(
+        self, admin_client: Client, operation: str, monkeypatch: pytest.MonkeyPatch
+    ):
         monkeypatch.setattr(overview_groups, "WINDOW", 2)
         monkeypatch.setattr(overview.OverviewAdmin, "step_seconds", 0.0)
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
-        url = address("requeue", **CAUSE)
+        url = address(operation, **CAUSE)
         page = admin_client.get(url)
-        assert page.context["button"] == "Requeue 3 messages"
+        assert page.context["button"] == f"{operation.capitalize()} 3 messages"
         (late,) = put(Status.FAILED, age=-1, error_class="shop.Timeout")
         run_to_the_end(admin_client, url, state=page.context["state"])
         assert OutboxMessage.objects.failed().get().pk == late
@@ -254,7 +292,7 @@ class TestGroups:
     ):
         monkeypatch.setattr(operations, "MAX_DISCARDED_UNTYPED", 2)
         put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
-        assert "outbox-number" not in text(admin_client.get(address("requeue", **CAUSE)))
+        assert 'id="outbox-number"' not in text(admin_client.get(address("requeue", **CAUSE)))
         url = address("discard", **CAUSE)
         assert "Type 3 to confirm:" in text(admin_client.get(url))
         for typed in ("", "2"):

@@ -180,6 +180,7 @@ def requeued(ids: list[int]) -> int:
 
 def test_an_operator_requeues_a_group(failed: list[int], page: Operator):
     put(Status.FAILED, 2, age=60, error_class="other", type="invoice.sent")
+    page.find(".outbox-menu summary").click()
     page.follow(page.find(".outbox-button.outbox-requeue"))
     assert page.find("#content h1").text == "Requeue failed messages"
     assert page.find("#content input[type=submit]").get_attribute("value") == "Requeue 5 messages"
@@ -199,6 +200,9 @@ def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
     page.open(OVERVIEW)
     (row,) = page.find_all("section[aria-labelledby=outbox-waiting] tbody tr")
     assert row.text.startswith("shop.Timeout invoice.sent default 3 ")
+    menu = page.find("section[aria-labelledby=outbox-waiting] .outbox-menu summary")
+    page.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", menu)
+    menu.click()
     page.follow(page.find(".outbox-button.outbox-retry_now"))
     assert page.find("#content h1").text == "Retry pending messages now"
     page.picture("retry")
@@ -208,6 +212,7 @@ def test_an_operator_retries_a_group_and_pauses_its_type(page: Operator):
     assert OutboxMessage.objects.due().filter(pk__in=ids).count() == 3
     assert LogEntry.objects.get().change_message == "3 messages are due now. Reason: the shop is back"
 
+    page.find("section[aria-labelledby=outbox-failures] .outbox-menu summary").click()
     page.follow(page.find("section[aria-labelledby=outbox-failures] [data-key^='pause failed']"))
     assert page.find("#content h1").text == "Pause default"
     assert page.find("#id_type").get_attribute("value") == "invoice.sent"
@@ -261,6 +266,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_long_operation_goes_on_by_itself(failed: list[int], page: Operator):
+    page.find(".outbox-menu summary").click()
     page.follow(page.find(".outbox-button.outbox-requeue"))
     page.find("#content input[type=submit]").click()
     eventually(lambda: requeued(failed) == 5, seconds=60)
@@ -270,6 +276,7 @@ def test_a_long_operation_goes_on_by_itself(failed: list[int], page: Operator):
 
 @pytest.mark.usefixtures("small_steps", "without_scripts")
 def test_a_long_operation_is_continued_and_stopped_without_javascript(failed: list[int], page: Operator):
+    page.find(".outbox-menu summary").click()
     page.follow(page.find(".outbox-button.outbox-requeue"))
     page.follow(page.find("#content input[type=submit]"))
     assert page.find("#content p[role=status]").text == "2 messages were requeued."
@@ -313,6 +320,7 @@ def test_nothing_is_cut_off(page: Operator, width: int):
 
 def test_every_control_is_reached_by_the_keyboard_alone(page: Operator):
     page.find("#outbox-refreshing").click()
+    script(page, "document.querySelectorAll('details').forEach(each => { each.open = true })")
     wanted = {element.get_attribute("data-key") for element in page.find_all("#outbox-fragment a[data-key]")}
     page.browser.execute_script("document.querySelector('#outbox-refresh-link').focus()")
     reached = set()

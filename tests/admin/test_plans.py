@@ -20,6 +20,7 @@ from django_outbox.admin import operation_views as admin_views
 from django_outbox.admin import overview_groups
 from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.monitoring.queues import fingerprint
 from tests.conftest import ALIASES, LOCKING
 from tests.stores.test_plans import mysql_plan, postgresql_plan, removed
 from tests.support.admin.overview_figures import a_bad_night
@@ -55,6 +56,8 @@ PAGES: dict[str, dict[str, str]] = {
     "all, the last page": {"state": "all", "p": "10"},
     "all, of a type": {"state": "all", "type": "order.paid"},
     "failed, of a pattern of types": {"type": "order.*"},
+    "failed, of a cause": {"fingerprint": fingerprint("no answer")},
+    "failed, by cause": {"by": "cause"},
     "failed, of a period": {"from": "2026-01-01T00:00", "until": "2126-01-01T00:00"},
     "failed, of a period that is over": {"until": "2026-01-01T00:00"},
     "pending, of a period": {"state": "pending", "from": "2026-01-01T00:00"},
@@ -225,12 +228,13 @@ def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch
 
 
 @pytest.mark.parametrize("operation", ["requeue", "discard"])
+@pytest.mark.parametrize("name", ["", fingerprint("")], ids=["a class", "a fingerprint"])
 def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
-    using: str, monkeypatch: pytest.MonkeyPatch, operation: str
+    using: str, monkeypatch: pytest.MonkeyPatch, operation: str, name: str
 ):
     monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
     monkeypatch.setattr(overview_groups, "MAX_ROWS", LIMIT)
-    group = overview_groups.Group(using, "other", "", "order.paid")
+    group = overview_groups.Group(using, "other", "", "order.paid", name)
 
     def run() -> None:
         found = overview_groups.survey(overview_groups.find_operation(operation), group)

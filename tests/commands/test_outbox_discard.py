@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_outbox.management.commands import outbox_discard
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
@@ -72,6 +73,19 @@ def test_on_a_terminal_it_asks_first(answer: str, flags: list[str], done: bool, 
     out = run("default", "--all", *flags)
     assert ("Discard 1 message? They cannot be brought back. [y/N]" in out) is (flags == [])
     assert (statuses() == {}) is done
+
+
+def test_messages_that_fail_after_the_question_are_left_alone(using: str, monkeypatch: pytest.MonkeyPatch):
+    put(Status.FAILED, 3, using=using)
+    late: list[int] = []
+
+    def confirm(self: Any, *args: Any) -> bool:
+        late.extend(put(Status.FAILED, 2, using=using))
+        return True
+
+    monkeypatch.setattr(outbox_discard.Command, "_confirmed", confirm)
+    assert run(using, "--all").splitlines()[-1] == "3 messages discarded."
+    assert statuses(using) == dict.fromkeys(late, Status.FAILED)
 
 
 def test_without_a_filter_it_refuses():

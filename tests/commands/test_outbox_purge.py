@@ -2,9 +2,11 @@
 
 import datetime
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
@@ -49,6 +51,16 @@ def test_a_dry_run_shows_how_many_would_be_deleted_and_deletes_nothing(using: st
         "This is a dry run: nothing was changed.",
     ]
     assert len(statuses(using)) == 5
+
+
+def test_with_an_archive_it_says_that_messages_are_archived(using: str, tmp_path: Path):
+    kept = put_old_and_new(using)
+    storage = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": str(tmp_path)}}
+    outbox = {**OUTBOX, "ARCHIVE": {"storage": "archive"}}
+    with override_settings(STORAGES={**django_settings.STORAGES, "archive": storage}, OUTBOX=outbox):
+        assert "older than 7 d would be archived and deleted." in run(using, "--dry-run")
+        assert run(using) == "2 messages archived and deleted.\n"
+    assert statuses(using).keys() == {*kept}
 
 
 def test_many_are_counted_up_to_a_limit_only(using: str, monkeypatch: pytest.MonkeyPatch):

@@ -272,6 +272,19 @@ def test_a_message_that_is_no_longer_failed_is_left_alone(using: str, monkeypatc
     assert row(using, ids[0]).status is Status.PROCESSED
 
 
+def test_messages_that_fail_after_the_question_are_left_alone(using: str, monkeypatch: pytest.MonkeyPatch):
+    put(Status.FAILED, 3, using=using)
+    late: list[int] = []
+
+    def confirm(self: Any, *args: Any) -> bool:
+        late.extend(put(Status.FAILED, 2, using=using))
+        return True
+
+    monkeypatch.setattr(outbox_requeue.Command, "_confirmed", confirm)
+    assert run(using, "--all").splitlines()[-1] == "3 messages requeued."
+    assert {row(using, id).status for id in late} == {Status.FAILED}
+
+
 @pytest.mark.parametrize(
     ("answer", "flags", "done"),
     [

@@ -221,7 +221,8 @@ def test_a_signal_finishes_the_batch_in_hand_and_exits_0(
     output, rest = process.communicate("\n", timeout=30)
     errors += rest
     assert process.returncode == 0, errors
-    assert "1 delivered, 0 will be retried, 0 failed." in output
+    assert "1 delivered" not in output
+    assert errors.count("1 delivered, 0 will be retried, 0 failed") == 1
     again = "press Ctrl-C again to stop at once" if number == signal.SIGINT else "a second signal stops at once"
     assert errors.count(f"INFO Finishing 1 batch, at most 20 s; {again}.") == 1
     messages = OutboxMessage.objects.using(using)
@@ -237,9 +238,8 @@ def test_without_logging_in_the_settings_the_verbosity_decides_which_lines_are_s
 ):
     put(1)
     process = relay_process("default", 0, "--workers", "1", "--max-messages", "1", *flags)
-    output, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    assert ("1 delivered" in output) is (levels != set())
     assert set(re.findall(r"^[\d-]{10} [\d:]{8} ([A-Z]+) ", errors, re.MULTILINE)) == levels
     assert ("Relay ended after" in errors) is (levels != set())
 

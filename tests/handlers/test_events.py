@@ -69,20 +69,30 @@ def test_a_message_of_an_older_version_is_upgraded_for_the_handler(using: str):
 
 
 @pytest.mark.parametrize(
-    ("payload", "version", "error_class"),
-    [({"id": "x"}, 2, "InvalidEvent"), ({"id": 1, "total": "1"}, 3, "UnknownEvent")],
+    ("payload", "version", "error_class", "attempts"),
+    [
+        # Only another version of the code can help.
+        ({"id": "x"}, 2, "outbox.invalid_event", 1),
+        # During a deployment, another relay may be able to read it.
+        ({"id": 1, "total": "1"}, 3, "django_outbox.exceptions.UnknownEvent", 10),
+    ],
     ids=["an invalid payload", "a newer version"],
 )
 def test_a_message_that_is_not_a_known_event_fails_without_a_call(
-    using: str, payload: Any, version: int, error_class: str
+    using: str, payload: Any, version: int, error_class: str, attempts: int
 ):
     @handler(make_event())
     def invoice(order: Any, message: Message) -> None:
         leave(using, "called")
+
+    @invoice.fallback
+    def give_up(order: Any, message: Message, error: BaseException) -> None:
+        leave(using, "fallback")
 
     with transaction.atomic(using=using):
         enqueue("order.created", payload, headers={"event-version": version}, using=using)
     drain_all(using)
     assert states(using) == [Status.FAILED]
     assert effects(using) == []
-    assert OutboxMessage.objects.using(using).get().error_class == f"django_outbox.exceptions.{error_class}"
+    found = OutboxMessage.objects.using(using).get()
+    assert (found.error_class, found.attempts) == (error_class, attempts)

@@ -115,6 +115,30 @@ def test_failed_messages_are_grouped_by_cause(using: str):
     assert result.failures_are_complete
 
 
+def test_failed_messages_of_different_errors_are_different_groups_with_an_example(using: str):
+    ids = put(5, using)
+    fail(using, ids, "rabbitmq.unroutable")
+    errors = ["exchange 'a-1' is missing", "exchange 'a-22' is missing\nTraceback", "queue full: 0198c7a2-5b1e-7d3a"]
+    for id, error in zip(ids, [*errors, errors[0], errors[2]], strict=True):
+        change(using, [id], error=error, failed_at=read_clock(using))
+    first, second = read_status(using).failures
+    assert (first.count, first.example) == (Count(3), errors[0])
+    assert (second.count, second.example) == (Count(2), errors[2])
+    assert first.fingerprint != second.fingerprint
+
+
+def test_failed_messages_of_many_errors_are_one_group_of_their_class_and_type(
+    using: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queues, "MAX_FINGERPRINTS", 2)
+    ids = put(3, using)
+    fail(using, ids, "shop.Unknown")
+    for id, name in zip(ids, ["Ada", "Bob", "Zoe"], strict=True):
+        change(using, [id], error=f"{name} is unknown", failed_at=read_clock(using))
+    [group] = read_status(using).failures
+    assert (group.count, group.fingerprint, group.example) == (Count(3), "", "Zoe is unknown")
+
+
 def test_a_key_stands_still_behind_a_message_that_failed_or_is_retried(using: str):
     failed, *_, retried, behind_it = put(4, using, key="order-5") + put(2, using, key="order-6")
     fail(using, [failed])

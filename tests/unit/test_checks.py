@@ -102,6 +102,13 @@ def test_e005_invalid_claim_timeout_of_a_publisher(value: Any):
     assert f"OUTBOX['PUBLISHERS']['default']['CLAIM_TIMEOUT'] is {value!r}" in problem.msg
 
 
+@pytest.mark.parametrize("value", [0, -1, 2_000_000, "100", True, float("nan")])
+def test_e005_invalid_rate_limit_of_a_publisher(value: Any):
+    problem = only(found(publishers(BACKEND=SCRIPTED, RATE_LIMIT=value)), "E005")
+    assert f"OUTBOX['PUBLISHERS']['default']['RATE_LIMIT'] is {value!r}" in problem.msg
+    assert problem.hint == "It must be a number from 0.01 to 1e+06."
+
+
 @pytest.mark.parametrize("backend", ["nowhere.Publisher", "tests.support.publishers.Missing", "Publisher"])
 def test_e006_backend_cannot_be_imported(backend: str):
     assert backend in only(found(publishers(BACKEND=backend)), "E006").msg

@@ -44,6 +44,7 @@ class Command(OutboxCommand):
         self.verbosity = options["verbosity"]
         database = self.get_database(options)
         age = _read_age(options["older_than"])
+        verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
         asking = self.is_asking(options)
         if asking or options["dry_run"]:
             messages = OutboxMessageQuerySet(OutboxMessage, using=database).processed()
@@ -52,16 +53,15 @@ class Command(OutboxCommand):
                 self._describe_none(messages, age)
                 return
             if options["dry_run"]:
-                self.report(f"{found} older than {duration(age.total_seconds())} would be deleted.")
+                self.report(f"{found} older than {duration(age.total_seconds())} would be {done}.")
                 self.report("This is a dry run: nothing was changed.")
                 return
-            if not self.ask(f"Delete {found.lower()} older than {duration(age.total_seconds())}?"):
+            if not self.ask(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?"):
                 return
         deleted = purge(
-            using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} deleted")
+            using=database, older_than=age, on_progress=lambda total: self.show_progress(f"{total:,} {done}")
         )
         self.show_progress("")
-        done = "archived and deleted" if get_settings().archive else "deleted"
         self.report(f"{counted(deleted, 'message')} {done}.")
 
     def _count(self, messages: OutboxMessageQuerySet) -> str:

@@ -20,7 +20,10 @@ from django_outbox.management.base import OutboxCommand, align
 from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
-from django_outbox.text import counted, describe, duration
+from django_outbox.text import counted, describe, duration, one_line
+
+MAX_EXAMPLE_LENGTH = 60
+"""Maximum number of characters of an error."""
 
 WATCH_INTERVAL = 2.0
 """Default of `--watch`."""
@@ -165,7 +168,7 @@ def _publishers(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _failures(figures: Status) -> Iterable[Sequence[str]]:
-    yield "error class", "type", "publisher", "count", "blocking", "first", "last"
+    yield "error class", "type", "publisher", "count", "blocking", "first", "last", "for example"
     for each in figures.failures:
         yield (
             each.error_class or "-",
@@ -175,6 +178,7 @@ def _failures(figures: Status) -> Iterable[Sequence[str]]:
             str(each.blocking),
             _ago(figures, each.first) + (" or earlier" if each.count.more else ""),
             _ago(figures, each.last),
+            one_line(each.example, MAX_EXAMPLE_LENGTH),
         )
 
 

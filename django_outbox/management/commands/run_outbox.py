@@ -127,12 +127,12 @@ class Command(ServiceCommand):
                 # A relay that is stopping leaves the rest to the next one.
                 if not self.signals.received:
                     raise CommandError(str(error)) from error
-        if options["verbosity"] > 0:
+        # A relay that runs until it is stopped has its totals in the log.
+        if options["verbosity"] > 0 and (options["drain"] or options["once"]):
             tally = relay.tally
             totals = f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
-            if options["drain"] or options["once"]:
-                for alias in relay.paused:
-                    print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
+            for alias in relay.paused:
+                print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
 
     @contextmanager

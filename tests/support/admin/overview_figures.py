@@ -84,6 +84,7 @@ def a_bad_night(using: str = "default") -> Status:
                 Count(0),
                 before(hours=3),
                 before(minutes=12),
+                example="the exchange 'shop' has no queue for 'invoice.sent' (312 NO_ROUTE)",
             ),
             FailureGroup(
                 "default",
@@ -93,6 +94,7 @@ def a_bad_night(using: str = "default") -> Status:
                 Count(12),
                 before(days=2),
                 before(seconds=50),
+                example="no answer of the payment service within 10 s",
             ),
         ),
         blocked_keys=(

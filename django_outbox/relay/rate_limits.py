@@ -1,0 +1,94 @@
+"""The rate limit of a publisher, which all relays of a database keep together."""
+
+import datetime
+import math
+import time
+
+from django.db import connections, transaction
+
+from django_outbox.db.functions import DatabaseNow
+from django_outbox.models import RateLimit
+from django_outbox.relay.sources import Source
+from django_outbox.stores import get_store
+
+SLOT = 0.2
+"""Length of a reservation in seconds, if at least one message fits: each costs a write."""
+
+CREDIT = 0.25
+"""Seconds that a relay may be late without a loss. After an idle time, this many seconds' worth of messages come at
+once."""
+
+MAX_SECONDS = 30.0
+"""Time after which the database ends a transaction that hangs while it reserves."""
+
+
+class RateLimiter:
+    """Reserves messages for one worker.
+
+    A row of the database has the time up to which messages are reserved, so relays in several processes share a
+    limit. A worker reserves the messages of a short time in its own transaction, waits until this time begins without
+    a transaction, and then claims no more than it has reserved. A worker that finds nothing gives back what is left,
+    and looks for messages before it reserves again, so an idle relay writes nothing.
+
+    Args:
+        using: the database alias.
+        publisher_alias: the publisher.
+        rate: messages a second.
+        source: finds out whether messages are due.
+    """
+
+    def __init__(self, using: str, publisher_alias: str, rate: float, source: Source) -> None:
+        self._using = using
+        self._publisher_alias = publisher_alias
+        self._rate = rate
+        self._source = source
+        self._size = max(round(rate * SLOT), 1)
+        self._begins_at = -math.inf
+        self._is_idle = True
+        self.reserved = 0
+
+    def seconds_to_wait(self) -> float:
+        """Reserve messages if none are reserved; return the seconds until they may be claimed."""
+        if not self.reserved:
+            self._begins_at = time.monotonic() + self._move(self._size)
+            self.reserved = self._size
+        return self._begins_at - time.monotonic()
+
+    def has_work(self) -> bool:
+        """Return whether to go on: messages are reserved, the last claim found some, or some are due."""
+        if self.reserved or not self._is_idle:
+            return True
+        with self._source.claim(1) as claim:
+            self._is_idle = not claim.messages
+        if not self._is_idle:
+            # The message went back.
+            self._source.rewind()
+        return not self._is_idle
+
+    def note(self, claimed: int, used: int) -> None:
+        """Note the size of a claim, and how many of its messages the publisher had."""
+        self.reserved = max(self.reserved - used, 0)
+        if not claimed:
+            self._is_idle = True
+            if self.reserved:
+                self._move(-self.reserved)
+                self.reserved = 0
+
+    def _move(self, count: int) -> float:
+        """Reserve the time of so many messages, or give it back; return the seconds until this time begins."""
+        step = datetime.timedelta(seconds=count / self._rate)
+        limits = RateLimit.objects.using(self._using)
+        rows = limits.filter(publisher=self._publisher_alias)
+        connection = connections[self._using]
+        nested = connection.in_atomic_block
+        with transaction.atomic(using=self._using):
+            if not nested:
+                get_store(connection).begin(MAX_SECONDS)
+            # This locks the row, or the database, before it is read.
+            if not rows.update(publisher=self._publisher_alias):
+                limits.bulk_create([RateLimit(publisher=self._publisher_alias)], ignore_conflicts=True)
+                rows.update(publisher=self._publisher_alias)
+            reserved_until, now = rows.values_list("reserved_until", DatabaseNow()).get()
+            begins_at = max(reserved_until, now - datetime.timedelta(seconds=CREDIT)) if count > 0 else reserved_until
+            rows.update(reserved_until=begins_at + step)
+        return float((begins_at - now).total_seconds())
