@@ -22,7 +22,7 @@ from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter
 from django_outbox.relay.sources import PollingSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, ScriptedPublisher
+from tests.support.publishers import SCRIPTED, Script
 from tests.support.scripts import StartProcess, ends_with
 
 pytest_plugins = ["tests.support.script_fixtures"]
@@ -101,11 +101,11 @@ class TestReservations:
 
 
 class TestDelivery:
-    def test_a_batch_is_no_larger_than_what_is_reserved(self, using: str):
+    def test_a_batch_is_no_larger_than_what_is_reserved(self, using: str, scripted: Script):
         put(50, using, keys=5)
         with Relay(using=using) as relay:
             assert relay.drain().processed == 50
-        assert max(map(len, ScriptedPublisher.batches)) <= 100 * SLOT
+        assert max(map(len, scripted.batches)) <= 100 * SLOT
 
     def test_one_batch_waits_for_its_time(self, using: str):
         put(30, using)
@@ -137,7 +137,7 @@ HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
     [HANDLERS, {**HANDLERS, "OPTIONS": {"transaction": False}}, {**SCRIPTED, "SOURCE": "snapshot"}],
     ids=["handlers", "handlers outside of a transaction", "stream"],
 )
-def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, Any]):
+def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, Any], scripted: Script):
     with override_settings(OUTBOX={"PUBLISHERS": {"default": {**publisher, "RATE_LIMIT": 20}}}), registry.scratch():
         called: list[int] = []
 
@@ -150,7 +150,7 @@ def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, 
         with Relay(using=using) as relay:
             assert relay.drain().processed == 40
         assert time.monotonic() - began >= 0.95 * (40 / 20 - CREDIT - SLOT)
-    received = called or [int(message.payload) for batch in ScriptedPublisher.batches for message in batch]
+    received = called or [int(message.payload) for batch in scripted.batches for message in batch]
     assert [*filter(lambda n: n % 2, received)] == [*range(1, 40, 2)]
 
 
