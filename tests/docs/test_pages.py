@@ -334,6 +334,15 @@ def test_a_test_that_the_documentation_names_exists(path: str):
         assert re.search(rf"^ *(?:def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), path
 
 
+def test_the_sidebar_lists_every_page_once_below_a_caption():
+    """Only the captions of the home page appear in the theme's sidebar."""
+    home = (ROOT / "docs" / "index.md").read_text()
+    trees = re.findall(r"^```{toctree}\n:hidden:\n:caption: [^\n]+\n\n(.*?)^```$", home, re.MULTILINE | re.DOTALL)
+    listed = [f"docs/{name}.md" for tree in trees for name in tree.split()]
+    pages = [page.relative_to(ROOT).as_posix() for page in PAGES]
+    assert sorted([*listed, "docs/index.md", "README.md"]) == sorted(pages)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_link_to_a_file_leads_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):

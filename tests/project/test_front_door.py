@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,8 +77,9 @@ def test_the_readme_links_to_files_of_the_checkout_only():
 
 
 def test_each_address_of_the_project_is_one_of_its_metadata_and_has_the_name_on_pypi():
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, check=True).stdout.split()
-    for path in [ROOT / name for name in listed if name.endswith((".md", ".py", ".toml", ".yaml", ".yml", ".json"))]:
+    folders = [(ROOT / name).rglob("*") for name in ("django_outbox", "docs", ".github")]
+    files = [path for path in chain(*folders) if path.suffix in {".md", ".py", ".html", ".yaml", ".yml", ".json"}]
+    for path in [*files, *(ROOT / name for name in TEXTS)]:
         for link in re.findall(r"https://(?:github\.com/)?django-(?:transactional-)?outbox[/.]\S*", path.read_text()):
             assert link.startswith((REPOSITORY, HOME)), f"{path}: {link}"
 
