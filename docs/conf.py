@@ -31,6 +31,8 @@ html_theme = "furo"
 html_title = f"django_outbox {release}"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
+# For coding assistants, at the root of the site.
+html_extra_path = ["llms.txt"]
 exclude_patterns = ["_build"]
 
 # Docstrings mark code with single backticks.

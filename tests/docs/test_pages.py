@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from django.conf import settings
 from django.core.management import BaseCommand, load_command_class
+from django.utils.module_loading import import_string
 
 import django_outbox
 from django_outbox import conf
@@ -332,6 +333,25 @@ def test_a_test_that_the_documentation_names_exists(path: str):
     assert (ROOT / file).exists(), path
     for name in names:
         assert re.search(rf"^ *(?:def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), path
+
+
+def test_every_name_and_page_in_the_file_for_coding_assistants_exists():
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    pages = re.findall(r"\]\(([^)]+)\.html\)", text)
+    assert len(pages) > 15
+    assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").is_file()] == []
+    commands = set(re.findall(r"manage\.py (\w+box\w*|outbox_\w+)", text))
+    assert commands == {*COMMANDS, *INBOX_COMMANDS}
+    names = set(re.findall(r"`(django_outbox\.[\w.]+)", text))
+    assert len(names) > 10
+    for name in names:
+        # It needs an app that may be installed only once.
+        if "django_tasks" in name:
+            assert (PACKAGE / "contrib" / "django_tasks" / "backend.py").read_text().count("class OutboxBackend") == 1
+        else:
+            import_string(name)
+    for setting in re.findall(r'`OUTBOX\["(\w+)"\]', text):
+        assert setting in conf._READERS
 
 
 def test_the_sidebar_lists_every_page_once_below_a_caption():
