@@ -28,7 +28,7 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2}
 
 
-def deliver_and_stop(scripted: Script, pipe: Connection, using: str) -> None:
+def deliver_and_stop(pipe: Connection, using: str) -> None:
     """Deliver one batch, report that it is claimed, and wait before it is published; send what was published."""
 
     def stop(*, phase: str, **_: Any) -> None:
@@ -37,14 +37,14 @@ def deliver_and_stop(scripted: Script, pipe: Connection, using: str) -> None:
             pipe.recv()
 
     phase_finished.connect(stop)
-    with override_settings(OUTBOX=OUTBOX), Relay(using=using) as relay:
+    with Script() as script, override_settings(OUTBOX=OUTBOX), Relay(using=using) as relay:
         try:
             relay.deliver_once()
         except RelayUnavailable as error:
             pipe.send(str(error))
         else:
             pipe.send("")
-    pipe.send(scripted.published())
+    pipe.send(script.published())
 
 
 # MySQL cannot end a transaction that idles.
