@@ -32,6 +32,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, settings: Any, operator: Operator) ->
     return {
         "list": CHANGELIST,
         "all": f"{CHANGELIST}?state=all",
+        "causes": f"{CHANGELIST}?by=cause",
         "message": url("change", id),
         "edit": url("edit", id),
         "overview": reverse("admin:django_outbox_overview"),
@@ -111,6 +112,12 @@ return [...document.querySelectorAll('#content *, .breadcrumbs')].filter(each =>
 ).map(each => each.outerHTML.slice(0, 100))
 """
 
+WIDER_THAN_THEIR_BOX = """
+const edge = each => Math.round(each.getBoundingClientRect().right);
+return [...document.querySelectorAll('.outbox-table')].filter(each =>
+    each.checkVisibility() && edge(each) > edge(each.parentElement) + 1).map(each => each.className)
+"""
+
 
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_no_word_is_broken_and_nothing_is_covered(
@@ -121,8 +128,8 @@ def test_no_word_is_broken_and_nothing_is_covered(
         operator.open(path)
         for width in (390, 768, 1280):
             resize(operator, width)
-            found = {check: script(operator, check) for check in (BROKEN_WORDS, COVERED, BEYOND_THE_EDGE)}
-            assert [*found.values()] == [[], [], []], (name, width)
+            checks = (BROKEN_WORDS, COVERED, BEYOND_THE_EDGE, WIDER_THAN_THEIR_BOX)
+            assert [script(operator, check) for check in checks] == [[], [], [], []], (name, width)
 
 
 def test_a_phone_shows_the_first_message_without_scrolling(operator: Operator, pages: dict[str, str]):
@@ -150,5 +157,11 @@ def test_the_overview_has_colours_in_a_theme_without_those_of_the_admin(
         "return [...document.querySelectorAll('.outbox-verdict')].map(each => getComputedStyle(each).backgroundColor)",
     )
     assert len({*levels, "rgba(0, 0, 0, 0)"}) == 3
-    cell = "const cell = getComputedStyle(document.querySelector('.outbox-table td')); "
+    if scheme == "dark":
+        # As django-unfold marks it.
+        script(operator, "document.documentElement.classList.add('dark')")
+    script(operator, "document.querySelector('.outbox-menu').open = true")
+    menu = script(operator, "return getComputedStyle(document.querySelector('.outbox-menu > div')).backgroundColor")
+    assert menu == {"light": "rgb(255, 255, 255)", "dark": "rgb(31, 36, 48)"}[scheme]
+    cell = "const cell = getComputedStyle(document.querySelector('.outbox-causes .outbox-notes td')); "
     assert script(operator, cell + "return [cell.paddingLeft, cell.borderBottomStyle]") == ["6px", "solid"]
