@@ -32,27 +32,28 @@ WORDS = [
 
 
 def guarantees() -> tuple[list[str], dict[str, str]]:
-    """Return the rows of the guarantees, and the footnotes by name."""
+    """Return the rows of the guarantees, and the tests of each, by the name of its evidence."""
     page = (DOCS / "explanation" / "guarantees.md").read_text()
     promises, _, _ = page.partition("(not-guaranteed)=")
     rows = [line for line in promises.splitlines() if line.startswith("| ")]
-    footnotes = re.findall(r"^\[\^(\w+)\]: (.+(?:\n    .+)*)", page, re.MULTILINE)
-    assert len({name for name, _ in footnotes}) == len(footnotes), "two footnotes have one name"
-    return [row for row in rows if not re.match(r"\| (Guarantee|---) ", row)], dict(footnotes)
+    text = (DOCS / "explanation" / "evidence.md").read_text()
+    evidence = re.findall(r"^\(evidence-(\w+)\)=\n.+\n: (.+(?:\n  .+)*)", text, re.MULTILINE)
+    assert len({name for name, _ in evidence}) == len(evidence), "two entries have one name"
+    return [row for row in rows if not re.match(r"\| (Guarantee|---) ", row)], dict(evidence)
 
 
 def test_every_guarantee_names_the_tests_that_would_fail_without_it():
-    rows, footnotes = guarantees()
+    rows, evidence = guarantees()
     assert len(rows) > 40
     for row in rows:
-        (name,) = re.findall(r"\[\^(\w+)\] \|$", row) or [None]
-        assert name in footnotes, row
-        assert re.search(r"`tests/\w+/test_\w+\.py[:\w]*`", footnotes[name]), row
+        (name,) = re.findall(r"\(#evidence-(\w+)\) \|$", row) or [None]
+        assert name in evidence, row
+        assert re.search(r"`tests/\w+/test_\w+\.py[:\w]*`", evidence[name]), row
 
 
-def test_every_footnote_belongs_to_a_guarantee():
-    rows, footnotes = guarantees()
-    assert {name for row in rows for name in re.findall(r"\[\^(\w+)\]", row)} == footnotes.keys()
+def test_all_evidence_belongs_to_a_guarantee():
+    rows, evidence = guarantees()
+    assert {name for row in rows for name in re.findall(r"\(#evidence-(\w+)\)", row)} == evidence.keys()
 
 
 def test_the_tables_of_the_guarantees_have_two_columns_so_that_they_fit_a_phone():

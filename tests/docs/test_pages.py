@@ -30,6 +30,7 @@ from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublis
 from django_outbox.brokers.registry import build_publisher
 from django_outbox.handlers import HandlersPublisher
 from django_outbox.retry import RetryPolicy
+from tests.support.project_files import read_pyproject
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "django_outbox"
@@ -352,6 +353,34 @@ def test_every_name_and_page_in_the_file_for_coding_assistants_exists():
             import_string(name)
     for setting in re.findall(r'`OUTBOX\["(\w+)"\]', text):
         assert setting in conf._READERS
+
+
+def test_the_permissions_of_the_reference_are_those_of_the_model():
+    meta = django_outbox.OutboxMessage._meta
+    names = {f"view_{meta.model_name}", *(name for name, _ in meta.permissions)}
+    assert {row for row in rows("messages") if row.endswith(f"_{meta.model_name}")} == names
+
+
+def test_the_versions_are_the_same_on_the_home_page_and_in_readme():
+    home = (ROOT / "docs" / "index.md").read_text()
+    versions = dict(re.findall(r"^\| ([\w, ]+) \| ([\d., to]+?)(?: or newer.*)? \|$", home, re.MULTILINE))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    djangos = versions["Django"].split(", ")
+    assert f"You need Python {versions['Python']}, Django {djangos[0]} to {djangos[-1]}" in readme
+    for name in ("PostgreSQL", "SQLite"):
+        assert f"{name} {versions[name]}+" in readme
+    classifiers = read_pyproject()["project"]["classifiers"]
+    assert [text.rpartition(" ")[2] for text in classifiers if re.search(r"Django :: \d", text)] == djangos
+    pythons = [text.rpartition(" ")[2] for text in classifiers if re.search(r"Python :: 3\.", text)]
+    assert f"{pythons[0]} to {pythons[-1]}" == versions["Python"]
+
+
+def test_the_home_page_and_readme_name_the_same_brokers():
+    names = ("RabbitMQ", "Kafka", "Redis Streams", "NATS JetStream", "Amazon SQS")
+    for text in ((ROOT / "docs" / "index.md").read_text(), (ROOT / "README.md").read_text()):
+        lists = re.findall(r"RabbitMQ,[^.]*?SNS", text)
+        assert lists
+        assert [part for part in lists if not re.search(r",\s+".join(names), part)] == []
 
 
 def test_the_sidebar_lists_every_page_once_below_a_caption():
