@@ -151,7 +151,7 @@ def test_the_overview_shows_consumers(admin_client: Any):
     page = admin_client.get("/admin/django_outbox/overview/").content.decode()
     assert "Consumers of the inbox" in page
     assert "queue &#x27;orders&#x27;" in page
-    assert "Consumer not read" in page
+    assert "is not read: its inbox was last seen" in page
 
 
 def test_the_overview_has_no_section_of_consumers_without_an_inbox(admin_client: Any):

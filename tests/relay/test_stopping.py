@@ -161,9 +161,9 @@ def test_a_purge_that_waits_for_a_lock_does_not_delay_the_end(run_outbox: StartP
         process = run_outbox("mariadb", "--stop-timeout", "20")
         eventually(lambda: waits_for_a_lock("mariadb"))
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=30)
         assert process.returncode == 0
-        assert output.startswith(b"0 delivered"), "the relay itself had nothing to wait for"
+        assert b": 0 delivered" in errors, "the relay itself had nothing to wait for"
 
 
 REFUSING = {
@@ -360,9 +360,9 @@ def test_a_relay_that_is_the_first_process_of_a_container_ends_by_a_signal(run_o
     eventually(lambda: OutboxMessage.objects.using("postgresql").processed().exists())
     (relay,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True).stdout.split()
     os.kill(int(relay), signal.SIGTERM)
-    output, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    assert output.startswith(b"1 delivered")
+    assert b": 1 delivered" in errors
 
 
 class TestHandlers:

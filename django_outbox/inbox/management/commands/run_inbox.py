@@ -98,7 +98,8 @@ class Command(ServiceCommand):
                 # An inbox that is stopping leaves the rest to the next one.
                 if not self.signals.received:
                     raise CommandError(str(error)) from error
-        if options["verbosity"] > 0:
+        # An inbox that runs until it is stopped has its totals in the log.
+        if options["verbosity"] > 0 and (options["drain"] or options["once"]):
             print_line(self.stdout, f"{inbox.tally}.")
 
     def _read(self, inbox: Inbox, options: dict[str, Any]) -> None:
