@@ -15,16 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.ids import read_uuid
 from django_outbox.brokers.options import require_choice
-from django_outbox.brokers.text_headers import (
-    CONTENT_ENCODING,
-    CONTENT_TYPE,
-    KEY,
-    MESSAGE_ID,
-    OCCURRED_AT,
-    TYPE,
-    read_time,
-    to_text,
-)
+from django_outbox.brokers.text_headers import FIELDS, read_time, to_text
 from django_outbox.messages import Message
 
 PLAIN = "plain"
@@ -102,27 +93,37 @@ def _to_rfc3339(time: datetime.datetime) -> str:
     return time.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def read_text_message(incoming: Incoming, prefixes: tuple[str, ...]) -> Incoming:
+def read_text_message(
+    tag: int,
+    body: bytes,
+    topic: str,
+    headers: dict[str, Any],
+    prefixes: tuple[str, ...],
+    *,
+    position: str,
+    problem: str,
+    message_id: str = "",
+    key: str = "",
+) -> Incoming:
     """Return a message with the fields that its headers have, as an outbox sends them, or the CloudEvent in it.
 
-    Fields that the message has already are used if there is no header. The type defaults to the topic.
+    The ID and the key are used if there is no header, and the topic is the type then.
     """
-    headers = dict(incoming.headers)
-    known = {name.lower(): name for name in headers}
-
-    def take(name: str) -> str:
-        return str(headers.pop(known[name]) or "") if name in known else ""
-
-    content_type = take(CONTENT_TYPE)
-    found = incoming._replace(
-        message_id=take(MESSAGE_ID) or incoming.message_id,
-        type=take(TYPE) or incoming.topic,
-        key=take(KEY) or incoming.key,
-        encoding=take(CONTENT_ENCODING),
-        sent_at=read_time(take(OCCURRED_AT)) or incoming.sent_at,
+    own_id, type, own_key, time, content_type, encoding = [str(headers.pop(name, None) or "") for name in FIELDS]
+    incoming = Incoming(
+        tag=tag,
+        body=body,
+        message_id=own_id or message_id,
+        type=type or topic,
+        topic=topic,
+        key=own_key or key,
         headers=headers,
+        encoding=encoding,
+        sent_at=read_time(time) if time else None,
+        problem=problem,
+        position=position,
     )
-    return read_event(found, content_type, prefixes)
+    return read_event(incoming, content_type, prefixes)
 
 
 def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:

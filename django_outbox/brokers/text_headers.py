@@ -15,6 +15,9 @@ CONTENT_ENCODING = "content-encoding"
 
 _UTC = datetime.timezone.utc
 
+FIELDS = (MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE, CONTENT_ENCODING)
+"""Names that describe a received message."""
+
 RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 """Names that describe the message. A header of the message with such a name, in any case, is not sent."""
 

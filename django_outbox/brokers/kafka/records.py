@@ -79,17 +79,10 @@ def read_record(tag: int, record: Received) -> Incoming:
         headers = _read_headers(record)
     except (UnicodeDecodeError, AttributeError) as error:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"
-    incoming = Incoming(
-        tag=tag,
-        body=TOMBSTONE if value is None else value,
-        topic=topic,
-        key=key,
-        headers=headers,
-        sent_at=_record_time(record),
-        problem=problem,
-        position=f"{topic} {record.partition()} {record.offset()}",
-    )
-    return read_text_message(incoming, (PREFIX,))
+    position = f"{topic} {record.partition()} {record.offset()}"
+    body = TOMBSTONE if value is None else value
+    found = read_text_message(tag, body, topic, headers, (PREFIX,), position=position, problem=problem, key=key)
+    return found if found.sent_at else found._replace(sent_at=_record_time(record))
 
 
 def _read_headers(record: Received) -> dict[str, Any]:

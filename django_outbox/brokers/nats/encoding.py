@@ -15,7 +15,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.nats.options import NANOSECONDS, explain_invalid_subject
 from django_outbox.brokers.options import Template
-from django_outbox.brokers.text_headers import CONTENT_TYPE, own_headers, text_headers
+from django_outbox.brokers.text_headers import CONTENT_TYPE, FIELDS, own_headers, text_headers
 from django_outbox.messages import Message
 from django_outbox.text import describe
 
@@ -143,6 +143,10 @@ https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protoc
 
 _NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
 
+_OWN_ID = MESSAGE_ID_HEADER.lower()
+
+_LOWER = frozenset((_OWN_ID, *FIELDS))
+
 
 class NatsDelivery(NamedTuple):
     """A message as it came over the wire; `reply` is the subject of its acknowledgement.
@@ -169,26 +173,27 @@ def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
     except ValueError as error:
         headers = {}
         problem = f"its headers cannot be decoded: {describe(error)}"
-    own_id = next((value for name, value in headers.items() if name.lower() == MESSAGE_ID_HEADER.lower()), "")
-    topic = delivery.subject.decode("utf-8", "replace")
-    incoming = Incoming(
-        tag=tag,
-        body=delivery.body,
-        message_id=own_id,
-        topic=topic,
-        headers=dict(_own_headers(headers)),
-        problem=problem,
+    own = dict(_own_headers(headers))
+    return cloudevents.read_text_message(
+        tag,
+        delivery.body,
+        delivery.subject.decode("utf-8", "replace"),
+        own,
+        (PREFIX,),
         position=b" ".join(place_of(delivery.reply)).decode("utf-8", "replace"),
+        problem=problem,
+        message_id=own.pop(_OWN_ID, ""),
     )
-    return cloudevents.read_text_message(incoming, (PREFIX,))
 
 
 def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield all headers except NATS's; the names of CloudEvents' attributes are in lower case."""
+    """Yield all headers except NATS's but the ID; names with a meaning here are in lower case."""
     for name, value in headers.items():
         lower = name.lower()
         if lower.startswith(PREFIX):
             yield lower, unquote(value)
+        elif lower in _LOWER:
+            yield lower, value
         elif not lower.startswith("nats-"):
             yield name, value
 
