@@ -75,7 +75,7 @@ class Consumer(abc.ABC):
     Args:
         alias: the consumer's name in the settings.
         publisher: the alias of the publisher for which the messages are stored.
-        unknown_types: what to do with a message whose type the publisher does not know: `store` it, `drop` it, or
+        unknown_types: what to do with a message of a type that the publisher does not know: `store` it, `drop` it, or
             `reject` it to the broker's dead letters.
         invalid: what to do with a message that cannot be stored as it is, for example because it is not JSON: `store`
             it as a failed message, or `reject` it to the broker's dead letters.

@@ -53,7 +53,7 @@ class NamedTupleEvent(Protocol):
 
 
 Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, object]
-"""What an event may be for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
+"""The types of events for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
 
 
 def encode(event: object) -> Encoded:

@@ -51,7 +51,7 @@ class HandlersPublisher(TransactionalPublisher):
         alias: the publisher's name in the settings.
         transaction: if False, call each handler outside of a transaction, one message at a time, for as long as it
             takes. Its effects then happen at least once instead of exactly once.
-        unhandled: what to do with a message whose type has no handler: "fail", or "skip" to count it as processed.
+        unhandled: what to do with a message without a handler for its type: "fail", or "skip" to count it as processed.
         time_limit: maximum number of seconds of a call, for handlers without their own limit; None for no limit.
         batch_seconds: seconds after which no further handler of a batch is called; the other messages go back
             unchanged.

@@ -146,7 +146,7 @@ GAUGES = (
         "failed_messages", "Failed messages that wait for a person's decision.", lambda p, _: p.failed.number
     ),
     _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p, _: p.blocking.number),
-    _publisher_gauge("blocked_keys", "Keys whose messages wait behind one that cannot be delivered.", _blocked_keys),
+    _publisher_gauge("blocked_keys", "Keys with messages behind one that cannot be delivered.", _blocked_keys),
     _publisher_gauge(
         "truncated_counts",
         "Number of counts of messages that stopped at their limit, so that there may be more.",

@@ -254,7 +254,7 @@ MAX_FINGERPRINTS = 10
 """Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""
 
 ERROR_START = Left("error", MAX_ERROR_LENGTH)
-"""The part of an error of which a fingerprint is made."""
+"""The part of an error that its fingerprint is made from."""
 
 _VARYING = re.compile(r"[0-9a-fA-F-]*[0-9][0-9a-fA-F-]*")
 """Part of an error that differs from message to message: a number, a UUID or a hexadecimal id."""
@@ -381,7 +381,7 @@ def find_blocked_keys(
         using: the database alias.
         failures: the failed messages.
         known: the keys known from the heads.
-        publishers: those of which not all heads were read.
+        publishers: publishers with heads that were not read.
     """
     messages = OutboxMessage.objects.using(using)
     ids = {key.id for key in known}

@@ -1,4 +1,4 @@
-"""What operators have paused, as a relay knows it: read at most once a second, and only while the relay works."""
+"""Paused publishers and types, as a relay knows them: read at most once a second, and only while the relay works."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from django_outbox.text import describe
 
 
 class PauseReason(NamedTuple):
-    """Who paused something, and why; both may be blank."""
+    """The operator who paused something, and the reason; both may be blank."""
 
     by: str = ""
     reason: str = ""
@@ -25,7 +25,7 @@ class PauseReason(NamedTuple):
 
 
 Paused = dict[tuple[str, str], PauseReason]
-"""What is paused, by publisher and type; the type is blank if the whole publisher is paused."""
+"""Pauses by publisher and type; the type is blank if the whole publisher is paused."""
 
 
 class Pauses:

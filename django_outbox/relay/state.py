@@ -1,4 +1,4 @@
-"""What the workers of a relay share."""
+"""The state that the workers of a relay share."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from django_outbox.service.state import ServiceState
 
 @dataclass
 class RelayState(ServiceState):
-    """What the workers of a relay share.
+    """The state that the workers of a relay share.
 
     Args:
         using: the database alias.

@@ -14,7 +14,7 @@ from django_outbox.text import counted
 class Command(OutboxCommand):
     help = (
         "Delete the records of once() that are older than OUTBOX['INBOX_RETENTION'], in batches.\n"
-        "A message whose record is gone counts as new if it comes again."
+        "A message without a record counts as new if it comes again."
     )
     examples = """
   manage.py inbox_purge                      delete as a running inbox does
