@@ -149,13 +149,13 @@ _CONNECTION_REMEDIES: dict[int, str] = {
 }
 
 
-_TLS_FAILED = "in state SSL_HANDSHAKE"
-"""In the reason of a broker that has closed the connection, because it does not speak TLS."""
+_TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
+"""In the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
 
 
 def explain(error: KafkaError) -> str:
     """Return why the connection failed, with the remedy if it is known."""
     reason = error.str().rstrip(".")
-    code = KafkaError._SSL if _TLS_FAILED in reason else error.code()
+    code = KafkaError._SSL if any(words in reason for words in _TLS_FAILED) else error.code()
     remedy = _CONNECTION_REMEDIES.get(code, "")
     return f"{reason}: {remedy}" if remedy else reason

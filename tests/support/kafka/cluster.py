@@ -56,12 +56,13 @@ class Broker:
         return f"127.0.0.1:{self.port}"
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        """Write its configuration."""
+        """Write its configuration; `listeners` are in addition to the two that it always has."""
+        own = (f"PLAINTEXT://{self.address}", f"CONTROLLER://127.0.0.1:{self.controller_port}")
         found = {
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{self.controller_port}",
             "node.id": self.id,
             "log.dirs": self.file.with_suffix(""),
             **settings,
+            "listeners": ",".join([*own, *filter(None, [str(settings.get("listeners", ""))])]),
         }
         self.file.write_text("".join(f"{name}={value}\n" for name, value in found.items()))
 
