@@ -371,9 +371,9 @@ def _survey_failed(group: Group, until: datetime.datetime) -> Survey:
 
 
 def _survey_windows(members: Members, until: datetime.datetime) -> Survey:
-    """Count the messages of a group among the first `MAX_COUNT` ones of all groups."""
+    """Count the messages of a group among the first ones of all groups, a window more than `MAX_COUNT`."""
     window, count, blocking, not_blocking, example = members.list_window(None), 0, 0, 0, ""
-    for _ in range(MAX_COUNT // WINDOW):
+    for _ in range(MAX_COUNT // WINDOW + 1):
         found = members.select(window.ids)
         count += len(found)
         example = example or next((first_line(member.error) for member in found), "")

@@ -248,7 +248,11 @@ MAX_WAITING = 1000
 """Maximum number of messages that are counted behind a failed one."""
 
 MAX_ERROR_LENGTH = 200
-"""Maximum number of characters of an error by which messages are grouped."""
+"""Maximum number of characters of an error that are read to group messages."""
+
+MAX_COMMON_LENGTH = 100
+"""Maximum number of characters of an error without numbers and ids by which messages are grouped: fewer than are read, so
+that the length of ids does not change where the text ends."""
 
 MAX_FINGERPRINTS = 10
 """Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""
@@ -267,7 +271,7 @@ def first_line(error_start: str) -> str:
 
 def fingerprint(error_start: str) -> str:
     """Return a short name for the first line of an error without numbers and ids, given `ERROR_START` of it."""
-    common = _VARYING.sub("#", first_line(error_start))
+    common = _VARYING.sub("#", first_line(error_start))[:MAX_COMMON_LENGTH]
     return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()
 
 

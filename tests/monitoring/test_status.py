@@ -118,11 +118,12 @@ def test_failed_messages_are_grouped_by_cause(using: str):
 def test_failed_messages_of_different_errors_are_different_groups_with_an_example(using: str):
     ids = put(5, using)
     fail(using, ids, "rabbitmq.unroutable")
-    errors = ["exchange 'a-1' is missing", "exchange 'a-22' is missing\nTraceback", "queue full: 0198c7a2-5b1e-7d3a"]
+    tail = " and more" * 50
+    errors = [f"exchange 'a-1' is missing{tail}", f"exchange 'a-22' is missing{tail}\nTraceback", "full: 0198c7a2-5b1e"]
     for id, error in zip(ids, [*errors, errors[0], errors[2]], strict=True):
         change(using, [id], error=error, failed_at=read_clock(using))
     first, second = read_status(using).failures
-    assert (first.count, first.example) == (Count(3), errors[0])
+    assert (first.count, first.example) == (Count(3), errors[0][:200])
     assert (second.count, second.example) == (Count(2), errors[2])
     assert first.fingerprint != second.fingerprint
 
