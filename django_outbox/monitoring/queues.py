@@ -251,8 +251,10 @@ MAX_ERROR_LENGTH = 200
 """Maximum number of characters of an error that are read to group messages."""
 
 MAX_COMMON_LENGTH = 100
-"""Maximum number of characters of an error without numbers and ids by which messages are grouped: fewer than are read, so
-that the length of ids does not change where the text ends."""
+"""Maximum number of characters of an error without numbers and ids by which messages are grouped.
+
+It is less than what is read, so that the length of ids does not change where the text ends.
+"""
 
 MAX_FINGERPRINTS = 10
 """Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""

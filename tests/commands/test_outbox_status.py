@@ -81,6 +81,8 @@ def test_json_has_all_figures(using: str):
     assert (code, figures["level"], figures["using"]) == (2, "CRITICAL", using)
     assert figures["publishers"][0]["due"] == {"number": 2, "more": False}
     assert figures["relays"][0]["name"] == "a:1"
+    values = figures["verdicts"][0].pop("values")
+    assert (values["age"], values["due"]) == ("10 min", {"number": 2, "more": False})
     assert figures["verdicts"][0] == {
         "level": 2,
         "code": "not_delivering",

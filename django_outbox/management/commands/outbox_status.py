@@ -19,7 +19,7 @@ from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.figures import MAX_AGE, Finding, judge
+from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, judge
 from django_outbox.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
@@ -144,7 +144,8 @@ def _view(using: str, max_age: float) -> View:
 
 def _finding(finding: Finding) -> dict[str, Any]:
     names = ("level", "code", "sentence", "publisher", "consumer")
-    return {name: getattr(finding, name) for name in names}
+    values = {name: asdict(value) if isinstance(value, Count) else value for name, value in finding.values.items()}
+    return {**{name: getattr(finding, name) for name in names}, "values": values}
 
 
 def _publishers(figures: Status) -> Iterable[Sequence[str]]:
