@@ -25,11 +25,11 @@ from django_outbox import (
     enqueue_many,
 )
 from django_outbox.beat import beat_schedule
-from django_outbox.brokers import BatchRefused, Publisher
+from django_outbox.brokers import BatchRefused, Consumer, Publisher
 from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.brokers.console import ConsolePublisher
 from django_outbox.brokers.memory import MemoryPublisher, published
-from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.celery import OutboxCelery, OutboxTask
 from django_outbox.events import EventCollector, RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidEvent, NotMigrated, RelayUnavailable, TransactionForbidden, UnknownEvent
@@ -214,6 +214,10 @@ def send_receipt(order_id: int) -> None: ...
 assert_type(send_receipt.delay(7).id, str)
 send_receipt.apply_async((7,), countdown=60, queue="mail", expires=3600, using="orders")
 assert_type(OutboxCelery("shop").send_task("billing.charge", (7,), countdown=60).id, str)
+
+CONSUMERS: list[Consumer] = [
+    RabbitMQConsumer("billing", url="amqp://a", queue="billing", unknown_types="drop", batch_size=10),
+]
 
 PUBLISHERS: list[Publisher] = [
     CeleryPublisher("celery", app="shop.celery:app", timeout=5),

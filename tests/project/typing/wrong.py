@@ -6,7 +6,7 @@ from typing import NamedTuple
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.beat import beat_schedule
 from django_outbox.brokers import Publisher
-from django_outbox.brokers.rabbitmq import RabbitMQPublisher
+from django_outbox.brokers.rabbitmq import RabbitMQConsumer, RabbitMQPublisher
 from django_outbox.events import RecordsEvents, collect_events, decode_event, event, upgrade
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import Message, Outcome, retry_later
@@ -71,6 +71,8 @@ class Incomplete(Publisher):
 Incomplete("incomplete")  # type: ignore[abstract]
 RabbitMQPublisher("default", hostname="localhost")  # type: ignore[call-arg]
 RabbitMQPublisher("default", timeout="5 seconds")  # type: ignore[arg-type]
+RabbitMQConsumer("billing", url="amqp://a", queue="billing", batchsize=10)  # type: ignore[call-arg]
+RabbitMQConsumer("billing", url="amqp://a", queue="billing", invalid="drop")  # type: ignore[arg-type]
 Relay("default")  # type: ignore[call-arg]
 Relay(workers="2")  # type: ignore[arg-type]
 retry_later("busy", retry_after="3 seconds")  # type: ignore[arg-type]
