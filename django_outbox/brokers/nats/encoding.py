@@ -29,6 +29,22 @@ EXPECTED_STREAM_HEADER = "Nats-Expected-Stream"
 MAX_HEADER_BYTES = 65_535
 """Maximum bytes of a message's headers in a stream: `JSStreamHeaderExceedsMaximumErr` in the server's errors.json."""
 
+ACK = b"+ACK"
+TERM = b"+TERM"
+NAK = b"-NAK"
+IN_PROGRESS = b"+WPI"
+"""Bodies of acknowledgements: https://docs.nats.io/reference/reference-protocols/nats_api_reference."""
+
+PREFIX = "ce-"
+"""Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
+
+_NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
+
+_OWN_ID = MESSAGE_ID_HEADER.lower()
+
+_LOWER = frozenset((_OWN_ID, *FIELDS))
+
 _NAME = re.compile(r"[!-9;-~]+")
 _PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 
@@ -129,23 +145,6 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise Unencodable(f"headers[{name!r}]: the name of a header of NATS is printable ASCII without colon or space")
     return name
-
-
-ACK = b"+ACK"
-TERM = b"+TERM"
-NAK = b"-NAK"
-IN_PROGRESS = b"+WPI"
-"""Bodies of acknowledgements: https://docs.nats.io/reference/reference-protocols/nats_api_reference."""
-
-PREFIX = "ce-"
-"""Headers that begin like this hold the attributes of CloudEvents, percent-encoded:
-https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protocol-binding.md"""
-
-_NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
-
-_OWN_ID = MESSAGE_ID_HEADER.lower()
-
-_LOWER = frozenset((_OWN_ID, *FIELDS))
 
 
 class NatsDelivery(NamedTuple):
