@@ -310,7 +310,7 @@ def test_a_signal_ends_it_in_time_with_exit_code_0(source, run_inbox, number):
     process.send_signal(number)
     assert process.wait(20) == 0
     out, log = process.stdout.read().decode(), process.stderr.read().decode()
-    assert out == "2 received, 2 stored, 0 known, 0 invalid, 0 dropped, 0 rejected.\n"
+    assert out == ""
     assert "started on" in log
     assert f"consumer 'billing' (queue {source.name!r} at {broker_address()}) for publisher 'default'." in log
     assert "Inbox ended after" in log
