@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.support.children import Child, Nursery, SuiteError, find_program, wait_until
+from tests.support.children import Child, Nursery, SuiteError, find_program, unprivileged, wait_until
 from tests.support.ports import free_port
 
 START_PATIENCE = 60
@@ -310,14 +310,6 @@ class SQLite(DatabaseServer):
 SERVERS: dict[str, type[PostgreSQL] | type[MariaDB] | type[SQLite]] = {
     kind.vendor: kind for kind in (PostgreSQL, MariaDB, MySQL, SQLite)
 }
-
-
-def unprivileged(*names: str) -> str | None:
-    """Return the first of these users that exists, for servers that refuse to run as root; None if this is not root."""
-    if os.geteuid() != 0:
-        return None
-    known = {entry.pw_name for entry in pwd.getpwall()}
-    return next((name for name in names if name in known), None)
 
 
 def own_name() -> str:

@@ -1,6 +1,7 @@
 """Processes that the suite starts: each in its own process group, with its output in a file, and none left behind."""
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -227,6 +228,14 @@ def find_program(name: str, *places: str) -> str:
             f"`python tests/run.py` installs the servers on Debian and Ubuntu."
         )
     return program
+
+
+def unprivileged(*names: str) -> str | None:
+    """Return the first of these users that exists, for servers that refuse to run as root; None if this is not root."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in names if name in known), None)
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str, *, pause: float = 0.05) -> None:
