@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from django_outbox.monitoring import opentelemetry, readings
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.opentelemetry import READING_SECONDS, _Readings, observe_outbox
-from django_outbox.monitoring.prometheus import OutboxCollector
+from django_outbox.monitoring.prometheus import COUNTERS, OutboxCollector
 from django_outbox.monitoring.readings import Reading
 from tests.conftest import ALIASES, LOCKING
 from tests.support.figures import FORGOTTEN, SECRET, TROUBLED, Unreachable, troubled_status
@@ -163,9 +163,13 @@ def test_a_gauge_is_named_by_the_conventions_of_prometheus(gauge: Any):
     assert gauge.help.endswith(".")
 
 
-def test_every_gauge_is_in_the_reference_with_its_labels_and_no_other():
+def test_every_metric_is_in_the_reference_with_its_labels_and_no_other():
     page = (ROOT / "docs" / "reference" / "monitoring.md").read_text()
-    documented = re.findall(r"^\| `(django_outbox_\w+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| `(django_outbox_\w+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    documented, of_relays = rows[: len(GAUGES)], rows[len(GAUGES) :]
+    assert {name.removeprefix("django_outbox_"): labels for name, labels, _ in of_relays} == {
+        name: ", ".join(f"`{label}`" for label in labels) for name, (labels, _) in COUNTERS.items()
+    }
     assert documented == [
         (
             f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}",
@@ -218,7 +222,7 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from django_outbox.monitoring.prometheus import OutboxCollector
+from django_outbox.monitoring.prometheus import COUNTERS, OutboxCollector
 Counter("orders", "Orders.").inc()
 registry = CollectorRegistry()
 MultiProcessCollector(registry)
