@@ -16,11 +16,11 @@ from django.db import connection
 from tests.benchmarks.brokers.rabbitmq import QuorumQueues
 from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import fill
-from tests.benchmarks.options import add_numbers
+from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.relay_process import rate_of, relay_process, wait_for
 from tests.benchmarks.report import Report, compare
-from tests.benchmarks.tables import TABLE, empty, insert_rows, refresh
-from tests.benchmarks.workspace import require_server
+from tests.benchmarks.tables import TABLE, empty, insert_rows, pass_all, refresh
+from tests.benchmarks.workspace import outbox_settings, require_server
 
 LARGE_BYTES = 200_000_000
 """Bytes of large payloads that are delivered."""
@@ -43,6 +43,7 @@ class Case:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers(parser, messages=50_000, rows=10_000_000, repeats=3)
+    add_source(parser)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="Tables (default: all).")
 
 
@@ -79,13 +80,15 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
         # Millions of rows are made once, and stay for the next round.
         prepared.add(case)
         empty()
-        _insert(name, options.rows)
+        _insert(name, options.rows, streamed=options.source != "table")
+    publisher = {**queues.publisher(), "SOURCE": options.source}
     if name != "pending":
         keys = messages // 10 if case.name == "waiting" else 0
-        fill(messages, seed=options.seed, size=size, keys=keys, topics=queues.topics)
+        with outbox_settings(publisher):
+            fill(messages, seed=options.seed, size=size, keys=keys, topics=queues.topics)
     refresh()
     queues.purge()
-    with _old_snapshot() if name == "snapshot" else nullcontext(), relay_process(queues.publisher()) as relay:
+    with _old_snapshot() if name == "snapshot" else nullcontext(), relay_process(publisher) as relay:
         relay.begin()
         wait_for([relay], messages)
         report = relay.stop()
@@ -93,11 +96,13 @@ def _drain(case: Case, queues: QuorumQueues, options: argparse.Namespace, prepar
     return Run(messages, messages / rate, {"MB/s": rate * size / 1e6, "peak MB": report.peak_megabytes})
 
 
-def _insert(name: str, rows: int) -> None:
+def _insert(name: str, rows: int, *, streamed: bool) -> None:
     if name == "processed":
-        insert_rows(rows, processed="-1.0 - number % 86400")
+        insert_rows(rows, processed="" if streamed else "-1.0 - number % 86400")
+        if streamed:
+            pass_all()
     elif name == "pending":
-        insert_rows(rows, available="-3600 + number / 1000.0", topic="orders-0")
+        insert_rows(rows, available="" if streamed else "-3600 + number / 1000.0", topic="orders-0")
     elif name == "waiting":
         insert_rows(rows // 10, available="86400 + number % 600", keys=rows // 10)
     else:

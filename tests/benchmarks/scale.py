@@ -13,11 +13,11 @@ from django.db import connection
 
 from django_outbox import OutboxMessage
 from tests.benchmarks.measuring import DATABASE, BenchmarkError, Run, timed
-from tests.benchmarks.options import add_numbers
+from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.relay_process import rate_of, relay_process, wait_for
 from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import empty, restore, save
-from tests.benchmarks.workspace import require_server
+from tests.benchmarks.workspace import ACCEPTING, require_server
 
 
 class Case(NamedTuple):
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         batch_size=2000,
         repeats=3,
     )
+    add_source(parser)
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -48,14 +49,16 @@ def run(options: argparse.Namespace) -> Report:
         # At least one for each key.
         save(f"keys_{keys}", max(options.messages, keys), seed=options.seed, keys=keys)
 
+    publisher = {**ACCEPTING, "SOURCE": options.source}
+
     def deliver(case: Case) -> Run:
         empty()
         with ExitStack() as stack:
             relays = [
-                stack.enter_context(relay_process(None, workers=options.workers, batch_size=options.batch_size))
+                stack.enter_context(relay_process(publisher, workers=options.workers, batch_size=options.batch_size))
                 for _ in range(case.relays)
             ]
-            restore(f"keys_{case.keys}")
+            restore(f"keys_{case.keys}", streamed=options.source != "table")
 
             def work() -> int:
                 for relay in relays:

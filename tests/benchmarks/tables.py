@@ -8,7 +8,7 @@ from typing import Any
 from django.db import DatabaseError, connection
 
 from django_outbox.db.indexes import PortableIndex
-from django_outbox.models import OutboxMessage
+from django_outbox.models import OutboxMessage, StreamPosition
 from tests.benchmarks.messages import fill
 
 TABLE = OutboxMessage._meta.db_table
@@ -127,6 +127,14 @@ def insert_rows(
         source = NUMBERS[vendor].format(count=min(CHUNK, count - start))
         values = ", ".join(columns.values())
         run_sql(f"INSERT INTO {TABLE} ({', '.join(columns)}) SELECT {values} FROM {source} ORDER BY number")
+
+
+def pass_all() -> None:
+    """Move the position of the stream behind everything that is in the table."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_snapshot()::text")
+        [passed] = cursor.fetchone()
+    StreamPosition.objects.update_or_create(publisher="default", defaults={"passed": passed, "page": ""})
 
 
 def run_sql(sql: str) -> None:

@@ -1,61 +1,71 @@
 """A stream outlives its server: a promoted standby, a restored dump, and transactions that are prepared and left."""
 
-import subprocess
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from shutil import chown
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from tests.support.children import find_program, unprivileged
+from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
 from tests.support.ports import free_port
 from tests.support.publishers import SCRIPTED
 from tests.support.waiting import eventually
 
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
-OPTIONS = "-c fsync=off -c listen_addresses=127.0.0.1 -c max_prepared_transactions=5 -c unix_socket_directories="
+OPTIONS = [
+    *("-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
+    *("-c", "max_prepared_transactions=5"),
+]
+
+
+def find_postgres() -> Path:
+    return Path(find_program("postgres", "usr/lib/postgresql/*/bin"))
 
 
 class Server:
     """A server in its own folder, and the alias of its database."""
 
-    def __init__(self, folder: Path, user: str | None) -> None:
-        self.data, self._user, self.port = folder, user, free_port()
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery, self._user, self.port = nursery, unprivileged("postgres", "nobody"), free_port()
+        self._process: Child | None = None
+        self.data = nursery.directory / str(self.port)
+        self.data.mkdir(mode=0o700)
+        if self._user:
+            shutil.chown(self.data, self._user)
         self.alias = f"server_{self.port}"
         known = connections["postgresql"].settings_dict
         address = {"HOST": "127.0.0.1", "PORT": self.port, "USER": "admin", "PASSWORD": "", "NAME": "postgres"}
         connections.settings[self.alias] = {**known, **address}
 
-    def run(self, program: str, *arguments: object, text: str | None = None) -> str:
-        path = Path(find_program("postgres", "usr/lib/postgresql/*/bin")).with_name(program)
-        command = [str(part) for part in (path, *arguments)]
-        # pg_ctl's server keeps a pipe of its output open.
-        with tempfile.TemporaryFile("w+") as output:
-            subprocess.run(
-                command, check=True, cwd="/", user=self._user, input=text, text=True, stdout=output, timeout=120
-            )
-            output.seek(0)
-            return output.read()
+    def run(self, name: str, *arguments: object) -> None:
+        self._nursery.run([find_postgres().with_name(name), *map(str, arguments)], user=self._user)
 
     def make(self) -> None:
         self.run("initdb", "-D", self.data, "-U", "admin", "--auth=trust", "--encoding=UTF8", "--no-locale", "-N")
 
     def start(self) -> None:
-        log = self.data.with_suffix(".log")
-        self.run("pg_ctl", "-D", self.data, "-l", log, "-w", "-o", f"{OPTIONS} -p {self.port}", "start")
+        command: list[str | Path] = [find_postgres(), "-D", self.data, "-p", str(self.port), *OPTIONS]
+        self._process = self._nursery.start(self.alias, command, user=self._user)
+        eventually(self._answers, "the server answers")
 
-    def stop(self) -> None:
+    def _answers(self) -> bool:
+        with suppress(OperationalError):
+            return self.fetch("SELECT true") is True
+        return False
+
+    def kill(self) -> None:
         connections[self.alias].close()
-        self.run("pg_ctl", "-D", self.data, "-w", "-m", "immediate", "stop")
+        if self._process:
+            self._process.kill()
 
     def migrate(self) -> None:
         call_command("migrate", "django_outbox", database=self.alias, verbosity=0)
@@ -81,22 +91,17 @@ class Server:
 def new_server(django_db_blocker: Any) -> Iterator[Callable[[], Server]]:
     """Return servers that are stopped and deleted at the end of the test."""
     servers: list[Server] = []
-    with tempfile.TemporaryDirectory() as folder, override_settings(OUTBOX=OUTBOX), django_db_blocker.unblock():
-        user = unprivileged("postgres", "nobody")
-        if user:
-            chown(folder, user)
+    with Nursery() as nursery, override_settings(OUTBOX=OUTBOX), django_db_blocker.unblock():
 
         def make() -> Server:
-            servers.append(Server(Path(folder, str(len(servers))), user))
+            servers.append(Server(nursery))
             return servers[-1]
 
         try:
             yield make
         finally:
             for server in servers:
-                if (server.data / "postmaster.pid").exists():
-                    server.stop()
-                connections[server.alias].close()
+                server.kill()
                 del connections[server.alias], connections.settings[server.alias]
 
 
@@ -114,7 +119,7 @@ def test_a_promoted_standby_goes_on_where_the_position_stands(new_server: Callab
     waiting = put(3, primary.alias, keys=1)
     written = primary.fetch("SELECT pg_current_wal_lsn()::text")
     eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
-    primary.stop()
+    primary.kill()
     scripted.reset()
     standby.run("pg_ctl", "-D", standby.data, "-w", "promote")
     more = put(2, standby.alias, keys=1)
@@ -137,8 +142,9 @@ def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
     put(3, old.alias, keys=1)
     assert old.drain() == 3
     waiting = put(3, old.alias, keys=1)
-    dump = old.run("pg_dump", *old.address, "postgres")
-    new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *new.address, "postgres", text=dump)
+    dump = old.data / "dump.sql"
+    old.run("pg_dump", *old.address, "-f", dump, "postgres")
+    new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *new.address, "-f", dump, "postgres")
     assert new.fetch("SELECT pg_current_xact_id()::text::bigint") < 2**32
     more = put(2, new.alias, keys=1)
     scripted.reset()
@@ -163,7 +169,7 @@ def test_a_prepared_transaction_is_delivered_if_it_is_committed_although_the_ser
         server.fetch("PREPARE TRANSACTION 'later'")
     after = put(3, server.alias)
     assert server.drain() == 3
-    server.stop()
+    server.kill()
     server.start()
     after += put(2, server.alias)
     assert server.drain() == 2
