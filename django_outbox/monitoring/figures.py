@@ -115,7 +115,7 @@ class PublisherStatus:
     Args:
         alias: the publisher's alias.
         configured: whether it is in `OUTBOX["PUBLISHERS"]`.
-        due: messages that relays deliver now, one after the other of a key.
+        due: messages that relays can deliver now, in the order of each key.
         oldest_due: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if an even older one may exist among messages that were not counted.
         blocked: messages that would be due, but wait behind one of their key that is not.

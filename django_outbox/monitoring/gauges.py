@@ -125,7 +125,7 @@ GAUGES = (
         lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.findings],
     ),
     _publisher_gauge(
-        "due_messages", "Messages that relays deliver now, one after the other of a key.", lambda p, _: p.due.number
+        "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p, _: p.due.number
     ),
     _publisher_gauge(
         "oldest_due",

@@ -157,7 +157,7 @@ class Queue:
     """A publisher's pending messages.
 
     Args:
-        due: messages that relays deliver now, one after the other of a key. If not all keys were read, messages that
+        due: messages that relays can deliver now, in the order of each key. If not all keys were read, messages that
             are blocked without being known as such count, too.
         blocked: messages that would be due, but wait behind one of their key that is not: it failed, waits for its
             retry, or is delayed or held.

@@ -15,8 +15,8 @@ SLOT = 0.2
 """Length of a reservation in seconds, if at least one message fits: each costs a write."""
 
 CREDIT = 0.25
-"""Seconds that a relay may be late without a loss. After an idle time, this many seconds' worth of messages come at
-once."""
+"""Seconds that a relay may be late without a loss. After an idle time, the reservations that begin within this time
+come at once."""
 
 MAX_SECONDS = 30.0
 """Time after which the database ends a transaction that hangs while it reserves."""
@@ -75,7 +75,7 @@ class RateLimiter:
                 self.reserved = 0
 
     def _move(self, count: int) -> float:
-        """Reserve the time of so many messages, or give it back; return the seconds until this time begins."""
+        """Reserve time for `count` messages, or give it back if that is negative; return the seconds until then."""
         step = datetime.timedelta(seconds=count / self._rate)
         limits = RateLimit.objects.using(self._using)
         rows = limits.filter(publisher=self._publisher_alias)

@@ -416,7 +416,7 @@ class PostgreSQLStore(LockingStore):
             yield heard
 
     def _receives_notifications(self, seconds: float) -> bool:
-        """Return whether a notification of another session arrives, sent up to `PROBES` times, so many seconds apart.
+        """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
 
         Behind PgBouncer in transaction mode, the session that listens belongs to no client while this connection is
         idle.

@@ -150,7 +150,7 @@ _CONNECTION_REMEDIES: dict[int, str] = {
 
 
 _TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
-"""In the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
+"""Parts of the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
 
 
 def explain(error: KafkaError) -> str:

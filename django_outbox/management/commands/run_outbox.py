@@ -153,8 +153,8 @@ class Command(ServiceCommand):
                 stack.enter_context(serving(port, address))
             except OSError as error:
                 raise CommandError(
-                    f"The metrics cannot be served on {address}:{port}: {error.strerror or error}. Give each relay of "
-                    "a machine another --metrics-port."
+                    f"The metrics cannot be served on {address}:{port}: {error.strerror or error}. Use a different "
+                    "--metrics-port for each relay on a machine."
                 ) from error
             yield
 
