@@ -123,7 +123,7 @@ def test_a_taken_port_of_the_metrics_is_reported():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(
-            CommandError, match=r"cannot be served on 127.0.0.1:\d+: Address already in use\. Give each relay"
+            CommandError, match=r"cannot be served on 127.0.0.1:\d+: Address already in use\. Use a different"
         ),
     ):
         run("--drain", "--metrics-port", str(server.getsockname()[1]))
