@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.retention import discard
@@ -106,6 +108,19 @@ def test_reading_prints_lines_of_json_and_writes_nothing(using: str, removed: tu
     assert {line["payload"] for line in lines} == {1}
     assert len(run(using, "--as", "read", "--limit", "1", "--all").splitlines()) == 1
     assert count(using) == 0
+
+
+def hide(type: str, payload: object, headers: object) -> tuple[object, object]:
+    return f"a hidden {type}", {"hidden": True}
+
+
+@pytest.mark.usefixtures("removed")
+def test_reading_shows_payloads_and_headers_as_the_admin_does(using: str):
+    with override_settings(OUTBOX={**settings.OUTBOX, "REDACT": f"{__name__}.hide"}):
+        lines = [json.loads(line) for line in run(using, "--as", "read", "--all").splitlines()]
+    assert {line["payload"] for line in lines} == {"a hidden test.written"}
+    assert [line["headers"] for line in lines] == [{"hidden": True}] * 3
+    assert [line["original"] for line in lines] == [None] * 3
 
 
 @pytest.mark.usefixtures("removed")

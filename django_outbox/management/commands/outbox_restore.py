@@ -1,10 +1,11 @@
 """`manage.py outbox_restore`: list the archives, and bring archived messages back."""
 
 import datetime
+import json
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,8 @@ from django_outbox.management.arguments import moment, whole_number
 from django_outbox.management.base import OutboxCommand
 from django_outbox.management.failed import add_kind_filters
 from django_outbox.models import Status
+from django_outbox.redaction import redacted
+from django_outbox.retention.archive.lines import ArchivedMessage
 from django_outbox.retention.archive.restoring import (
     Filters,
     Restored,
@@ -144,8 +147,9 @@ class Command(OutboxCommand):
             )
 
     def _print(self, selection: Selection, limit: int | None) -> None:
+        redacts = get_settings().redact is not None
         for message in islice(selection.read(), limit):
-            self.stdout.write(to_json(message))
+            self.stdout.write(to_json(_redacted(message) if redacts else message))
 
     def _restore(self, selection: Selection, database: str, options: dict[str, Any]) -> None:
         choice = self._choose(selection, database, options["limit"])
@@ -226,6 +230,13 @@ def _filters(options: dict[str, Any]) -> Filters:
 
 def _time(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
     return timezone.now() - value if isinstance(value, datetime.timedelta) else value
+
+
+def _redacted(message: ArchivedMessage) -> ArchivedMessage:
+    """Return a message as `OUTBOX["REDACT"]` shows it, without its version from before an edit."""
+    payload, headers = (json.loads(text) if text else None for text in (message.payload, message.headers))
+    payload, headers = (json.dumps(each, ensure_ascii=False) for each in redacted(message.type, payload, headers))
+    return replace(message, payload=payload, headers=headers, original="null")
 
 
 def _printable(text: str) -> str:
