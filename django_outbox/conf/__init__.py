@@ -35,7 +35,8 @@ class PublisherConfig:
     """One entry of `OUTBOX["PUBLISHERS"]`."""
 
     backend: str
-    options: Mapping[str, Any]
+    # They may have passwords, and a traceback may show this object.
+    options: Mapping[str, Any] = field(repr=False)
     retry: RetryRules = field(default_factory=RetryRules)
     batch_size: int | None = None
     claim_timeout: float | None = None
@@ -48,7 +49,8 @@ class ConsumerConfig:
     """One entry of `OUTBOX["CONSUMERS"]`."""
 
     backend: str
-    options: Mapping[str, Any]
+    # They may have passwords, and a traceback may show this object.
+    options: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from django_outbox.stores import NewRow, Store, get_store
 NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100)
 """Limits the notifications of one process for one publisher to a hundredth of the time. All sessions of a PostgreSQL
 server share one lock for NOTIFY, so a notification takes longer where many commit, and is then sent less often. A relay
-that was notified looks again within milliseconds, and finds the messages that were committed in between."""
+that was notified looks again several times within milliseconds, and finds most messages that were committed in between;
+the others wait for the next notification, or for the relay's next look."""
 
 _lock = threading.Lock()
 _throttles: defaultdict[tuple[str, str], Throttle] = defaultdict(NOTIFYING)

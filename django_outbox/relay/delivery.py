@@ -1,5 +1,6 @@
 """One attempt to deliver a batch, and why it failed if it did."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -93,6 +94,17 @@ class Delivery:
         if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
             connection.close()
 
+    def close(self) -> None:
+        """Give back what is reserved of the publisher's rate limit, if the database can be used."""
+        if self._limiter is not None:
+            with suppress(DatabaseError, InterfaceError):
+                self._limiter.release()
+
+    @property
+    def _connects(self) -> bool:
+        """Whether `prepare` has shown that the broker responds: an idle relay learns only so that an outage is over."""
+        return type(self._publisher).prepare is not Publisher.prepare
+
     def _attempt(self, wanted: int) -> Attempt:
         if reason := prepare_publisher(self._publisher):
             # Counts as an outage, as if a message were unanswered, but none is claimed to find out.
@@ -100,7 +112,7 @@ class Delivery:
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
             if not limiter.has_work():
-                return Attempt()
+                return Attempt(Tally(connected=self._connects))
             if (seconds := limiter.seconds_to_wait()) > 0:
                 return Attempt(wait=seconds)
             wanted = min(wanted, limiter.reserved)
@@ -123,10 +135,7 @@ class Delivery:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        if not tally.claimed and type(self._publisher).prepare is not Publisher.prepare:
-            # For an idle relay, this is the only way to learn that an outage is over.
-            return Attempt(replace(tally, connected=True))
-        return Attempt(tally)
+        return Attempt(tally if tally.claimed else replace(tally, connected=self._connects))
 
 
 def deliver_batch(

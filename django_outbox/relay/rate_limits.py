@@ -45,6 +45,7 @@ class RateLimiter:
         self._size = max(round(rate * SLOT), 1)
         self._begins_at = -math.inf
         self._is_idle = True
+        self._end: datetime.datetime | None = None
         self.reserved = 0
 
     def seconds_to_wait(self) -> float:
@@ -70,9 +71,13 @@ class RateLimiter:
         self.reserved = max(self.reserved - used, 0)
         if not claimed:
             self._is_idle = True
-            if self.reserved:
-                self._move(-self.reserved)
-                self.reserved = 0
+            self.release()
+
+    def release(self) -> None:
+        """Give back what is reserved, unless another worker has reserved the time behind it."""
+        if self.reserved:
+            self._move(-self.reserved)
+            self.reserved = 0
 
     def _move(self, count: int) -> float:
         """Reserve time for `count` messages, or give it back if that is negative; return the seconds until then."""
@@ -90,5 +95,7 @@ class RateLimiter:
                 rows.update(publisher=self._publisher_alias)
             reserved_until, now = rows.values_list("reserved_until", DatabaseNow()).get()
             begins_at = max(reserved_until, now - datetime.timedelta(seconds=CREDIT)) if count > 0 else reserved_until
-            rows.update(reserved_until=begins_at + step)
+            if count > 0 or reserved_until == self._end:
+                self._end = begins_at + step
+                rows.update(reserved_until=self._end)
         return float((begins_at - now).total_seconds())

@@ -241,8 +241,11 @@ class Relay:
             return
         source = make_source(publisher, self._state)
         delivery, size = Delivery(publisher, source, self._state), self._state.batch_sizes[publisher.alias]
-        while (attempt := delivery.attempt(size)).wait and not self._state.is_done():
-            self._state.pause(attempt.wait)
+        try:
+            while (attempt := delivery.attempt(size)).wait and not self._state.is_done():
+                self._state.pause(attempt.wait)
+        finally:
+            delivery.close()
         if attempt.met_outage:
             raise unavailable(publisher.alias, attempt.outage)
 

@@ -35,8 +35,11 @@ class Worker(abc.ABC):
 
     def work(self) -> None:
         """Deliver batch after batch until done."""
-        while not self._is_done():
-            self._pause(self._deliver())
+        try:
+            while not self._is_done():
+                self._pause(self._deliver())
+        finally:
+            self._delivery.close()
 
     @abc.abstractmethod
     def _is_done(self) -> bool:

@@ -10,6 +10,7 @@ from django.db import connections
 from django.db.models import Max, Min
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from django_outbox import OutboxMessage
 from django_outbox.conf import get_settings
@@ -18,11 +19,12 @@ from django_outbox.handlers.registry import registry
 from django_outbox.messages import Message
 from django_outbox.models import RateLimit
 from django_outbox.relay import Relay
+from django_outbox.relay.delivery import Delivery, make_source
 from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter
 from django_outbox.relay.sources import PollingSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
-from tests.support.publishers import SCRIPTED, Script
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.scripts import StartProcess, ends_with
 
 pytest_plugins = ["tests.support.script_fixtures"]
@@ -90,6 +92,16 @@ class TestReservations:
         assert relay.reserved == 0
         assert before - reserved_until(using) == datetime.timedelta(seconds=6 / 50)
 
+    def test_the_time_before_that_of_another_worker_does_not_go_back(self, using: str):
+        first, second = limiter(using, 1.0), limiter(using, 1.0)
+        first.seconds_to_wait()
+        second.seconds_to_wait()
+        before = reserved_until(using)
+        first.release()
+        assert (first.reserved, reserved_until(using)) == (0, before)
+        second.release()
+        assert before - reserved_until(using) == datetime.timedelta(seconds=1)
+
     def test_an_idle_worker_writes_nothing(self, using: str):
         relay = limiter(using, 50.0)
         with CaptureQueriesContext(connections[using]) as queries:
@@ -106,6 +118,20 @@ class TestDelivery:
         with Relay(using=using) as relay:
             assert relay.drain().processed == 50
         assert max(map(len, scripted.batches)) <= 100 * SLOT
+
+    def test_relays_that_stop_before_their_time_leave_no_gap(self, using: str):
+        put(20, using)
+        with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "RATE_LIMIT": 0.1}}}):
+            for _ in range(5):
+                with Relay(using=using) as relay:
+                    relay.drain(max_seconds=0.05)
+        assert reserved_until(using) < timezone.now() + datetime.timedelta(seconds=15)
+
+    def test_an_idle_relay_learns_that_the_broker_responds(self, using: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(ScriptedPublisher, "prepare", lambda publisher: "")
+        with Relay(using=using) as relay:
+            attempt = Delivery(relay.publishers[0], make_source(relay.publishers[0], relay._state), relay._state)
+            assert attempt.attempt(10).tally.connected
 
     def test_one_batch_waits_for_its_time(self, using: str):
         put(30, using)

@@ -99,3 +99,14 @@ def test_an_invalid_retry_of_a_publisher_causes_no_second_error_about_the_publis
     publishers = {**MEMORY, "dead": {**MEMORY["default"], "RETRY": {"DELAY": 0}}}
     _, problems = parse({"PUBLISHERS": publishers, "DEAD_LETTER_PUBLISHER": "dead"})
     assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['dead']['RETRY']['DELAY'] is 0."]
+
+
+def test_a_password_in_the_options_is_not_in_the_text_of_the_settings():
+    """Frames in a report of an error have that text."""
+    options = {"url": "redis://shop:s3cret@localhost:6379/0"}
+    publishers = {"default": {"BACKEND": "django_outbox.brokers.redis.RedisStreamsPublisher", "OPTIONS": options}}
+    consumers = {"billing": {"BACKEND": "django_outbox.brokers.redis.RedisStreamsConsumer", "OPTIONS": options}}
+    settings, _ = parse({"PUBLISHERS": publishers, "CONSUMERS": consumers})
+    assert settings is not None
+    assert settings.publishers["default"].options == options
+    assert "s3cret" not in repr(settings)
