@@ -54,6 +54,9 @@ SESSIONS = {
 WORKER_SECONDS = (0.5, 3.0)
 """How long a Celery worker takes tasks. On a busy machine it takes longer than that to start."""
 
+WORKER_PATIENCE = 40.0
+"""Seconds after which a worker that is not ready is started again."""
+
 PATIENCE = 150.0
 """Seconds for the last drain."""
 
@@ -153,6 +156,7 @@ class Run:
     _worker: "subprocess.Popen[bytes] | None" = None
     _worker_ready: int = -1
     _worker_until: float | None = None
+    _worker_began: float = 0.0
 
     def __post_init__(self) -> None:
         self._rand = random.Random(self.seed)
@@ -218,9 +222,12 @@ class Run:
             self._worker = subprocess.Popen([*command, *options], pass_fds=[end], env=environment)
             os.close(end)
             self._worker_until = None
+            self._worker_began = time.monotonic()
         elif self._worker_until is None:
             if select.select([self._worker_ready], [], [], 0)[0]:
                 self._worker_until = time.monotonic() + self._rand.uniform(*WORKER_SECONDS)
+            elif time.monotonic() > self._worker_began + WORKER_PATIENCE:
+                self._kill_worker()
         elif time.monotonic() > self._worker_until:
             self._kill_worker()
             self.workers += 1
