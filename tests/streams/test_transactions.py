@@ -12,7 +12,7 @@ from django_outbox.models import Status
 from django_outbox.relay import Relay
 from tests.conftest import ALIASES
 from tests.support.messages import put, write
-from tests.support.publishers import SCRIPTED
+from tests.support.publishers import SCRIPTED, Script
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -21,18 +21,12 @@ STREAMED = {**SCRIPTED, "SOURCE": "snapshot"}
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": STREAMED}}
 
 
-@pytest.fixture(autouse=True)
-def published(scripted: Any) -> Any:
-    """The publisher's record, under settings with a stream."""
-    return scripted
-
-
 def drain() -> int:
     with Relay(using=PG) as relay:
         return relay.drain().processed
 
 
-def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(published: Any):
+def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(scripted: Script):
     with transaction.atomic(using=PG):
         kept = [enqueue("t", 1, using=PG).pk]
         with pytest.raises(IntegrityError), transaction.atomic(using=PG):
@@ -41,10 +35,10 @@ def test_only_what_the_outer_transaction_keeps_of_savepoints_is_delivered(publis
         with transaction.atomic(using=PG):
             kept.append(enqueue("t", 3, using=PG).pk)
     assert drain() == 2
-    assert published.published() == kept
+    assert scripted.published() == kept
 
 
-def test_a_message_id_that_is_streamed_already_writes_nothing(published: Any):
+def test_a_message_id_that_is_streamed_already_writes_nothing(scripted: Script):
     (first,) = write(PG, message_id="01978f2c-0000-7000-8000-000000000001")
     assert write(PG, message_id="01978f2c-0000-7000-8000-000000000001") == [first]
     assert drain() == 1
@@ -52,7 +46,7 @@ def test_a_message_id_that_is_streamed_already_writes_nothing(published: Any):
     assert drain() == 0
 
 
-def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(published: Any):
+def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(scripted: Script):
     publishers = {"default": STREAMED, "second": STREAMED, "third": SCRIPTED}
     with override_settings(OUTBOX={"PUBLISHERS": publishers, "ROUTES": {"t": ["default", "second", "third"]}}):
         with transaction.atomic(using=PG):
@@ -61,7 +55,7 @@ def test_an_event_for_a_stream_and_a_table_is_delivered_to_both(published: Any):
         assert {message.status for message in OutboxMessage.objects.using(PG)} == {Status.PROCESSED}
 
 
-def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(published: Any):
+def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(scripted: Script):
     ids = []
     with transaction.atomic(using=PG):
         for start in range(0, 25_000, 5000):
@@ -70,10 +64,10 @@ def test_a_transaction_of_many_pages_is_delivered_once_and_in_its_order(publishe
         ids = sorted(OutboxMessage.objects.using(PG).values_list("id", flat=True))
     late = put(1, PG, key="k0")
     assert drain() == 25_001
-    assert published.published() == ids + late
+    assert scripted.published() == ids + late
 
 
-def test_a_transaction_that_stays_open_holds_up_no_other(published: Any):
+def test_a_transaction_that_stays_open_holds_up_no_other(scripted: Script):
     entered, go_on = threading.Event(), threading.Event()
 
     def stay_open() -> None:
@@ -92,7 +86,7 @@ def test_a_transaction_that_stays_open_holds_up_no_other(published: Any):
         for count in range(1, 5):
             put(100, PG, keys=5)
             assert drain() == 100
-            assert len(published.published()) == 100 * count
+            assert len(scripted.published()) == 100 * count
     finally:
         go_on.set()
         thread.join()
