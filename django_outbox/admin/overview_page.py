@@ -9,13 +9,14 @@ from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_outbox.admin.ages import exact, number, with_age
+from django_outbox.admin.ages import age, exact, number, with_age
 from django_outbox.admin.display import breakable
 from django_outbox.admin.operations import with_count
 from django_outbox.admin.overview_chart import draw, draw_sparkline
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
 from django_outbox.models import Status as State
 from django_outbox.monitoring.figures import (
+    MAX_AGE,
     BlockedKey,
     ConsumerStatus,
     Count,
@@ -26,6 +27,7 @@ from django_outbox.monitoring.figures import (
     PublisherStatus,
     RelayStatus,
     Status,
+    StreamStatus,
 )
 from django_outbox.text import duration
 
@@ -56,6 +58,7 @@ LABELS: dict[Level, Any] = {
     Level.CRITICAL: gettext_lazy("Critical"),
 }
 
+_STANDBYS = ngettext_lazy("%(count)s relay stands by", "%(count)s relays stand by", "number")
 _DRAINS = ngettext_lazy("and %(count)s drain", "and %(count)s drains", "number")
 
 PERIODS = ("hour", "day")
@@ -172,9 +175,29 @@ def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict
         "outage_since": with_age(publisher.outage_since, now=status.at) if publisher.outage_since else "",
         "relays": number(publisher.relays),
         "drains": with_count(_DRAINS, publisher.drains) if publisher.drains else "",
+        "stream": next((_stream(each, status) for each in status.streams if each.publisher == publisher.alias), ""),
         "pauses": list(_pauses(publisher, status, links)),
         "pause": _pause_link(publisher, links),
     }
+
+
+def _stream(stream: StreamStatus, status: Status) -> str:
+    """Return who moves the stream and who stands by, and the transaction that has been open for long, if any."""
+    if stream.moved_at is None:
+        parts = [_("no relay has read the stream yet")]
+    else:
+        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s, which has ended")
+        moved = _("moved %(age)s") % {"age": age(stream.moved_at, status.at)}
+        parts = [text % {"relay": stream.relay}, moved]
+    parts.append(with_count(_STANDBYS, len(stream.standbys)))
+    oldest = status.open_transaction
+    if oldest is not None and (oldest.seconds or 0.0) > MAX_AGE:
+        text = _("transaction %(number)s (process %(pid)s) has been open for %(age)s: its messages wait for its commit")
+        if oldest.pid is None:
+            text = _("transaction %(name)r has been prepared for %(age)s: its messages wait for its commit")
+        values = {"number": oldest.number, "pid": oldest.pid, "name": oldest.name}
+        parts.append(text % {**values, "age": duration(round(oldest.seconds or 0.0))})
+    return " · ".join(parts)
 
 
 def _pause_link(publisher: PublisherStatus, links: Links) -> str:

@@ -10,6 +10,7 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
 
+from django_outbox.stores.stream import OpenTransaction
 from django_outbox.text import duration
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "PublisherStatus",
     "RelayStatus",
     "Status",
+    "StreamStatus",
     "judge",
 ]
 
@@ -158,6 +160,29 @@ class PublisherStatus:
     last_drain_outage: str = ""
     paused: PausedType | None = None
     paused_types: tuple[PausedType, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """The figures of a publisher's stream.
+
+    Args:
+        publisher: the publisher's alias.
+        relay: the relay that moved the position last; blank if none did.
+        owned: whether that relay was seen lately and has not ended.
+        moved_at: when it did.
+        standbys: the other living relays that serve the publisher, one of which takes over.
+        waiting: messages of the stream that are not delivered.
+        oldest: seconds since the oldest of them was enqueued; None if there is none.
+    """
+
+    publisher: str
+    relay: str = ""
+    owned: bool = False
+    moved_at: datetime.datetime | None = None
+    standbys: tuple[str, ...] = ()
+    waiting: Count = NONE
+    oldest: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +361,8 @@ class Status:
         blocked_keys_are_complete: False if there may be more.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
+        streams: the figures of each stream.
+        open_transaction: the oldest open transaction of the database, if there are streams.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
         verdicts: the findings, the most urgent first; never empty.
@@ -350,6 +377,8 @@ class Status:
     blocked_keys_are_complete: bool = True
     relays: tuple[RelayStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
+    streams: tuple[StreamStatus, ...] = ()
+    open_transaction: OpenTransaction | None = None
     last_hour: tuple[PeriodCount, ...] = ()
     last_day: tuple[PeriodCount, ...] = ()
     verdicts: tuple[Finding, ...] = ()

@@ -8,7 +8,7 @@ databases, publishers, consumers, codes, results and states, never a relay, a ty
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from django_outbox.monitoring.figures import CONSUMER_STATES, NOT_READ, PublisherStatus, Status
+from django_outbox.monitoring.figures import CONSUMER_STATES, NOT_READ, PublisherStatus, Status, StreamStatus
 from django_outbox.monitoring.readings import Reading
 
 Sample = tuple[tuple[str, ...], float]
@@ -58,6 +58,19 @@ def _of_publishers(value: Callable[[PublisherStatus, Status], float]) -> Callabl
 
 def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus, Status], float], unit: str = "") -> Gauge:
     return Gauge(name, help, ("database", "publisher"), _of_publishers(value), unit)
+
+
+def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], float], unit: str = "") -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for stream in reading.status.streams if reading.status else ():
+            yield (stream.publisher,), value(stream)
+
+    return Gauge(name, help, ("database", "publisher"), read, unit)
+
+
+def _open_transaction(reading: Reading) -> Iterator[Sample]:
+    if reading.status and reading.status.streams:
+        yield (), reading.open_transaction_seconds or 0.0
 
 
 def _blocked_keys(publisher: PublisherStatus, status: Status) -> int:
@@ -194,6 +207,24 @@ GAUGES = (
         "1 for the worst state of the consumer that its inboxes report, 0 for other states.",
         ("database", "consumer", "state"),
         _consumer_states,
+    ),
+    _stream_gauge("stream_messages", "Messages of the stream that are not delivered.", lambda s: s.waiting.number),
+    _stream_gauge(
+        "stream_oldest",
+        "Time since the oldest message of the stream that is not delivered was enqueued; 0 if there is none.",
+        lambda s: s.oldest or 0.0,
+        unit="s",
+    ),
+    _stream_gauge(
+        "stream_owned", "Whether the relay that moved the stream's position last is alive.", lambda s: s.owned
+    ),
+    _stream_gauge("stream_standbys", "Other relays that can take the stream over.", lambda s: len(s.standbys)),
+    Gauge(
+        "open_transaction",
+        "Time for which the oldest transaction with a change has been open, if there are streams: its messages wait.",
+        ("database",),
+        _open_transaction,
+        unit="s",
     ),
 )
 """All gauges, in the order in which they are shown."""

@@ -165,6 +165,7 @@ class Queue:
         retrying: messages that wait for another attempt.
         age: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if not all keys were read.
+        streamed: messages of the stream that are not delivered; they are due, too.
     """
 
     due: Count
@@ -173,14 +174,15 @@ class Queue:
     retrying: Count
     age: float | None
     oldest_is_exact: bool
+    streamed: Waiting
 
 
-def find_streams(store: Store) -> set[str]:
-    """Return the publishers that have streams, or are to have one by the settings."""
+def find_streams(store: Store) -> dict[str, StreamPosition]:
+    """Return the positions of streams by publisher, those included that are to have one by the settings."""
     if not store.streams:
-        return set()
-    positions = StreamPosition.objects.using(store.connection.alias)
-    return {*positions.values_list("publisher", flat=True), *get_settings().streamed}
+        return {}
+    positions = StreamPosition.objects.using(store.connection.alias).in_bulk()
+    return {**{alias: StreamPosition(publisher=alias) for alias in get_settings().streamed}, **positions}
 
 
 def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, *, has_stream: bool) -> Queue:
@@ -195,16 +197,17 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
     oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due]
     later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
     retrying = unkeyed_later["tried"] + heads.retrying
-    streamed = _read_stream(using, publisher) if has_stream else Waiting(0, None)
+    streamed = _read_stream(using, publisher) if has_stream else Waiting()
     known = [each for each in (*oldest, streamed.oldest) if each is not None]
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
     return Queue(
-        due=(unkeyed_due + keyed_due + Count(streamed.number, more=streamed.number == MAX_ROWS)).up_to(MAX_COUNT),
+        due=(unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT),
         blocked=heads.waiting,
         delayed=later - retrying,
         retrying=retrying,
         age=max((now - min(known)).total_seconds(), 0.0) if known else None,
         oldest_is_exact=heads.complete,
+        streamed=streamed,
     )
 
 

@@ -60,6 +60,12 @@ class Reading:
         """The level of the most urgent finding."""
         return self.findings[0].level
 
+    @property
+    def open_transaction_seconds(self) -> float | None:
+        """The time for which the oldest transaction has been open; None if it is unknown or not read."""
+        oldest = self.status and self.status.open_transaction
+        return oldest.seconds if oldest else None
+
 
 def default_databases() -> list[str]:
     """Return the alias of the database that the router chooses for writing."""

@@ -13,23 +13,26 @@ from django.db.models import Sum
 
 from django_outbox.conf import get_settings
 from django_outbox.deployment import publishers_in_use
-from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause
+from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage, OutboxMessageQuerySet, Pause, StreamPosition
 from django_outbox.monitoring.figures import (
     CONSUMER_STATES,
     NOT_READ,
     BlockedKey,
     ConsumerStatus,
+    Count,
     Outage,
     PausedType,
     PeriodCount,
     PublisherStatus,
     RelayStatus,
     Status,
+    StreamStatus,
     judge,
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
     Failures,
+    Queue,
     find_blocked_keys,
     find_streams,
     read_failures,
@@ -38,6 +41,8 @@ from django_outbox.monitoring.queues import (
 )
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.stream import find_oldest_transaction
 
 __all__ = ["status"]
 
@@ -100,10 +105,11 @@ def read_status(using: str) -> Status:
     configured = list(get_settings().publishers)
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
-    streams = find_streams(store)
-    found = {*publishers_in_use(messages), *streams, *failures.failed}
+    positions = find_streams(store)
+    found = {*publishers_in_use(messages), *positions, *failures.failed}
     aliases = [*configured, *sorted(found - {*configured})]
     publishers: list[PublisherStatus] = []
+    streams: list[StreamStatus] = []
     blocked: list[BlockedKey] = []
     not_all_heads: list[str] = []
     all_keys = True
@@ -113,7 +119,7 @@ def read_status(using: str) -> Status:
         all_keys &= heads.complete and len(heads.blocked) < MAX_BLOCKED
         if not heads.complete:
             not_all_heads.append(alias)
-        queue = read_queue(using, alias, now, heads, has_stream=alias in streams)
+        queue = read_queue(using, alias, now, heads, has_stream=alias in positions)
         processed, _, failed = _in_last_minute(counts, now, alias)
         figures = PublisherStatus(
             alias=alias,
@@ -133,6 +139,8 @@ def read_status(using: str) -> Status:
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
         if figures.configured or _has_messages(figures, failures):
             publishers.append(figures)
+            if alias in positions:
+                streams.append(_describe_stream(positions[alias], queue, reports, now))
     blocked += find_blocked_keys(using, failures, blocked, not_all_heads)
     blocked.sort(key=lambda key: (-key.waiting.number, key.id))
     result = Status(
@@ -145,6 +153,8 @@ def read_status(using: str) -> Status:
         blocked_keys_are_complete=all_keys,
         relays=reports,
         consumers=_read_consumers(using, now),
+        streams=tuple(streams),
+        open_transaction=find_oldest_transaction(PostgreSQLStore(store.connection)) if streams else None,
         last_hour=_last_hour(counts, now),
         last_day=_last_day(counts, now),
     )
@@ -170,6 +180,22 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
         outage=outages[0].reason if outages else "",
         outage_since=outages[0].since if outages else None,
+    )
+
+
+def _describe_stream(
+    position: StreamPosition, queue: Queue, reports: Sequence[RelayStatus], now: datetime.datetime
+) -> StreamStatus:
+    living = [report.name for report in reports if report.alive and position.publisher in report.publishers]
+    waiting = queue.streamed
+    return StreamStatus(
+        publisher=position.publisher,
+        relay=position.relay,
+        owned=position.relay in living,
+        moved_at=position.moved_at if position.relay else None,
+        standbys=tuple(name for name in living if name != position.relay),
+        waiting=Count(waiting.number, waiting.more),
+        oldest=max((now - waiting.oldest).total_seconds(), 0.0) if waiting.oldest else None,
     )
 
 

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from django_outbox.monitoring.figures import Level, PublisherStatus
+from django_outbox.monitoring.figures import Level, PublisherStatus, StreamStatus
 from django_outbox.monitoring.readings import (
     Reading,
     Unreadable,
@@ -138,6 +138,11 @@ def _describe(reading: Reading) -> dict[str, Any]:
             consumer.alias: {"state": consumer.state, "inboxes": consumer.inboxes, "received": consumer.received}
             for consumer in (reading.status.consumers if reading.status else ())
         },
+        "streams": {
+            stream.publisher: _figures_of_stream(stream)
+            for stream in (reading.status.streams if reading.status else ())
+        },
+        "open_transaction_seconds": reading.open_transaction_seconds,
     }
 
 
@@ -148,4 +153,13 @@ def _figures(publisher: PublisherStatus) -> dict[str, Any]:
         "blocked": publisher.blocked.number,
         "failed": publisher.failed.number,
         "relays": publisher.relays,
+    }
+
+
+def _figures_of_stream(stream: StreamStatus) -> dict[str, Any]:
+    return {
+        "owned": stream.owned,
+        "standbys": len(stream.standbys),
+        "waiting": stream.waiting.number,
+        "oldest_seconds": stream.oldest,
     }

@@ -121,6 +121,35 @@ AHEAD_TO_TABLE = f"""{TO_TABLE} id IN (
     SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD} ORDER BY id LIMIT %s
 )"""
 
+# Counts from the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
+MEASURE = f"""
+SELECT count(*) FROM (
+    (
+        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8
+        ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
+    )
+    UNION ALL
+    (
+        SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
+            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late
+            ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
+        ) message
+    )
+) new WHERE {AHEAD}
+"""
+
+# Only the age needs a privilege, unless the role is the same. A prepared transaction has no session.
+OLDEST_TRANSACTION = """
+SELECT number::text, pid, name, extract(epoch FROM statement_timestamp() - since)::float8
+FROM (
+    SELECT backend_xid AS number, pid, '' AS name, xact_start AS since FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT transaction, NULL, gid, prepared FROM pg_prepared_xacts WHERE database = current_database()
+) open
+ORDER BY age(number) DESC LIMIT 1
+"""
+
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
@@ -192,10 +221,36 @@ class Listing:
 
 
 class Waiting(NamedTuple):
-    """The messages of a stream that are not delivered: how many were counted, and since when the oldest waits."""
+    """The messages of a stream that are not delivered.
+
+    Args:
+        number: how many were counted.
+        more: whether there may be more.
+        oldest: the time at which the oldest was enqueued.
+    """
+
+    number: int = 0
+    more: bool = False
+    oldest: datetime.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that has written something and is open.
+
+    Streams deliver its messages after its commit; all others are delivered regardless of it.
+
+    Args:
+        number: its number on the server.
+        pid: the process of the server that runs it; None if it is prepared.
+        name: its name if it is prepared; otherwise blank.
+        seconds: the time for which it has been open; None if the role of this project may not know it.
+    """
 
     number: int
-    oldest: datetime.datetime | None
+    pid: int | None
+    name: str
+    seconds: float | None
 
 
 class Purged(NamedTuple):
@@ -294,9 +349,14 @@ class Stream:
         """Count the messages that are not delivered, at most `limit`."""
         rows = self._fetch(f"{POSITION} publisher = %s", [self._publisher])
         place = Place(*rows[0]) if rows else Place("", "", NOTHING, "", 0, 0, 0)
-        ids = self._list_page(place, limit).ids if place.page else self._list_all(place, limit)[1][:limit]
-        oldest = OutboxMessage.objects.using(self._store.connection.alias).filter(pk__in=ids[:1])
-        return Waiting(len(ids), oldest.values_list("occurred_at", flat=True).first() if ids else None)
+        passed = Snapshot.read(place.passed)
+        late = [array(passed.running), self._publisher, limit + 1]
+        counted = [self._publisher, str(passed.end), limit + 1, *late, *place.of_states]
+        ((number,),) = self._fetch(MEASURE, counted)
+        first = (self._list_page(place, 1).ids if place.page else self._list_all(place, 1)[1]) if number else []
+        oldest = OutboxMessage.objects.using(self._store.connection.alias).filter(pk__in=first)
+        since = oldest.values_list("occurred_at", flat=True).first() if first else None
+        return Waiting(min(number, limit), number > limit, since)
 
     def purge(self, older_than: float, limit: int, at: str, *, archive: bool) -> Purged:
         """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
@@ -331,3 +391,9 @@ class Stream:
 
     def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         return self._store.fetch(sql.replace("{positions}", self._positions), params)
+
+
+def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:
+    """Return the open transaction of the database with the least number, except that of this session."""
+    rows = store.fetch(OLDEST_TRANSACTION)
+    return OpenTransaction(int(rows[0][0]), *rows[0][1:]) if rows else None

@@ -138,6 +138,8 @@ def test_an_outbox_whose_database_is_unavailable_is_unhealthy(
         "verdicts": [{"level": "critical", "code": "database_unavailable", "publisher": "", "consumer": ""}],
         "publishers": {},
         "consumers": {},
+        "streams": {},
+        "open_transaction_seconds": None,
     }
     logged = [record for record in caplog.records if record.name == "django_outbox"]
     assert len(logged) == 1, "an outage is logged once, however often it is seen"

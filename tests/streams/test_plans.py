@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from django_outbox.models import StreamPosition
+from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
@@ -67,6 +67,17 @@ def test_new_messages_are_read_without_those_that_are_delivered(plans: list[str]
     for plan in plans:
         assert "Seq Scan" not in plan, plan
         assert rows_read(plan) <= WAITING, plan
+
+
+def test_the_messages_that_wait_are_counted_without_those_behind_a_page(plans: list[str]):
+    """A page that is nearly delivered is followed by more messages than are counted."""
+    first = OutboxMessage.objects.using(PG).order_by("id")[KEPT].pk
+    StreamPosition.objects.using(PG).update(page="400:400:", page_end=first + 10, last_id=first + 10)
+    plans.clear()
+    waiting = Stream(PostgreSQLStore(connections[PG]), "default").measure(500)
+    assert (waiting.number, waiting.more) == (500, True)
+    for plan in plans:
+        assert rows_read(plan) <= 501, plan
 
 
 def test_a_purge_reads_no_more_than_it_deletes(plans: list[str]):

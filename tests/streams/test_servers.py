@@ -13,6 +13,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
+from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
@@ -173,6 +174,9 @@ def test_a_prepared_transaction_is_delivered_if_it_is_committed_although_the_ser
     server.start()
     after += put(2, server.alias)
     assert server.drain() == 2
+    oldest = read_status(server.alias).open_transaction
+    assert oldest is not None
+    assert (oldest.pid, oldest.name) == (None, "later")
     server.fetch(f"{end} PREPARED 'later'")
     assert server.drain() == (end == "COMMIT")
     assert scripted.published() == after + [late] * (end == "COMMIT")

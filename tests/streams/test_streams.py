@@ -17,7 +17,6 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
-from django_outbox.monitoring.status import read_status
 from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
@@ -279,14 +278,6 @@ def test_messages_of_a_paused_type_are_held_and_come_when_it_is_resumed():
     assert drain() == 0
     resume("default", "t", using=PG)
     assert drain() == 3
-
-
-def test_the_status_counts_what_waits_in_the_stream():
-    put(3, PG)
-    figures = read_status(PG).publishers[0]
-    assert figures.due.number == 3
-    assert figures.oldest_due is not None
-    drain()
 
 
 def test_a_relay_takes_over_when_the_session_of_another_one_ends():

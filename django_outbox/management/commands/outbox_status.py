@@ -120,6 +120,7 @@ def _tables(figures: Status) -> Iterator[Table]:
         ("Failed messages by cause", _failures(figures), ("blocking", "first", "publisher", "last")),
         ("Blocked keys", _blocked_keys(figures), ("publisher", "state", "since")),
         ("Relays", _relays(figures), ("workers", "version", "started", "delivered")),
+        ("Streams", _streams(figures), ("moved", "stand by")),
         ("Consumers", _consumers(figures), ("source", "dropped", "rejected", "invalid", "stored", "inboxes")),
     ):
         rows = list(lines)
@@ -209,6 +210,29 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
             f"{duration(round(each.seconds_since_seen))} ago",
             f"{each.processed:,}",
         )
+
+
+def _streams(figures: Status) -> Iterable[Sequence[str]]:
+    yield "publisher", "relay", "stand by", "waiting", "oldest", "moved", "oldest open transaction"
+    for each in figures.streams:
+        yield (
+            each.publisher,
+            (each.relay if each.owned else f"{each.relay}, ended") if each.relay else "-",
+            f"{len(each.standbys):,}",
+            str(each.waiting),
+            "-" if each.oldest is None else duration(round(each.oldest)),
+            "-" if each.moved_at is None else _ago(figures, each.moved_at),
+            _open_transaction(figures),
+        )
+
+
+def _open_transaction(figures: Status) -> str:
+    oldest = figures.open_transaction
+    if oldest is None:
+        return "-"
+    where = f"prepared as {oldest.name!r}" if oldest.pid is None else f"process {oldest.pid}"
+    age = "" if oldest.seconds is None else f", {duration(round(oldest.seconds))}"
+    return f"{oldest.number} ({where}{age})"
 
 
 def _consumers(figures: Status) -> Iterable[Sequence[str]]:

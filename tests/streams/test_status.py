@@ -1,0 +1,165 @@
+"""Every view shows who moves a stream, how far it is behind, and which transaction keeps its messages back."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_outbox import enqueue
+from django_outbox.admin import overview_page
+from django_outbox.conf import get_settings
+from django_outbox.deployment import name_process
+from django_outbox.models import Heartbeat, StreamPosition
+from django_outbox.monitoring.figures import Count
+from django_outbox.monitoring.prometheus import OutboxCollector
+from django_outbox.monitoring.status import read_status
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.stores.clock import read_clock
+from django_outbox.stores.stream import OpenTransaction
+from tests.conftest import ALIASES
+from tests.support.databases import statements
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED, ScriptedPublisher
+
+pytest_plugins = ["tests.support.monitoring_fixtures"]
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+PG = "postgresql"
+STANDBY = "web-2:9:abcdef"
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+
+
+def report(*names: str) -> None:
+    now = read_clock(PG)
+    for name in names:
+        Heartbeat.objects.using(PG).create(
+            relay=name,
+            host="web",
+            pid=9,
+            version="",
+            mode="run",
+            workers=1,
+            publishers={"default": {"state": "closed"}},
+            started_at=now,
+            seen_at=now,
+        )
+
+
+def deliver(number: int, *, limit: int = 10) -> None:
+    put(number, PG)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).run(limit)
+
+
+@pytest.fixture
+def open_transaction() -> Iterator[OpenTransaction]:
+    """A transaction that has written something and stays open."""
+    session = connections.create_connection(PG)
+    try:
+        session.set_autocommit(False)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()::text, pg_backend_pid()")
+            number, pid = cursor.fetchone()
+        yield OpenTransaction(int(number), pid, "", 0.0)
+    finally:
+        session.close()
+
+
+def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():
+    report(name_process(), STANDBY)
+    (stream,) = read_status(PG).streams
+    assert (stream.relay, stream.owned, set(stream.standbys)) == ("", False, {STANDBY, name_process()})
+    deliver(3)
+    put(2, PG)
+    (stream,) = read_status(PG).streams
+    assert (stream.relay, stream.owned, stream.standbys) == (name_process(), True, (STANDBY,))
+    assert stream.moved_at is not None
+    assert stream.waiting == Count(2)
+    assert stream.oldest is not None
+    Heartbeat.objects.using(PG).filter(relay=name_process()).delete()
+    (stream,) = read_status(PG).streams
+    assert (stream.relay, stream.owned, stream.standbys) == (name_process(), False, (STANDBY,))
+
+
+def test_messages_that_are_newer_than_a_page_in_progress_count_as_well(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", 2)
+    deliver(5, limit=2)
+    assert StreamPosition.objects.using(PG).get().page
+    put(2, PG)
+    result = read_status(PG)
+    assert result.streams[0].waiting == result.publishers[0].due == Count(5)
+    assert result.publishers[0].oldest_due is not None
+
+
+def test_the_oldest_open_transaction_is_named_with_its_process(open_transaction: OpenTransaction):
+    with transaction.atomic(using=PG):
+        enqueue("t", 1, using=PG)
+        found = read_status(PG).open_transaction
+    assert found is not None
+    assert found.number % 2**32 == open_transaction.number % 2**32
+    assert (found.pid, found.name) == (open_transaction.pid, "")
+    assert found.seconds is not None
+
+
+def test_a_stream_costs_the_status_five_statements_more():
+    deliver(3)
+    put(2, PG)
+    with CaptureQueriesContext(connections[PG]) as with_stream:
+        read_status(PG)
+    StreamPosition.objects.using(PG).all().delete()
+    with (
+        override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}}),
+        CaptureQueriesContext(connections[PG]) as without,
+    ):
+        read_status(PG)
+    assert len(statements(with_stream)) - len(statements(without)) == 5
+
+
+@pytest.mark.usefixtures("fresh_figures")
+def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
+    open_transaction: OpenTransaction, monkeypatch: pytest.MonkeyPatch
+):
+    report(name_process(), STANDBY)
+    deliver(3)
+    put(2, PG)
+    out = io.StringIO()
+    with suppress(SystemExit):
+        call_command("outbox_status", "--database", PG, "--json", stdout=out)
+    shown = json.loads(out.getvalue())
+    assert shown["streams"][0]["relay"] == name_process()
+    assert shown["streams"][0]["standbys"] == [STANDBY]
+    assert shown["open_transaction"]["pid"] == open_transaction.pid
+    out = io.StringIO()
+    with suppress(SystemExit):
+        call_command("outbox_status", "--database", PG, "--no-color", stdout=out)
+    line = next(line for line in out.getvalue().splitlines() if line.split()[:2] == ["default", name_process()])
+    assert line.split()[2:4] == ["1", "2"]
+    assert f"(process {open_transaction.pid}, " in line
+
+    page: Any = Client().get("/outbox/health/", {"database": PG}).json()["databases"][PG]
+    assert page["streams"]["default"].pop("oldest_seconds") >= 0
+    assert page["streams"] == {"default": {"owned": True, "standbys": 1, "waiting": 2}}
+    assert page["open_transaction_seconds"] >= 0
+    gauges = {
+        (family.name.removeprefix("django_outbox_"), sample.value)
+        for family in OutboxCollector([PG]).collect()
+        for sample in family.samples
+    }
+    assert {("stream_messages", 2), ("stream_owned", 1), ("stream_standbys", 1)} <= gauges
+
+    monkeypatch.setattr(overview_page, "MAX_AGE", -1.0)
+    client = Client()
+    client.force_login(User.objects.create_superuser("ada"))
+    html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
+    assert f"stream of {name_process()}" in html
+    assert "1 relay stands by" in html
+    assert f"(process {open_transaction.pid}) has been open for" in html
