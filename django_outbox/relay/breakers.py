@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from django_outbox.relay.breaker import Breaker, Permit, State
 from django_outbox.relay.limits import LIMITS, Limits
-from django_outbox.relay.tally import Tally
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed, send
 
@@ -97,16 +96,32 @@ class Breakers:
         self._report_changes()
         return permit
 
-    def note(self, publisher_alias: str, permit: Permit, tally: Tally) -> None:
-        """Process the result of a batch that was permitted."""
+    def note(
+        self,
+        publisher_alias: str,
+        permit: Permit,
+        *,
+        outage: str = "",
+        delivered: bool = False,
+        responds: bool = False,
+    ) -> None:
+        """Process the result of a batch that was permitted.
+
+        Args:
+            publisher_alias: the publisher.
+            permit: the batch's permit.
+            outage: why the broker was unavailable; blank if it was not, or if nothing was sent.
+            delivered: whether a part of the batch was delivered.
+            responds: whether the broker answered.
+        """
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:
             before = breaker.state
-            if tally.unanswered:
+            if outage:
                 now = time.monotonic()
-                breaker.outage(permit, now, delivered=tally.processed > 0)
+                breaker.outage(permit, now, delivered=delivered)
                 seconds = breaker.open_until - now
-            elif tally.answered:
+            elif responds:
                 breaker.answered(permit)
             else:
                 breaker.withdrawn(permit)
@@ -114,11 +129,11 @@ class Breakers:
             if after is State.CLOSED:
                 self._reasons.pop(publisher_alias, None)
                 self._outages_since.pop(publisher_alias, None)
-            elif tally.unanswered:
-                self._reasons[publisher_alias] = tally.outage
+            elif outage:
+                self._reasons[publisher_alias] = outage
                 self._outages_since.setdefault(publisher_alias, time.time())
             if after is not before:
-                self._changes.append(Change(publisher_alias, after, tally.outage, seconds))
+                self._changes.append(Change(publisher_alias, after, outage, seconds))
         self._report_changes()
 
     def _report_changes(self) -> None:

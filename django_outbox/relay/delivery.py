@@ -1,7 +1,7 @@
 """One attempt to deliver a batch, and why it failed if it did."""
 
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -10,8 +10,7 @@ from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.deployment import require_schema
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.relay.batch import PublishedBatches
-from django_outbox.relay.conflicts import Conflicts
+from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
 from django_outbox.relay.sources import PollingSource, SnapshotSource, Source
@@ -27,30 +26,34 @@ class Attempt(NamedTuple):
 
     Args:
         tally: the counts of messages, by result.
+        broker_outage: the reason why the broker could not be used; blank if it could.
         database_outage: the reason why the database could not be used; blank if it could.
-        made: False if nothing was tried, because other workers have reserved the rest of `max_messages`.
-        wait: the seconds until the publisher's rate limit permits a batch, if nothing was tried because of it.
+        connected: whether the publisher has connected to its broker for this attempt.
+        looked: whether the database was asked for due messages.
+        wait: the seconds until the next attempt, if the database was not asked because of a limit.
     """
 
     tally: Tally = Tally()
+    broker_outage: str = ""
     database_outage: str = ""
-    made: bool = True
+    connected: bool = False
+    looked: bool = False
     wait: float = 0.0
 
     @property
-    def met_outage(self) -> bool:
-        """Whether the broker or the database was unavailable."""
-        return bool(self.database_outage or self.tally.unanswered)
-
-    @property
     def outage(self) -> str:
-        """The reason why the broker or the database was unavailable."""
-        return self.database_outage or self.tally.outage
+        """The reason why the broker or the database was unavailable; blank if neither was."""
+        return self.database_outage or self.broker_outage
 
     @property
     def found_nothing(self) -> bool:
         """Whether no message was due."""
-        return self.made and not (self.wait or self.tally.claimed or self.met_outage)
+        return self.looked and not self.tally.claimed
+
+    @property
+    def broker_responds(self) -> bool:
+        """Whether the broker answered for a message, or nothing was due and the publisher has connected."""
+        return self.tally.answered or (self.found_nothing and self.connected)
 
 
 class Delivery:
@@ -64,10 +67,9 @@ class Delivery:
 
     def __init__(self, publisher: Publisher, source: Source, state: RelayState) -> None:
         self._publisher = publisher
-        self._source = source
         self._state = state
-        transactional = isinstance(publisher, TransactionalPublisher)
-        self._conflicts = Conflicts(state.turns[publisher.alias]) if transactional else None
+        self._batches = make_batches(publisher, source, state)
+        self._connects = type(publisher).prepare is not Publisher.prepare
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
@@ -77,6 +79,9 @@ class Delivery:
         Raises:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
+        # Before the claim, so that no transaction waits for a connection to the broker.
+        if self._connects and (reason := prepare_publisher(self._publisher)):
+            return Attempt(broker_outage=reason)
         connection = connections[self._state.using]
         try:
             return self._attempt(wanted)
@@ -100,64 +105,41 @@ class Delivery:
             with suppress(DatabaseError, InterfaceError):
                 self._limiter.release()
 
-    @property
-    def _connects(self) -> bool:
-        """Whether `prepare` has shown that the broker responds: an idle relay learns only so that an outage is over."""
-        return type(self._publisher).prepare is not Publisher.prepare
-
     def _attempt(self, wanted: int) -> Attempt:
-        if reason := prepare_publisher(self._publisher):
-            # Counts as an outage, as if a message were unanswered, but none is claimed to find out.
-            return Attempt(Tally(unanswered=1, outage=reason))
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
             if not limiter.has_work():
-                return Attempt(Tally(connected=self._connects))
+                return Attempt(connected=self._connects, looked=True)
             if (seconds := limiter.seconds_to_wait()) > 0:
                 return Attempt(wait=seconds)
             wanted = min(wanted, limiter.reserved)
         limit = budget.reserve(wanted)
         if not limit:
-            return Attempt(made=False)
+            # Other workers have reserved the rest of `max_messages`.
+            return Attempt(wait=self._state.limits.stop_delay)
         tally = Tally()
         try:
-            tally = deliver_batch(
-                self._publisher,
-                self._source,
-                limit=limit,
-                settings=self._state.settings,
-                dead_letters=self._state.dead_letters,
-                paused_types=self._state.pauses.paused_types(self._publisher.alias),
-                conflicts=self._conflicts,
-                is_stopping=self._state.is_stopping,
-            )
+            tally = self._batches.deliver(limit)
         finally:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        return Attempt(tally if tally.claimed else replace(tally, connected=self._connects))
+        return Attempt(tally, tally.outage, connected=self._connects, looked=True)
 
 
-def deliver_batch(
-    publisher: Publisher, source: Source, *, limit: int, conflicts: Conflicts | None = None, **options: Any
-) -> Tally:
-    """Deliver a batch of at most `limit` messages.
-
-    Args:
-        publisher: gets the messages.
-        source: claims and settles them.
-        limit: maximum number of messages to claim.
-        conflicts: the conflicts of this worker with other transactions, if the publisher writes in the claim's.
-        options: the other arguments of `Batches`.
-
-    Raises:
-        DatabaseError: the database was unavailable or refused. The batch went back, or will when the claim times out.
-    """
+def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Batches:
+    """Return what delivers the batches of a publisher: through a broker, or in a transaction of the database."""
+    options: dict[str, Any] = {
+        "source": source,
+        "settings": state.settings,
+        "dead_letters": state.dead_letters,
+        "paused_types": partial(state.pauses.paused_types, publisher.alias),
+        "is_stopping": state.is_stopping,
+    }
     if not isinstance(publisher, TransactionalPublisher):
-        return PublishedBatches(publisher=publisher, source=source, **options).run(limit)
+        return PublishedBatches(publisher=publisher, **options)
     batches = TransactionalBatches if publisher.in_transaction else LeasedMessages
-    assert conflicts is not None
-    return batches(publisher=publisher, source=source, conflicts=conflicts, **options).run(limit)
+    return batches(publisher=publisher, turns=state.turns[publisher.alias], **options)
 
 
 def make_source(publisher: Publisher, state: RelayState) -> PollingSource:

@@ -18,14 +18,15 @@ BROKER_RESPONDS = frozenset({Verdict.ACCEPTED, Verdict.REJECTED, Verdict.DEFERRE
 """The verdicts that rule out an outage."""
 
 
-def publish_isolated(
+def isolate(
     publish: Callable[[Sequence[Message]], Sequence[Outcome]],
     messages: Sequence[Message],
+    first: CallResult,
     *,
     publisher_alias: str,
     may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """Publish a batch. If that raises, publish its halves, then quarters, until each culprit stands alone.
+    """Publish the halves of a batch that raised, then quarters, until each culprit stands alone.
 
     A message that raises alone is a culprit if the publisher reported an outcome for another message of the batch. It
     is then deferred, or rejected if `BatchRefused.permanent` is set. If there is no outcome for any message, it is an
@@ -40,18 +41,16 @@ def publish_isolated(
     Args:
         publish: a publisher's method. An invalid return value counts as an exception.
         messages: the batch, with the messages of each key in order; several per key only if the publisher keeps order.
+        first: the result of publishing the whole batch.
         publisher_alias: the publisher's name in the settings, for the log.
-        may_not_begin: called before each call of `publish` but the first; once it returns True, the search ends.
+        may_not_begin: called before each call of `publish`; once it returns True, the search ends.
 
     Returns:
         One outcome per message, in the order of `messages`: unanswered from an outage on; blocked if an earlier message
         of the key was not accepted, or if the search ended early although the broker responds.
     """
-    outcomes, error = call_publisher(publish, messages)
-    if error is None:
-        return [outcome for outcome in outcomes if outcome is not None]
     isolation = _Isolation(publish, messages, publisher_alias)
-    isolation.run((outcomes, error), may_not_begin)
+    isolation.run(first, may_not_begin)
     return isolation.result()
 
 

@@ -1,10 +1,11 @@
 """Deliver messages one at a time, each outside of a transaction, under a lease that is renewed while the work lasts."""
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 from django.db import Error, InterfaceError, OperationalError, connections
@@ -12,8 +13,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.logs import logger
-from django_outbox.messages import ACCEPTED, BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
-from django_outbox.relay.batch import Decided
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
+from django_outbox.relay.batch import Batch, Decided
+from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import (
     LOST,
@@ -22,7 +24,7 @@ from django_outbox.relay.transactional import (
     committing,
     refresh_other_connections,
 )
-from django_outbox.stores import Claim, Lease, Settlement
+from django_outbox.stores import Lease, Settlement
 from django_outbox.text import describe, is_interrupt
 from django_outbox.threads import own_connection
 
@@ -48,56 +50,48 @@ class LeasedMessages(TransactionalBatches):
     is this relay's. If the database is unavailable then, that is repeated for as long as the lease would last.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._leasing = ExitStack()
-        self._settling = ExitStack()
-        self._keeper: _Keeper | None = None
-        self._decide_done: Callable[[], Decided] | None = None
+    def deliver(self, limit: int) -> Tally:
+        refresh_other_connections(self.source.using)
+        for _ in range(MAX_PASSED_OVER):
+            recorder = Recorder(self.publisher, self.source.using)
+            with committing(self.source.claim(1), self._connection) as claim:
+                if not claim.messages:
+                    break
+                recorder.claimed(1)
+                batch = self._sort(claim)
+                lease = self.source.lease(batch.messages[0]) if batch.messages else None
+                settlement = Settlement() if batch.messages else self._settle(batch, Decided.blocked(0))
+            if lease is not None:
+                with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source.using) as keeper:
+                    settlement = self._handle_leased(batch, keeper, recorder)
+            elif batch.messages:
+                # Another relay works on the key of this message.
+                continue
+            return recorder.settled(1, batch.contents, settlement, unreadable=len(batch.unreadable))
+        return Tally()
 
-    def run(self, limit: int) -> Tally:
-        """Deliver one message.
+    def _handle_leased(self, batch: Batch, keeper: "_Keeper", recorder: Recorder) -> Settlement:
+        """Let the publisher handle a message, and store its result.
 
         Raises:
-            Error: the database was unavailable. The message went back, or will when its lease ends.
+            Error: the database is unavailable, and the lease may have ended.
         """
-        refresh_other_connections(self.source.using)
-        with self._leasing:
+        if self.is_stopping() or not keeper.holds():
+            recorder.published(batch.messages, self._leave().outcomes)
+            return Settlement()
+        decide = self._work(keeper.message)
+        for failures in itertools.count():
             try:
-                return self.deliver(self._claim(), self._publish)
+                return self._store_result(batch, keeper, decide, recorder)
             except (Error, TransactionLost) as error:
-                if self._decide_done is None or self._connection.in_atomic_block:
+                is_over = failures and isinstance(error, OUTAGES) and keeper.lease.may_have_ended
+                if is_over or self._connection.in_atomic_block:
                     raise
-                return self._settle_again(error)
-
-    @contextmanager
-    def _claim(self) -> Iterator[Claim]:
-        """Claim a message and take its lease; one that is not to be handled is settled in the transaction of the claim.
-
-        If another relay works on the key of the message, go on to the next one.
-        """
-        for _ in range(MAX_PASSED_OVER):
-            with committing(self.source.claim(1), self._connection) as claim:
-                message = claim.messages[0] if claim.messages else None
-                if not isinstance(message, Message) or message.type in self.paused_types:
-                    yield claim
-                    return
-                lease = self.source.lease(message)
-            if lease is not None:
-                keeper = _Keeper(lease, message, self.publisher.alias, self.source.using)
-                self._keeper = self._leasing.enter_context(keeper)
-                with self._settling:
-                    yield claim
-                return
-        yield Claim([])
-
-    def _publish(self, messages: Sequence[Message]) -> Decided:
-        (message,) = messages
-        if self._keeper is None or self.is_stopping() or not self._keeper.holds():
-            # Without a lease, its type has just been resumed; the relay will know within a second.
-            return self._leave()
-        self._decide_done = self._work(message)
-        return self._settle()
+                decide = self._note_failure(keeper.message, error, decide)
+            self._forget_connection()
+            if failures:
+                time.sleep(RETRY_INTERVAL)
+        raise AssertionError
 
     def _work(self, message: Message) -> Callable[[], Decided]:
         """Let the publisher handle a message; return the function that decides its new state."""
@@ -109,7 +103,7 @@ class LeasedMessages(TransactionalBatches):
             if is_interrupt(error):
                 raise
             if isinstance(error, OUTAGES) and not nested and not connection.is_usable():
-                return partial(self._judge, message, TransactionLost(message, error))
+                return partial(self._judge, TransactionLost(message, error))
             outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         if not nested and _roll_back(connection) and outcome is ACCEPTED:
             outcome = read_outcome(retry_later("the handler has left a transaction open, which was rolled back"))
@@ -129,64 +123,48 @@ class LeasedMessages(TransactionalBatches):
         """Return False: the work was not done in this transaction, so that it cannot be undone and repeated at once."""
         return False
 
-    def _settle(self) -> Decided:
+    def _store_result(
+        self, batch: Batch, keeper: "_Keeper", decide: Callable[[], Decided], recorder: Recorder
+    ) -> Settlement:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
-        keeper, decide = self._keeper, self._decide_done
-        assert keeper is not None
-        assert decide is not None
-        lease = self._settling.enter_context(keeper.pausing())
-        claiming = committing(self.source.claim_leased(keeper.message, lease), self._connection)
-        if not self._settling.enter_context(claiming).messages:
-            keeper.report_lost("its result is discarded")
-            return self._leave()
-        decided = decide()
-        lease.end(as_it_was=not decided.settlement.count)
-        return decided
+        with (
+            keeper.pausing() as lease,
+            committing(self.source.claim_leased(keeper.message, lease), self._connection) as claim,
+        ):
+            if claim.messages:
+                decided = decide()
+                lease.end(as_it_was=not decided.settlement.count)
+            else:
+                keeper.report_lost("its result is discarded")
+                decided = self._leave()
+            recorder.published(batch.messages, decided.outcomes)
+            return self._settle(replace(batch, claim=claim), decided)
 
-    def _settle_again(self, error: BaseException) -> Tally:
-        """Settle a message that was handled although the database was unavailable, as long as its lease lasts.
-
-        Raises:
-            Error: the database is still unavailable.
-        """
-        keeper = self._keeper
-        assert keeper is not None
-        message = keeper.message
-        while True:
-            self._forget_connection()
-            logger.warning(
-                "Publisher %r: the result of message %d could not be stored: %s",
-                self.publisher.alias,
-                message.id,
-                describe(error),
-                event="relay.result_not_stored",
-                publisher=self.publisher.alias,
-                id=message.id,
-                reason=describe(error),
-            )
-            if isinstance(error, TransactionLost):
-                error = error.error
-            if not isinstance(error, OUTAGES):
-                # What the publisher wrote about its result cannot be committed.
-                outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), error_class=LOST, cause=error))
-                self._decide_done = partial(self._decide, message, outcome)
-            try:
-                return self.deliver(self._claim_again(message), lambda _: self._settle())
-            except (Error, TransactionLost) as again:
-                if isinstance(again, OUTAGES) and keeper.lease.may_have_ended:
-                    raise
-                error = again
-            time.sleep(RETRY_INTERVAL)
-
-    @contextmanager
-    def _claim_again(self, message: Message) -> Iterator[Claim]:
-        with self._settling:
-            yield Claim([message])
+    def _note_failure(
+        self, message: Message, error: BaseException, decide: Callable[[], Decided]
+    ) -> Callable[[], Decided]:
+        """Return the function that decides the new state of a message whose result could not be stored."""
+        logger.warning(
+            "Publisher %r: the result of message %d could not be stored: %s",
+            self.publisher.alias,
+            message.id,
+            describe(error),
+            event="relay.result_not_stored",
+            publisher=self.publisher.alias,
+            id=message.id,
+            reason=describe(error),
+        )
+        cause = error.error if isinstance(error, TransactionLost) else error
+        if isinstance(cause, OUTAGES):
+            return decide
+        # What the publisher wrote about its result cannot be committed.
+        outcome = read_outcome(retry_later(describe(cause, MAX_ERROR_LENGTH), error_class=LOST, cause=cause))
+        return partial(self._decide, [message], [outcome])
 
     def _leave(self) -> Decided:
         """Leave a message as it is."""
         self.source.rewind()
-        return Decided([BLOCKED], Settlement(), [])
+        return Decided.blocked(1)
 
 
 class _Keeper:

@@ -96,7 +96,8 @@ class Recorder:
                 count=count,
                 seconds=seconds,
             )
-        send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
+        if phase_finished.receivers:
+            send(phase_finished, phase=phase, using=self._using, publisher=alias, count=count, seconds=seconds)
         return seconds
 
     def _spans(self, settlement: Settlement) -> PublishedBatch:

@@ -246,7 +246,7 @@ class Relay:
                 self._state.pause(attempt.wait)
         finally:
             delivery.close()
-        if attempt.met_outage:
+        if attempt.outage:
             raise unavailable(publisher.alias, attempt.outage)
 
     def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:

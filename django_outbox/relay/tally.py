@@ -19,7 +19,6 @@ class Tally:
         blocked: not published, because their type is paused or an earlier message of their key was not accepted.
         unreadable: rows that failed without having been published, because they are not messages.
         outage: the last reason given for unanswered messages.
-        connected: whether the publisher could connect although there was nothing to publish.
     """
 
     claimed: int = 0
@@ -31,12 +30,11 @@ class Tally:
     blocked: int = 0
     unreadable: int = 0
     outage: str = ""
-    connected: bool = False
 
     @property
     def answered(self) -> bool:
-        """Whether the broker answered: for a message, or when the publisher connected."""
-        return self.settled > self.unreadable or self.connected
+        """Whether the broker answered for a message."""
+        return self.settled > self.unreadable
 
     @property
     def settled(self) -> int:

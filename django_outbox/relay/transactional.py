@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import Error, OperationalError, connections
@@ -16,7 +16,6 @@ from django_outbox.handlers.calls import NotRun, finish
 from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,
-    BLOCKED,
     MAX_ERROR_LENGTH,
     Message,
     Outcome,
@@ -25,11 +24,12 @@ from django_outbox.messages import (
     retry_later,
     set_aside,
 )
-from django_outbox.relay.batch import Batches, Decided, decide, leave_late
-from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts
+from django_outbox.relay.batch import Batches, Decided
+from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts, Turns
 from django_outbox.relay.savepoints import Savepoint, TransactionBroken
 from django_outbox.relay.tally import Tally
-from django_outbox.stores import Claim, Settlement, Store, get_store
+from django_outbox.retry import RetryEntry
+from django_outbox.stores import Claim, Store, get_store
 from django_outbox.text import describe, is_interrupt
 
 FIRST_DELAY = 1.0
@@ -94,29 +94,26 @@ class TransactionalBatches(Batches):
 
     Args:
         publisher: delivers single messages.
-        conflicts: shrinks the batches of this worker after such a conflict.
+        turns: taken by the workers of the publisher after such a conflict.
     """
 
     publisher: TransactionalPublisher
-    conflicts: Conflicts
+    turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
         self._connection = connections[self.source.using]
+        self._conflicts = Conflicts(self.turns)
+        # Of the batch in hand:
         self._claimed: Sequence[Message] = ()
         self._conflict: Conflict | None = None
 
-    def run(self, limit: int) -> Tally:
-        """Deliver at most `limit` messages.
-
-        Raises:
-            Error: the database was unavailable. The messages went back.
-        """
+    def deliver(self, limit: int) -> Tally:
         refresh_other_connections(self.source.using)
-        tally, suspects = self._attempt(self.conflicts.limit(limit))
+        tally, suspects = self._attempt(self._conflicts.limit(limit))
         if self._conflict is not None:
             self._note(self._conflict)
         elif tally.claimed:
-            self.conflicts.grow(limit)
+            self._conflicts.grow(limit)
         for _ in range(suspects):
             if self.is_stopping():
                 break
@@ -128,10 +125,10 @@ class TransactionalBatches(Batches):
 
     def _attempt(self, limit: int) -> tuple[Tally, int]:
         """Deliver a batch; return its tally, and the number of messages to retry individually."""
-        self._claimed = ()
+        self._claimed, self._conflict = (), None
         try:
             with ExitStack() as self._turn:
-                return self.deliver(committing(self.source.claim(limit), self._connection), self._publish), 0
+                return self._deliver(committing(self.source.claim(limit), self._connection), self._publish), 0
         except TransactionLost as lost:
             self._forget_connection()
             if self._may_begin_again(lost.message, lost.error):
@@ -160,16 +157,15 @@ class TransactionalBatches(Batches):
     def _publish(self, messages: Sequence[Message]) -> Decided:
         """Deliver messages in their order. Stop when the time is over; the others go back unchanged."""
         if self.source.is_late:
-            return leave_late(self.publisher.alias, self.source, messages)
+            return self._leave_late(messages)
         self._claimed = messages
         # Until the commit, because the locks of handlers last until then.
-        turns = self.conflicts.turns
-        self._turn.enter_context(turns.taking())
-        if turns.are_taken:
+        self._turn.enter_context(self.turns.taking())
+        if self.turns.are_taken:
             self._store.wait_for_turn(self.publisher.alias, MAX_TURN)
         if len(messages) > 1:
             self._store.limit_lock_waits(LOCK_WAIT)
-        decided = Decided([BLOCKED] * len(messages), Settlement(), [])
+        decided = Decided.blocked(len(messages))
         blocked: set[str] = set()
         deadline = time.monotonic() + self.publisher.batch_seconds
         for index, message in enumerate(messages):
@@ -195,7 +191,7 @@ class TransactionalBatches(Batches):
 
     def _conclude(self, message: Message, outcome: Outcome) -> Decided:
         """Decide the new state of a message after an attempt; the publisher may deal with a failure."""
-        decided = self._decide(message, outcome)
+        decided = self._decide([message], [outcome])
         if decided.failed:
             final = self._in_savepoint(
                 message, lambda using: self.publisher.handle_failed(message, outcome, using), outcome
@@ -205,7 +201,7 @@ class TransactionalBatches(Batches):
                 final = read_outcome(rejected(f"{outcome.error}; then: {final.error}", error_class=outcome.kind))
             elif final is not ACCEPTED:
                 final = rejected(final.error, error_class=final.kind, cause=final.cause)
-            decided = self._decide(message, final)
+            decided = self._decide([message], [final])
         if decided.failed or any(row.counted for row in decided.settlement.retried):
             self._record(message, decided)
         return decided
@@ -242,8 +238,8 @@ class TransactionalBatches(Batches):
                 reason=describe(error),
             )
 
-    def _decide(self, message: Message, outcome: Outcome) -> Decided:
-        return decide(self.publisher.alias, [message], [outcome], self.settings, self.publisher.own_retry)
+    def _own_retry(self, message: Message) -> RetryEntry | None:
+        return self.publisher.own_retry(message)
 
     def _handle(self, message: Message) -> Outcome:
         return self._in_savepoint(message, lambda using: self.publisher.handle(message, using))
@@ -297,7 +293,7 @@ class TransactionalBatches(Batches):
 
     def _may_begin_again(self, message: Message, error: BaseException) -> bool:
         """Return whether another transaction was in the way of a message, which has not conflicted too often."""
-        return self._store.is_conflict(error) and self.conflicts.admit(message.id)
+        return self._store.is_conflict(error) and self._conflicts.admit(message.id)
 
     @property
     def _store(self) -> Store:
@@ -305,7 +301,7 @@ class TransactionalBatches(Batches):
 
     def _note(self, conflict: Conflict) -> None:
         """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
-        if self.conflicts.shrink(len(self._claimed)):
+        if self._conflicts.shrink(len(self._claimed)):
             logger.warning(
                 "Publisher %r: the work on message %d was rolled back because of another transaction. It begins again, "
                 "and batches are smaller for a while: %s",
@@ -317,8 +313,8 @@ class TransactionalBatches(Batches):
                 id=conflict.message.id,
                 reason=describe(conflict.error),
             )
-        if self.conflicts.in_a_row > 1 and not self.is_stopping():
-            time.sleep(WAIT.after(self.conflicts.in_a_row - 1))
+        if self._conflicts.in_a_row > 1 and not self.is_stopping():
+            time.sleep(WAIT.after(self._conflicts.in_a_row - 1))
 
     def _blame(self, lost: TransactionLost) -> Tally:
         """Settle the message that was in hand when the transaction was lost; the first loss in a row counts no attempt.
@@ -352,14 +348,14 @@ class TransactionalBatches(Batches):
         deadline = time.monotonic() + LOCK_PATIENCE
         while True:
             claiming = committing(self.source.claim_one(lost.message), self._connection)
-            tally = self.deliver(claiming, lambda messages: self._judge(messages[0], lost))
+            tally = self._deliver(claiming, lambda _: self._judge(lost))
             if tally.claimed or time.monotonic() >= deadline:
                 return tally
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)
 
-    def _judge(self, message: Message, lost: TransactionLost) -> Decided:
-        reason = describe(lost.error, MAX_ERROR_LENGTH)
+    def _judge(self, lost: TransactionLost) -> Decided:
+        message, reason = lost.message, describe(lost.error, MAX_ERROR_LENGTH)
         if isinstance(lost.error, TransactionTimeout):
             reason = str(lost.error)
             # Another attempt most likely takes as long. One is enough to find out.
@@ -367,10 +363,10 @@ class TransactionalBatches(Batches):
             return self._conclude(message, read_outcome(refuse(reason, error_class=TIMED_OUT, cause=lost.error)))
         if message.error_class != LOST:
             outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
-            return self._decide(message, read_outcome(outcome))
+            return self._decide([message], [read_outcome(outcome)])
         if lost.attempted is not None:
             error = f"{lost.attempted.error}; then: {reason}"
-            return self._decide(message, read_outcome(rejected(error, error_class=lost.attempted.kind)))
+            return self._decide([message], [read_outcome(rejected(error, error_class=lost.attempted.kind))])
         return self._conclude(message, read_outcome(retry_later(reason, error_class=LOST, cause=lost.error)))
 
     def _forget_connection(self) -> None:

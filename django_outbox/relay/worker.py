@@ -7,7 +7,6 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breaker import Permit
 from django_outbox.relay.delivery import Attempt, Delivery, make_source, unavailable
 from django_outbox.relay.state import RelayState
-from django_outbox.relay.tally import Tally
 from django_outbox.service.restarting import restart_on_crash
 
 
@@ -65,21 +64,22 @@ class Worker(abc.ABC):
             self._state.wake_ups.wake([self._alias])
         if attempt.database_outage:
             return self._wait_for_database()
-        if not attempt.made:
-            return self._limits.stop_delay
-        if attempt.wait:
-            return attempt.wait
-        return self._wait_when_idle() if self._empty_claims else 0.0
+        return self._wait_when_idle() if attempt.found_nothing else attempt.wait
 
     def _attempt(self, permit: Permit) -> Attempt:
         """Deliver a batch and report to the circuit breaker."""
-        tally = Tally()
+        attempt = Attempt()
         try:
             attempt = self._delivery.attempt(permit.size)
-            tally = attempt.tally
         finally:
-            self._state.breakers.note(self._alias, permit, tally)
-        if attempt.met_outage:
+            self._state.breakers.note(
+                self._alias,
+                permit,
+                outage=attempt.broker_outage,
+                delivered=attempt.tally.processed > 0,
+                responds=attempt.broker_responds,
+            )
+        if attempt.outage:
             self._source.rewind()
         return attempt
 
@@ -88,8 +88,7 @@ class Worker(abc.ABC):
         self._empty_claims = self._empty_claims + 1 if attempt.found_nothing else 0
         self._database_outages = self._database_outages + 1 if attempt.database_outage else 0
         self._database_outage = attempt.database_outage
-        claimed = attempt.tally.claimed or not attempt.tally.unanswered
-        if attempt.made and claimed and not attempt.database_outage:
+        if attempt.looked:
             self._state.outages.end(self._database)
 
     def _wait_for_broker(self) -> float:

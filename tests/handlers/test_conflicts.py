@@ -12,14 +12,15 @@ from django.db import connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
+from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.conflicts import MAX_CONFLICTS, TURNS, Conflicts, Turns
-from django_outbox.relay.delivery import deliver_batch
 from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits
@@ -351,7 +352,8 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
         settings = get_settings()
         source = PollingSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
-        deliver_batch(publisher, source, limit=1, settings=settings, conflicts=Conflicts(turns))
+        assert isinstance(publisher, TransactionalPublisher)
+        TransactionalBatches(publisher=publisher, source=source, settings=settings, turns=turns).deliver(1)
 
     put(2, "postgresql")
     deliver()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from django_outbox.brokers.aws.encoding import group_id
+from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.messages import ACCEPTED, Verdict
-from django_outbox.relay.isolation import publish_isolated
+from django_outbox.relay.isolation import isolate
 from django_outbox.relay.waves import publish_in_waves
 from tests.publishers.subjects.aws import ElasticMQSubject, FIFOSubject, SNSSubject, SQSSubject
 from tests.support.aws.answers import AwsAnswers, Failures, Raw
@@ -53,7 +54,8 @@ def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_othe
         publisher = subject.publisher(max_message_bytes=1024 * 1024)
         large = make_message(subject.topic, b'"' + b"x" * 300_000 + b'"')
         messages = [*subject.messages(b"0", b"1"), large, *subject.messages(b"2", b"3")]
-        outcomes = publish_isolated(publisher.publish, messages, publisher_alias="default")
+        first = call_publisher(publisher.publish, messages)
+        outcomes = isolate(publisher.publish, messages, first, publisher_alias="default")
         assert [each.verdict for each in outcomes] == [Verdict.ACCEPTED] * 2 + [Verdict.REJECTED] + [
             Verdict.ACCEPTED
         ] * 2

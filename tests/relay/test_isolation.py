@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_outbox.brokers import BatchRefused
+from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.rabbitmq import encoding
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Verdict, rejected, retry_later, unanswered
-from django_outbox.relay.isolation import publish_isolated
+from django_outbox.relay import isolation as isolating
 from tests.support.claimed import make_message
 from tests.support.rabbitmq.tools import Broker, MakePublisher, TcpProxy, broker_url, channels_of, verdicts
 
@@ -56,7 +57,8 @@ def isolate(
     messages: Sequence[Message],
     may_not_begin: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    return publish_isolated(publish, messages, publisher_alias="shop", may_not_begin=may_not_begin)
+    first = call_publisher(publish, messages)
+    return isolating.isolate(publish, messages, first, publisher_alias="shop", may_not_begin=may_not_begin)
 
 
 def culprits_of(outcomes: Sequence[Outcome]) -> set[int]:

@@ -14,7 +14,6 @@ from django_outbox import OutboxMessage
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.relay import Relay
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.tally import Tally
 from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed
@@ -149,7 +148,7 @@ def test_the_breakers_changes_are_signalled_in_their_order(changes: list[dict[st
     permit = breakers.admit("default", 1)
     assert permit is not None
     threads = Threads()
-    threads.start(partial(breakers.note, "default", permit, Tally(claimed=1, unanswered=1)), name="opens")
+    threads.start(partial(breakers.note, "default", permit, outage="down"), name="opens")
     eventually(lambda: breakers.describe("default")["state"] == "open")
     threads.start(partial(breakers.admit, "default", 1), name="tries")
     eventually(lambda: breakers.describe("default")["state"] == "half-open")
@@ -173,7 +172,7 @@ def test_a_receiver_that_takes_long_holds_up_no_other_worker(changes: list[dict[
     def open_breaker(publisher: str) -> None:
         permit = breakers.admit(publisher, 1)
         assert permit is not None
-        breakers.note(publisher, permit, Tally(claimed=1, unanswered=1))
+        breakers.note(publisher, permit, outage="down")
 
     breaker_changed.connect(receive)
     try:

@@ -11,11 +11,11 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
-from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status
-from django_outbox.relay import Relay, delivery
-from django_outbox.relay.delivery import deliver_batch
+from django_outbox.relay import Relay
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.tally import Tally
 from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished
 from tests.support.messages import put
 from tests.support.misbehaviour import (
@@ -155,12 +155,14 @@ def test_a_worker_that_crashes_restarts_and_others_go_on(
 ):
     broken = [True]
 
-    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
-        if publisher.alias == "bad" and broken:
-            raise error
-        return deliver_batch(publisher, *arguments, **options)
+    deliver = PublishedBatches.deliver
 
-    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    def fail(batches: PublishedBatches, limit: int) -> Tally:
+        if batches.publisher.alias == "bad" and broken:
+            raise error
+        return deliver(batches, limit)
+
+    monkeypatch.setattr(PublishedBatches, "deliver", fail)
     put(3, publisher="bad")
     running()
     lines = eventually(lambda: [line for line in caplog.messages if "Publisher 'bad': a worker crashed" in line][2:])
@@ -171,13 +173,14 @@ def test_a_worker_that_crashes_restarts_and_others_go_on(
 
 
 def test_a_drain_serves_the_other_publishers_and_raises_the_error_of_one(monkeypatch: pytest.MonkeyPatch):
+    deliver = PublishedBatches.deliver
 
-    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
-        if publisher.alias == "default":
+    def fail(batches: PublishedBatches, limit: int) -> Tally:
+        if batches.publisher.alias == "default":
             raise RuntimeError("a bug")
-        return deliver_batch(publisher, *arguments, **options)
+        return deliver(batches, limit)
 
-    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    monkeypatch.setattr(PublishedBatches, "deliver", fail)
     put(2, publisher="bad")
     with Relay(workers=2) as relay, pytest.raises(RuntimeError, match="a bug"):
         relay.drain()
@@ -185,9 +188,9 @@ def test_a_drain_serves_the_other_publishers_and_raises_the_error_of_one(monkeyp
 
 
 def test_a_wrong_setting_ends_the_relay_with_an_error(monkeypatch: pytest.MonkeyPatch):
-    def fail(publisher: Publisher, *arguments: Any, **options: Any) -> Any:
+    def fail(batches: PublishedBatches, limit: int) -> Tally:
         raise ImproperlyConfigured("no such database")
 
-    monkeypatch.setattr(delivery, "deliver_batch", fail)
+    monkeypatch.setattr(PublishedBatches, "deliver", fail)
     with Relay(poll_interval=0.05) as relay, pytest.raises(ImproperlyConfigured, match="no such database"):
         relay.run()

@@ -131,7 +131,7 @@ class TestDelivery:
         monkeypatch.setattr(ScriptedPublisher, "prepare", lambda publisher: "")
         with Relay(using=using) as relay:
             attempt = Delivery(relay.publishers[0], make_source(relay.publishers[0], relay._state), relay._state)
-            assert attempt.attempt(10).tally.connected
+            assert attempt.attempt(10).broker_responds
 
     def test_one_batch_waits_for_its_time(self, using: str):
         put(30, using)

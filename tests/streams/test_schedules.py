@@ -143,7 +143,7 @@ class Schedule:
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         self.broker.outcomes = iter(outcomes)
-        PublishedBatches(publisher=self.broker, source=self.sources[relay], settings=get_settings()).run(limit)
+        PublishedBatches(publisher=self.broker, source=self.sources[relay], settings=get_settings()).deliver(limit)
         assert not self.broker.overtaken
 
     def die_with_a_claim(self, relay: int, limit: int) -> None:

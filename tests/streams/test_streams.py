@@ -78,10 +78,10 @@ def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
     batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     for number in (1, 0):
         put(number, PG)
-        batches.run(10)
+        batches.deliver(10)
     put(4, PG)
     with CaptureQueriesContext(connections[PG]) as queries:
-        batches.run(10)
+        batches.deliver(10)
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "SELECT", "UPDATE"]
     assert len(scripted.published()) == 5
 
@@ -172,7 +172,7 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
     batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     with other_session() as other:
         ids = put(1, PG)
-        batches.run(2)
+        batches.deliver(2)
         ids += put(4, PG)
         with other.cursor() as cursor:
             cursor.execute(
@@ -185,11 +185,11 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
                 """
             )
             late = cursor.fetchone()[0]
-        batches.run(2)
+        batches.deliver(2)
         assert scripted.published() == ids[:3]
         other.commit()
     for _ in range(10):
-        batches.run(2)
+        batches.deliver(2)
     assert scripted.published() == [*ids, late]
 
 
