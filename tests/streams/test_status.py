@@ -57,7 +57,7 @@ def report(*names: str) -> None:
 def deliver(number: int, *, limit: int = 10) -> None:
     put(number, PG)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
-    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).run(limit)
+    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
 
 
 @pytest.fixture
