@@ -30,8 +30,9 @@ class OutboxLogger(_Adapter):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log a line, with the arguments of `logging.Logger.log`.
 
-        Other keyword arguments are the fields of the record for machines. Each line has an `event`; docs/reference
-        has all of them. A `subject`, such as "Publisher 'default'", becomes the field `publisher`.
+        Other keyword arguments are the fields of the record for machines. A placeholder such as `%(reason)s` shows one
+        of them, whole numbers with thousands separators. Each line has an `event`; docs/reference has all of them. A
+        `subject`, such as "Publisher 'default'", becomes the field `publisher`.
         """
         if not self.isEnabledFor(level):
             return
@@ -40,6 +41,8 @@ class OutboxLogger(_Adapter):
             if error is not None:
                 kwargs["exc_info"] = stand_in(error)
             fields = {name: kwargs.pop(name) for name in [*kwargs] if name not in ARGUMENTS}
+            if not args and "%(" in str(msg):
+                args = ({name: _shown(value) for name, value in fields.items()},)
             if subject := SUBJECT.match(fields.pop("subject", "")):
                 fields[subject[1].lower()] = subject[2]
             kwargs["extra"] = {name: _harmless(value) for name, value in fields.items()}
@@ -55,8 +58,17 @@ class OutboxLogger(_Adapter):
 logger = OutboxLogger(logging.getLogger("django_outbox"), {})
 
 
+class _Number(int):
+    def __str__(self) -> str:
+        return f"{self:,}"
+
+
 def _harmless(argument: object) -> object:
     return one_line(argument) if isinstance(argument, str | BaseException) else argument
+
+
+def _shown(value: object) -> object:
+    return _Number(value) if type(value) is int else _harmless(value)
 
 
 def _exception(exc_info: object) -> BaseException | None:

@@ -150,9 +150,6 @@ def retry_later(
     """Return the outcome of a message that is not delivered now; the retry policy decides when to try again.
 
     Args:
-        error: the reason, as text.
-        error_class: a short name for this kind of error.
-        cause: the underlying exception, if any.
         retry_after: seconds until the next attempt, at most a day; replaces the retry policy's delay.
     """
     return Outcome(Verdict.DEFERRED, error, error_class, cause, retry_after)
@@ -162,9 +159,7 @@ def set_aside(error: str, seconds: float, *, error_class: str = "") -> Outcome:
     """Return the outcome of a message that must wait although it is not to blame; no attempt is used up.
 
     Args:
-        error: the reason, as text.
         seconds: how long the message waits, at least 0 and at most a day; a longer time counts as a day.
-        error_class: a short name for this kind of error.
 
     Raises:
         ValueError: `seconds` is negative or not a number.

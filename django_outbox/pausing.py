@@ -43,11 +43,9 @@ def pause(publisher: str, type: str = "", *, using: str | None = None, reason: s
     when they are due, and later messages of their keys wait behind them; no attempt is used up.
 
     Args:
-        publisher: the alias of the publisher.
         type: the type to pause; blank for the whole publisher.
         using: the database alias; by default the one that the router chooses for writing.
         reason: a note for other operators, at most 500 characters.
-        by: the name of the operator.
 
     Returns:
         False if it was paused already. The earlier reason is kept.
@@ -89,7 +87,6 @@ def resume(
     that is interrupted, call it again: until all of them are due, the row of the pause remains, marked as resumed.
 
     Args:
-        publisher: the alias of the publisher.
         type: the type to resume; blank for the whole publisher. Types that are paused separately remain paused.
         using: the database alias; by default the one that the router chooses for writing.
         batch_size: maximum number of messages in one UPDATE.

@@ -18,7 +18,6 @@ class Throttle:
         cheap: seconds that the work may take each time without being delayed.
         max_interval: seconds after which the work is allowed again however long it took.
         min_interval: minimum number of seconds between the end of the work and its next beginning.
-        clock: the time in seconds.
         sparing: the pause after the work, as a multiple of the seconds that it took.
     """
 
@@ -45,13 +44,7 @@ class Throttle:
 
 
 class Allowance:
-    """Permits something a limited number of times in each interval.
-
-    Args:
-        count: how often.
-        seconds: the length of the interval.
-        clock: returns the time in seconds.
-    """
+    """Permits something a limited number of times in each interval."""
 
     def __init__(self, count: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._count = count

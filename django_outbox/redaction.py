@@ -34,9 +34,7 @@ def redacted(type: str, payload: Any, headers: Any) -> Shown:
     except Exception as error:
         # Its text might quote the content.
         logger.error(
-            "OUTBOX['REDACT'] failed for a message of type %r: %s",
-            type,
-            error.__class__.__name__,
+            "OUTBOX['REDACT'] failed for a message of type %(type)r: %(reason)s",
             event="redaction.failed",
             type=type,
             reason=error.__class__.__name__,

@@ -128,8 +128,6 @@ def retry_delay(
 
     Args:
         message: the message, with the number of attempts before the one that failed.
-        outcome: the publisher's outcome.
-        policy: the policy to follow, or a custom function.
         rand: a source of numbers from 0 to 1, for the jitter.
         on_fault: called with the exception if a custom function raises or returns anything but a delay.
     """

@@ -24,8 +24,6 @@ class Failure:
     Args:
         message: the message as it was claimed: its `attempts` do not count the last one. For a row that is not a
             message, the fields that could not be read are blank.
-        error: the reason in words.
-        error_class: the kind of error.
         blocks_key: whether the later messages of its key wait until it is requeued or discarded.
         dead_lettered: whether the dead-letter publisher accepted a copy.
     """
@@ -81,8 +79,7 @@ def send(signal: Signal, **arguments: Any) -> None:
         if is_interrupt(error):
             raise
         logger.error(
-            "A receiver of a signal raised an exception: %s",
-            describe(error),
+            "A receiver of a signal raised an exception: %(reason)s",
             exc_info=error,
             event="relay.receiver_failed",
             reason=describe(error),

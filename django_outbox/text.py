@@ -85,13 +85,7 @@ def _printable(character: str) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun: "1 message", "2,000 messages".
-
-    Args:
-        number: how many there are.
-        noun: the noun in the singular.
-        plural: the noun in the plural, by default with an "s".
-    """
+    """Return a number with its noun: "1 message", "2,000 messages"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 

@@ -70,8 +70,6 @@ def in_background(work: Callable[[threading.Event], object], *, name: str, patie
     """Call a function in a thread until the end of the block.
 
     Args:
-        work: the function; it gets an event that is set at the end of the block.
-        name: the name of the thread.
         patience: seconds to wait for the thread at the end.
     """
     left, threads = threading.Event(), Threads()

@@ -32,14 +32,10 @@ class PublishedBatch:
     """A batch after its new state was committed.
 
     Args:
-        publisher_alias: the publisher.
         messaging_system: the publisher's broker, such as `rabbitmq`.
         name_destination: returns the destination of a message.
-        messages: the messages that were claimed.
-        outcomes: one for each message, in the same order.
         failed: the ids of the messages that have failed: refused for good, or out of attempts.
         began_at: when publishing began, in nanoseconds since 1970.
-        ended_at: when it ended.
     """
 
     publisher_alias: str
@@ -86,10 +82,6 @@ def add_tracer_when_imported(module: str, make: Callable[[], Tracer]) -> None:
     """Add a tracer as soon as something else has imported a module of its library.
 
     A process that never imports the library has no trace to continue, and need not spend the time of the import.
-
-    Args:
-        module: the module's full name.
-        make: imports the tracer and returns it.
     """
     _waiting[module] = make
 
@@ -208,8 +200,7 @@ _reports = Allowance(1, LOG_INTERVAL)
 def _report(error: BaseException) -> None:
     if _reports.take():
         logger.error(
-            "Tracing failed; messages are delivered without it: %s",
-            describe(error),
+            "Tracing failed; messages are delivered without it: %(reason)s",
             exc_info=error,
             event="tracing.failed",
             reason=describe(error),

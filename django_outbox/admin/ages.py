@@ -38,9 +38,7 @@ def with_age(time: datetime.datetime, text: str = "%(age)s", now: datetime.datet
     """Return HTML of a text with the age of a time, and the exact time in the tooltip.
 
     Args:
-        time: an aware time.
         text: the text around `%(age)s`.
-        now: the current time, by default on the clock of this process.
     """
     shown = text % {"age": age(time, now)}
     return format_html('<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), shown)

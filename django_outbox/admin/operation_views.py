@@ -126,8 +126,7 @@ class OperationsAdmin(BaseAdmin):
             done = apply(operation, ids, request.user.pk, reason, by=by)
         except ArchiveUnavailable as error:
             logger.error(
-                "Failed messages could not be archived, so they were not discarded: %s",
-                error,
+                "Failed messages could not be archived, so they were not discarded: %(reason)s",
                 event="admin.archive_failed",
                 reason=error,
             )

@@ -258,13 +258,6 @@ def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = 
     Pending messages that a relay is delivering are left out. There is one UPDATE or DELETE, which checks the state
     again, and one entry of the log.
 
-    Args:
-        operation: the operation.
-        ids: the messages.
-        user_id: the operator.
-        reason: the operator's reason; may be blank.
-        by: the name of the operator, for the archive.
-
     Raises:
         ArchiveUnavailable: the messages could not be archived before they are discarded. Nothing was changed.
     """
@@ -307,9 +300,6 @@ def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject:
     """Write one entry of the admin's log, and return its primary key.
 
     Args:
-        user_id: the operator.
-        flag: the kind of change, one of Django's constants.
-        text: what was done.
         ids: the messages; the history of a single one shows the entry, too.
         subject: for an operation of the overview, what it was for.
     """

@@ -285,8 +285,7 @@ class OverviewAdmin(BaseAdmin):
             progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
         except ArchiveUnavailable as error:
             logger.error(
-                "Failed messages could not be archived, so they were not discarded: %s",
-                error,
+                "Failed messages could not be archived, so they were not discarded: %(reason)s",
                 event="admin.archive_failed",
                 reason=error,
             )

@@ -43,13 +43,7 @@ MAX_WAITING = 1000
 
 @dataclass(slots=True)
 class WaitingGroup:
-    """Messages that wait for another attempt because of the same error.
-
-    Args:
-        publisher, error_class, type: what they have in common.
-        count: their number among the messages that were read.
-        first, last: the times of their first and their last error.
-    """
+    """Messages that wait for another attempt because of the same error."""
 
     publisher: str
     error_class: str
@@ -127,12 +121,7 @@ class Member(NamedTuple):
 
 
 class Members(abc.ABC):
-    """Finds the messages of a group that were in its state at a time.
-
-    Args:
-        group: the group.
-        until: the time, on the database's clock.
-    """
+    """Finds the messages of a group that were in its state at a time."""
 
     state: ClassVar[Status]
 
@@ -272,8 +261,6 @@ class Survey:
     """The messages that an operation on a group would change, counted up to `MAX_COUNT`.
 
     Args:
-        until: the time up to which messages belong to the group.
-        count: the messages of the group.
         blocking: the failed messages that block their keys.
         not_blocking: the failed messages that have a key and do not block it.
         example: the first line of the error of one of them, if their error is in common.
@@ -291,16 +278,9 @@ class Progress:
     """The state of an operation.
 
     Args:
-        operation: its name.
-        group: what it changes.
         until: the time up to which messages belong to the group. A message that fails again later is left alone.
-        expected: the number of messages in the group at the start.
         user_id: the operator as text; no other one may continue it.
-        reason: the operator's reason; may be blank.
         after: where the last window ended; None at the start.
-        done: the number of messages changed so far.
-        entry: the primary key of its entry in the log; None before the first batch.
-        finished: whether all of the group was changed.
     """
 
     operation: str

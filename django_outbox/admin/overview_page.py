@@ -82,7 +82,6 @@ class Links:
         messages: returns the address of the list of messages with these filters; blank if the list shows another
             database.
         message: returns the address of a message by its id; blank if the list shows another database.
-        allowed: the names of the operations that the operator may use.
     """
 
     own: Callable[..., str]

@@ -115,12 +115,7 @@ class Consumer(abc.ABC):
         require_number("batch_bytes", self.batch_bytes, 1, 2**30)
 
     def require_dead_letters(self, dead_letters: object, place: str) -> None:
-        """Require the option `dead_letters` if messages may be rejected: for a broker that has no dead letters itself.
-
-        Args:
-            dead_letters: the value of the option.
-            place: a valid value in words, such as "a topic".
-        """
+        """Require `dead_letters`, such as "a topic", if messages may be rejected and the broker has no dead letters."""
         if not dead_letters and "reject" in (self.unknown_types, self.invalid):
             raise ImproperlyConfigured(
                 f"dead_letters is blank, but unknown_types or invalid is 'reject'; {self.broker_name} itself has no "

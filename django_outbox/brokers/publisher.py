@@ -142,10 +142,6 @@ class TransactionalPublisher(Publisher):
 
         Unless the outcome is `ACCEPTED`, everything that was written for the message in the transaction is rolled back.
         An exception is a deferred message.
-
-        Args:
-            message: the message.
-            using: the database alias.
         """
 
     def own_retry(self, message: Message) -> "RetryEntry | None":
@@ -157,21 +153,12 @@ class TransactionalPublisher(Publisher):
 
         It is called only if `in_transaction` is False; otherwise `handle` writes in that transaction. It is called in a
         savepoint; an exception is a deferred message.
-
-        Args:
-            message: the message.
-            using: the database alias.
         """
 
     def handle_failed(self, message: Message, outcome: Outcome, using: str) -> Outcome:
         """Return `ACCEPTED` if a message that would fail now was dealt with in another way, or the final outcome.
 
         It is called in its own savepoint.
-
-        Args:
-            message: the message.
-            outcome: the outcome of its last attempt.
-            using: the database alias.
         """
         return outcome
 
@@ -183,9 +170,7 @@ class TransactionalPublisher(Publisher):
 
         Args:
             message: the message; its `attempts` do not count this one.
-            outcome: the outcome of the attempt.
             final: whether the message fails; otherwise it is retried.
-            using: the database alias.
         """
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:

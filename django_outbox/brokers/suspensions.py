@@ -111,17 +111,12 @@ class Suspensions(Generic[K]):
         with self._lock:
             found = self._found.pop(key, None)
             if found is not None and found.is_reported:
-                seconds = self._clock() - found.since
-                text = "%s: messages for %s are delivered again, after %.0f s"
                 logger.warning(
-                    text,
-                    self._owner,
-                    self._name(key),
-                    seconds,
+                    "%(subject)s: messages for %(destination)s are delivered again, after %(seconds).0f s",
                     event="destination.resumed",
                     subject=self._owner,
                     destination=self._name(key),
-                    seconds=seconds,
+                    seconds=self._clock() - found.since,
                 )
 
     def begin_trial(self, key: K) -> bool:
@@ -166,12 +161,8 @@ class Suspensions(Generic[K]):
         if not self._found:
             self._next_report_at = now + REPORT_INTERVAL
         if is_reported:
-            text = "%s: messages for %s are set aside, others are delivered: %s"
             logger.warning(
-                text,
-                self._owner,
-                self._name(key),
-                reason,
+                "%(subject)s: messages for %(destination)s are set aside, others are delivered: %(reason)s",
                 event="destination.set_aside",
                 subject=self._owner,
                 destination=self._name(key),
@@ -184,12 +175,8 @@ class Suspensions(Generic[K]):
         key, oldest = min(self._found.items(), key=lambda item: item[1].since)
         if now - oldest.since >= REPORT_INTERVAL:
             logger.warning(
-                "%s: destinations set aside: %s; the oldest is %s, for %.0f s: %s",
-                self._owner,
-                f"{len(self._found):,}",
-                self._name(key),
-                now - oldest.since,
-                oldest.reason,
+                "%(subject)s: destinations set aside: %(count)s; the oldest is %(destination)s, for %(seconds).0f s: "
+                "%(reason)s",
                 event="destination.still_set_aside",
                 subject=self._owner,
                 count=len(self._found),

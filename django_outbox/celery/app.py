@@ -50,8 +50,6 @@ class OutboxCelery(AnyCelery):
 
         Args:
             name: the name of the task. The app need not know it.
-            args: positional arguments of the task.
-            kwargs: keyword arguments of the task.
             task_id: the ID of the result, as in `OutboxTask.apply_async`.
             producer: ignored.
             using: the alias of the database that stores this call; `outbox_using` of the task or of the app by default.

@@ -143,10 +143,8 @@ def _wait_for_database(using: str) -> None:
             connection.ensure_connection()
         except (InterfaceError, OperationalError) as error:
             logger.warning(
-                "Beat cannot store a scheduled call, because the database %r is unavailable: %s. Trying again in %g s.",
-                using,
-                describe(error),
-                pause,
+                "Beat cannot store a scheduled call, because the database %(database)r is unavailable: %(reason)s. "
+                "Trying again in %(seconds)g s.",
                 event="celery.beat_waits",
                 database=using,
                 reason=describe(error),

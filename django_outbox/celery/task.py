@@ -52,8 +52,6 @@ class OutboxTask(AnyTask):
         until that time. With `task_always_eager`, the task is called at once, as by Celery itself.
 
         Args:
-            args: positional arguments of the task.
-            kwargs: keyword arguments of the task.
             task_id: the ID of the result; a new UUIDv7 by default, which is also the `message_id`. The `message_id` of
                 an ID that is not a UUID is derived from it. A second call with the same ID is left out and logged.
             producer: ignored.

@@ -133,8 +133,6 @@ class OutboxSettings:
         precedence over the entry for all types. If the publisher is not configured, `OUTBOX["RETRY"]` applies.
 
         Args:
-            publisher_alias: the publisher.
-            type: the type.
             own: the entry of a handler, which takes precedence over all others.
         """
         policy = self._policy_of(publisher_alias, type)

@@ -84,7 +84,6 @@ def read_patterns(value: object, example: str) -> dict[str, RetryEntry]:
     """Read policies by the patterns of names.
 
     Args:
-        value: the raw value.
         example: the names that the keys match, with an example of a value.
 
     Raises:

@@ -42,7 +42,6 @@ class _Enqueued:
     Args:
         place: where, such as `shop/services.py:14 in place_order`.
         committed: whether its transaction was committed before the end of the request.
-        url: its page in the admin; blank if there is none.
     """
 
     message_id: str

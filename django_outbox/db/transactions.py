@@ -72,8 +72,6 @@ def check_task_transaction(task: str, *, using: str, instead: str, remedy: str, 
     Without one, a call is stored in its own transaction, so the caller may not believe that it is part of another.
 
     Args:
-        task: the name of the task.
-        using: the database alias.
         instead: what to write in async code.
         remedy: how to store the call in another database, which is inserted.
         may_be_elsewhere: whether the caller has chosen the database for this call.
@@ -104,7 +102,6 @@ def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], 
     """Call a function that runs its own transaction, and once more if that shows that the connection was lost.
 
     Args:
-        connection: the connection, on which the caller has no transaction open.
         query: the function. Its argument is whether it is called again: the first call may have been committed.
     """
     connection.ensure_connection()
@@ -144,12 +141,7 @@ def in_async_code() -> bool:
 
 
 def refuse_async(function: str, using: str) -> None:
-    """Raise SynchronousOnlyOperation, with the remedy, if this code runs in an event loop and has no transaction.
-
-    Args:
-        function: the name of the function that was called.
-        using: the database alias, for the remedy.
-    """
+    """Raise SynchronousOnlyOperation, with the remedy, if this code runs in an event loop and has no transaction."""
     if in_async_code():
         raise SynchronousOnlyOperation(
             f"{function}() was called in async code, where Django has no transactions. Write a function that changes "

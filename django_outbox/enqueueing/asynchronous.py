@@ -99,7 +99,6 @@ def atomic_async(function: Callable[..., Any] | None = None, /, *, using: str | 
     is awaited. It cannot await anything itself.
 
     Args:
-        function: the function.
         using: the database alias, as in `enqueue`.
 
     Raises:

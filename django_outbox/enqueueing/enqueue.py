@@ -197,15 +197,7 @@ def enqueue_messages(
     lock_key: bool | None = None,
     prefix: Callable[[int], str],
 ) -> None:
-    """Do the same as `enqueue_many`, for calls that pass no list of messages.
-
-    Args:
-        messages: unsaved messages.
-        using: the database alias.
-        require_transaction: as in `enqueue`.
-        lock_key: as in `enqueue`.
-        prefix: returns what an error puts before the field of the message at a position.
-    """
+    """Do the same as `enqueue_many`, for calls that pass no list of messages."""
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows: list[OutboxMessage] = []

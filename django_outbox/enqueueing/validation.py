@@ -74,7 +74,6 @@ def check_message(message: OutboxMessage, store: Store, source: str = "") -> Che
     A key that is an integer or a UUID is converted to text.
 
     Args:
-        message: an unsaved message.
         store: the store of the database that it will be written to; the limits of that database apply.
         source: the JSON that the payload was read from, without NaN and infinite numbers, if it was.
 
@@ -190,8 +189,6 @@ def check_name(field: str, value: object, store: Store | None) -> None:
     """Check text for a column of `MAX_NAME_LENGTH`.
 
     Args:
-        field: the field that an error names.
-        value: the text.
         store: the store of the database that it will be written to; None to check what holds for every database.
 
     Raises:
@@ -303,8 +300,6 @@ def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
     """Return a value as JSON.
 
     Args:
-        field: the message's field, for the error.
-        value: the payload or the headers.
         store: the store of the database that it will be written to; the limits of that database apply.
         source: the JSON that the value was read from, without NaN and infinite numbers. It is returned if it proves
             the value valid, because encoding the value costs more.

@@ -34,9 +34,6 @@ DECIMAL = r"^-?\d+(\.\d+)?(E[+-]?\d+)?$"
 class Codec:
     """Encodes and decodes the instances of a dataclass, pydantic model, TypedDict or NamedTuple as JSON objects.
 
-    Args:
-        cls: the class.
-
     Raises:
         TypeError: it is another kind of class.
     """

@@ -40,9 +40,6 @@ class Recorded:
 
     When it is garbage-collected with events, and nothing has tried to save them, it warns.
 
-    Args:
-        owner: the import path of the model.
-
     Attributes:
         enqueued: the enqueued events, until they are committed.
     """

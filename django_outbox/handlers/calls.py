@@ -36,9 +36,7 @@ def finish(returned: Any, seconds: float | None = None, passed: float = 0.0) -> 
     one: on the same connection, and so in the same transaction.
 
     Args:
-        returned: the value that the call has returned.
         seconds: the time limit of the call; None for no limit.
-        passed: seconds of the time limit that have passed.
 
     Raises:
         NotRun: the value is a generator.

@@ -42,7 +42,6 @@ class Inbox:
             also stores what it has received by then.
         stop_timeout: seconds that the current batches may take after an exception in the calling thread (Ctrl-C).
         limits: waits and limits that are not settings; tests pass shorter ones.
-        is_known_type: takes a publisher's alias and a type, and returns whether the publisher knows the type.
 
     Raises:
         ImproperlyConfigured: the settings or a consumer's options are wrong, or there is no consumer.
@@ -147,8 +146,7 @@ class Inbox:
             self.stop()
             if not threads.wait(self._stop_timeout):
                 logger.warning(
-                    "The current batches were not finished within %g s.",
-                    self._stop_timeout,
+                    "The current batches were not finished within %(seconds)g s.",
                     event="inbox.batches_unfinished",
                     seconds=self._stop_timeout,
                 )
@@ -174,8 +172,7 @@ class Inbox:
                     purge(using=self.using, max_seconds=interval, is_stopping=left.is_set)
             except Exception as error:
                 logger.warning(
-                    "Purging old records of the inbox failed and will be retried: %s",
-                    describe(error),
+                    "Purging old records of the inbox failed and will be retried: %(reason)s",
                     event="inbox.purge_failed",
                     reason=describe(error),
                 )

@@ -148,8 +148,7 @@ class Reader:
                 self._state.outages.note(self._database, reason, seconds)
                 if self._is_open and time.monotonic() - began > self._limits.hold_time:
                     logger.warning(
-                        "%s gives its messages back to the broker until the database is available.",
-                        self._name,
+                        "%(subject)s gives its messages back to the broker until the database is available.",
                         event="inbox.waits_for_database",
                         subject=self._name,
                     )
@@ -183,10 +182,7 @@ class Reader:
         publisher = self._consumer.publisher
         if wanted:
             logger.warning(
-                "%s pauses: publisher %r has more than %d due messages.",
-                self._name,
-                publisher,
-                self._consumer.max_backlog,
+                "%(subject)s pauses: publisher %(target)r has more than %(count)s due messages.",
                 event="inbox.backlog_reached",
                 subject=self._name,
                 target=publisher,
@@ -195,9 +191,7 @@ class Reader:
             self._consumer.pause()
         else:
             logger.warning(
-                "%s resumes: the backlog of publisher %r is down to half of its maximum.",
-                self._name,
-                publisher,
+                "%(subject)s resumes: the backlog of publisher %(target)r is down to half of its maximum.",
                 event="inbox.backlog_shrunk",
                 subject=self._name,
                 target=publisher,

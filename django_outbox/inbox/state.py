@@ -39,8 +39,6 @@ class InboxTally:
     """The counts of messages so far.
 
     Args:
-        received: messages that were received and settled.
-        stored: received messages that were stored.
         known: received messages that were left out, because they are stored already or were handled.
         invalid: messages that could not be stored as they came.
         dropped: messages that were dropped because their type is unknown.

@@ -34,11 +34,9 @@ class Stored:
     """The result of a batch.
 
     Args:
-        messages: number of messages that were stored, including failed ones.
         known: number of messages that were left out, because they are in the table already or were handled.
         invalid: number of messages that could not be stored as they came.
         dropped: number of messages that were dropped, because their type is unknown.
-        rejected: the tags of the messages that go to the broker's dead letters.
     """
 
     messages: int = 0

@@ -163,12 +163,7 @@ def add_kind_filters(parser: CommandParser) -> None:
 
 
 def add_filters(parser: CommandParser, participle: str) -> None:
-    """Add the flags that choose failed messages.
-
-    Args:
-        parser: the command's parser.
-        participle: "requeued".
-    """
+    """Add the flags that choose failed messages."""
     add_kind_filters(parser)
     parser.add_argument(
         "--failed-after",
@@ -221,12 +216,7 @@ def chosen(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> OutboxMe
 
 
 def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about the failed messages that the filters left out, when they chose none.
-
-    Args:
-        messages: all messages.
-        options: the filters.
-    """
+    """Yield lines about the failed messages that the filters left out, when they chose none."""
     failed = messages.failed()
     newest = failed.order_by("-failed_at", "-id")[:MAX_OTHERS]
     total = newest.count()

@@ -36,9 +36,7 @@ class LiveFigures(NamedTuple):
     """The state of a process at one moment.
 
     Args:
-        served: what the process works on.
         texts: the figures, the most important one first.
-        outages: the outages in progress.
         done: the part of the work that is done, from 0 to 1; None if that is not known.
         left: the progress and the time left: "45% · 12 s left".
     """
@@ -59,7 +57,6 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
     Args:
         using: the alias of the database that `read` may query.
         read: returns the figures; it is called in a thread that has its own database connection.
-        stream: the terminal; None if the process has no such stream.
     """
     if stream is None or not _is_terminal(stream) or os.environ.get("TERM") == "dumb":
         yield
@@ -109,7 +106,6 @@ class RelayFigures:
     """Reads the figures of a relay.
 
     Args:
-        relay: the relay.
         draining: whether it ends when nothing is due, so that there is a time left.
     """
 

@@ -6,12 +6,7 @@ from django_outbox.conf import get_settings
 
 
 def add_pause_arguments(parser: CommandParser, *, publisher: str | None = None) -> None:
-    """Add the publisher and `--type`.
-
-    Args:
-        parser: the parser of the command.
-        publisher: `nargs` of the publisher: "?" if it is optional.
-    """
+    """Add the publisher and `--type`."""
     parser.add_argument(
         "publisher", metavar="PUBLISHER", nargs=publisher, help="Alias of the publisher in OUTBOX['PUBLISHERS']."
     )

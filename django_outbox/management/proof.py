@@ -22,8 +22,6 @@ class CheckResult(NamedTuple):
     """The result of one check.
 
     Args:
-        subject: what was checked.
-        problem: what is wrong, with the remedy; blank if nothing is.
         is_warning: whether the deployment works nevertheless.
     """
 

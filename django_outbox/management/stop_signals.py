@@ -42,8 +42,6 @@ class StopSignals:
     Nothing is lost, however the process ends, because its database connections and their locks end with it.
 
     Args:
-        timeout: maximum seconds from the first signal to the end of the process.
-        unfinished: what the process reports if the time runs out.
         until_exit: whether to watch until the process ends, not only until the end of the context: for a process that
             runs nothing else.
 

@@ -27,10 +27,7 @@ class Table(NamedTuple):
     """Lines of text in columns.
 
     Args:
-        title: its heading.
-        rows: the cells of each row, with the header first.
         least: the names of columns that a narrow terminal does without, the least important one first.
-        hidden: the number of further rows.
     """
 
     title: str
@@ -40,14 +37,7 @@ class Table(NamedTuple):
 
 
 class View(NamedTuple):
-    """The overview at one moment.
-
-    Args:
-        head: what it is about, and when it was read.
-        verdicts: the findings, the most urgent first.
-        minutes: the messages that were delivered in each minute of the last hour.
-        tables: the tables, the most important first.
-    """
+    """The overview at one moment."""
 
     head: str
     verdicts: Sequence[tuple[Level, str]]
@@ -57,10 +47,6 @@ class View(NamedTuple):
 
 def watch(read: Callable[[], View], seconds: float) -> None:
     """Show a view again and again until the key q, Ctrl-C or SIGTERM.
-
-    Args:
-        read: returns the view now.
-        seconds: the time between two readings.
 
     Raises:
         CommandError: there is no terminal, or `rich` is not installed.

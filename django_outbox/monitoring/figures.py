@@ -68,7 +68,6 @@ class Count:
     """A number of rows that was counted up to a limit.
 
     Args:
-        number: the rows that were counted.
         more: whether counting stopped there, so that there may be more.
     """
 
@@ -115,7 +114,6 @@ class PublisherStatus:
     """The figures of one publisher.
 
     Args:
-        alias: the publisher's alias.
         configured: whether it is in `OUTBOX["PUBLISHERS"]`.
         due: messages that relays can deliver now, in the order of each key.
         oldest_due: seconds for which the oldest due message has been waiting; None if none is due.
@@ -123,20 +121,15 @@ class PublisherStatus:
         blocked: messages that would be due, but wait behind one of their key that is not.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
-        failed: failed messages.
-        blocking: failed messages that block their key.
         processed_per_minute: messages delivered in the last full minute, or in the current one if they are more.
         failed_per_minute: messages that failed, likewise.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`;
             blank if no relay serves it.
         outage: why it is unavailable; blank if it is available.
-        outage_since: since when.
         relays: number of relays that serve it and were seen lately.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
         last_drain_outage: why that one could not deliver; blank if it could.
-        paused: the pause of the whole publisher, if there is one.
-        paused_types: the types of its messages that are paused.
     """
 
     alias: str
@@ -190,7 +183,6 @@ class FailureGroup:
     """Failed messages with the same cause.
 
     Args:
-        publisher, error_class, type: what they have in common.
         fingerprint: a name for the first line of their errors without numbers and ids; blank if it is not in common.
         example: the first line of the newest error.
         count: their number; there may be more if older failed messages were not looked at.
@@ -214,10 +206,8 @@ class BlockedKey:
     """A key with messages that wait behind one that failed or waits for its retry.
 
     Args:
-        publisher, key: the publisher and the key of the messages that wait.
         id, type: the message that blocks them.
         failed: whether it failed; otherwise it will be retried.
-        error_class: the class of its last error.
         since: the time of its first error, or of its failure.
         waiting: the number of messages behind it.
     """
@@ -283,15 +273,12 @@ class ConsumerStatus:
     """The figures of one consumer, over all inboxes that read it.
 
     Args:
-        alias: the consumer's alias.
         source: its queue and the address of the broker.
         state: the worst state that the inboxes report: `unavailable` (the broker), `paused` (because of the backlog) or
             `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
         received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
         outage: why the broker is unavailable; blank if it is available.
-        outage_since: since when.
-        seen_at: the time of the newest report.
         stopped: whether the inbox that reported last has ended in order.
     """
 
@@ -352,7 +339,6 @@ class Status:
     """The figures of one database's outbox.
 
     Args:
-        using: the database alias.
         at: the time on the database's clock.
         publishers: the figures of each publisher; publishers in the settings come first.
         failures: the newest failed messages, grouped by cause, the largest group first.
@@ -398,7 +384,6 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
     """Return the findings, the most urgent first; at least one.
 
     Args:
-        status: the figures.
         max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
     """
     findings = [finding for publisher in status.publishers for finding in _judge_publisher(publisher, status, max_age)]

@@ -26,7 +26,6 @@ class Gauge:
 
     Args:
         name: its name without the prefix and the unit.
-        help: its meaning, in one sentence.
         labels: the names of its labels; the first one is `database`.
         read: returns its samples in the figures of one database, with the values of the other labels.
         unit: `s` for seconds, otherwise blank.

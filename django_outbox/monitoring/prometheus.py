@@ -61,12 +61,7 @@ class OutboxCollector(Collector):
 
 
 def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
-    """Return the figures as text, and its content type.
-
-    Args:
-        databases: the database aliases.
-        accept: the `Accept` header of the scrape.
-    """
+    """Return the figures as text, and its content type."""
     registry = CollectorRegistry()
     registry.register(OutboxCollector(databases))
     encode, content_type = choose_encoder(accept)

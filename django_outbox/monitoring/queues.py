@@ -82,7 +82,6 @@ class Heads:
     """Figures of a publisher's heads.
 
     Args:
-        complete: whether all heads were read.
         retrying: the heads that wait for another attempt.
         waiting: messages whose own time has come, behind heads that are not due.
         oldest_due: since when the oldest due head has been due.
@@ -302,7 +301,6 @@ class Failures:
     """The newest failed messages.
 
     Args:
-        groups: the messages grouped by cause, the largest group first.
         complete: False if older ones were not read.
         failed, blocking: the number of failed messages, and of messages that block their key, by publisher.
         blocking_ids: the newest message that blocks its key, for each publisher and partition.
@@ -388,9 +386,6 @@ def find_blocked_keys(
     """Return the keys that failed messages block, in addition to the keys known from the heads.
 
     Args:
-        using: the database alias.
-        failures: the failed messages.
-        known: the keys known from the heads.
         publishers: publishers with heads that were not read.
     """
     messages = OutboxMessage.objects.using(using)

@@ -33,8 +33,6 @@ class Reading:
     """The figures of one database's outbox, or why there are none.
 
     Args:
-        using: the database alias.
-        status: the figures; None if they could not be read.
         problem: why they could not be read, `database_unavailable` or `unreadable`; otherwise blank.
     """
 
@@ -122,9 +120,7 @@ def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
     if _problems.get(using) != code:
         _problems[using] = code
         logger.warning(
-            "The outbox in the database %r cannot be read: %s",
-            using,
-            error,
+            "The outbox in the database %(database)r cannot be read: %(reason)s",
             event="monitoring.database_unreadable",
             database=using,
             reason=error,

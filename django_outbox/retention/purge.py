@@ -179,7 +179,6 @@ def purging(
     """Purge at intervals in a thread, until the end of the block.
 
     Args:
-        using: the database alias.
         interval: seconds between two purges, and maximum duration of one.
         patience: maximum seconds to wait at the end of the block for a purge that has not ended.
         is_stopping: if it returns True, no further batch begins.
@@ -202,8 +201,7 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
                     _purge_others(using, is_stopping)
             except Exception as error:
                 logger.warning(
-                    "Purging other apps' records failed and will be retried: %s",
-                    describe(error),
+                    "Purging other apps' records failed and will be retried: %(reason)s",
                     event="purge.failed",
                     database=using,
                     reason=describe(error),
@@ -223,16 +221,14 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
                 next_archive = began + archive.interval
         except ArchiveUnavailable as error:
             logger.error(
-                "Old messages could not be archived, so they were not deleted: %s",
-                error,
+                "Old messages could not be archived, so they were not deleted: %(reason)s",
                 event="archive.failed",
                 database=using,
                 reason=error,
             )
         except Exception as error:
             logger.warning(
-                "Purging old messages failed and will be retried: %s",
-                describe(error),
+                "Purging old messages failed and will be retried: %(reason)s",
                 event="purge.failed",
                 database=using,
                 reason=describe(error),

@@ -37,10 +37,7 @@ def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState
             crashes += 1
             seconds = wait.after(crashes)
             logger.error(
-                "%s crashed and restarts in %.1f s: %s",
-                subject,
-                seconds,
-                describe(error),
+                "%(subject)s crashed and restarts in %(seconds).1f s: %(reason)s",
                 exc_info=error,
                 event="process.thread_crashed",
                 subject=subject,

@@ -156,8 +156,6 @@ class Store(BatchReader):
         context without `settle`, because of an exception or a crash, gives the whole batch back.
 
         Args:
-            publisher: the alias of the publisher.
-            limit: maximum number of messages.
             max_bytes: maximum bytes of payloads and headers; one message is claimed however large it is.
             max_seconds: seconds after which the database gives the batch back by itself if it can.
             cursor: the position to begin at; it is advanced.
@@ -260,8 +258,7 @@ class Store(BatchReader):
             if self.connection.needs_rollback or not has_savepoint:
                 raise
             logger.warning(
-                "Messages of paused types could not be held, and are still pending: %s",
-                describe(error),
+                "Messages of paused types could not be held, and are still pending: %(reason)s",
                 event="relay.pauses_not_applied",
                 database=self.connection.alias,
                 reason=describe(error),

@@ -49,11 +49,6 @@ class Lease:
     Every method works on the calling thread's connection; only one thread may call them at a time.
 
     Args:
-        using: the database alias.
-        number: the number of its row.
-        id: the id of the message.
-        due: the message's own `available_at`.
-        end: when it ends.
         seconds: how long it lasts unless it is renewed.
 
     Attributes:

@@ -36,8 +36,6 @@ class NewRow(TypedDict):
 
     Args:
         message_id: its ID, as 32 hexadecimal digits.
-        payload: its payload as JSON.
-        headers: its headers as JSON.
         occurred_at: its time as the database reads it; None for now.
         streamed: whether it is delivered from the stream, and not from the table.
     """

@@ -43,11 +43,7 @@ class Kind(enum.Enum):
 
 
 class Problem(NamedTuple):
-    """An error, explained.
-
-    Args:
-        retry_after: seconds to wait, if AWS named them.
-    """
+    """An error, explained."""
 
     kind: Kind
     text: str

@@ -185,10 +185,7 @@ class AWSPublisher(AWSOptions, Publisher):
                     self._reported.clear()
                 self._reported[destination] = now + REPORT_INTERVAL
             logger.warning(
-                "Publisher %r: %r: %s",
-                self.alias,
-                destination,
-                problem.text,
+                "Publisher %(publisher)r: %(destination)r: %(reason)s",
                 event="publisher.destination_refused",
                 publisher=self.alias,
                 destination=destination,

@@ -117,9 +117,7 @@ class RabbitMQTasks(RabbitMQPublisher):
             except Exception as error:
                 # The broker is unavailable. The publisher reports that for each message.
                 logger.debug(
-                    "Publisher %r: queues were not declared: %s",
-                    self.alias,
-                    describe(error),
+                    "Publisher %(publisher)r: queues were not declared: %(reason)s",
                     event="publisher.queue_not_declared",
                     publisher=self.alias,
                     reason=describe(error),
@@ -134,10 +132,7 @@ class RabbitMQTasks(RabbitMQPublisher):
         except connection.channel_errors as error:
             # It exists with other arguments, or may not be declared. If it does not exist, messages are unroutable.
             logger.warning(
-                "Publisher %r: cannot declare the queue '%s': %s",
-                self.alias,
-                name,
-                describe(error),
+                "Publisher %(publisher)r: cannot declare the queue '%(destination)s': %(reason)s",
                 event="publisher.queue_not_declared",
                 publisher=self.alias,
                 destination=name,

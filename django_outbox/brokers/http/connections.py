@@ -213,8 +213,7 @@ class ServerConnections:
         except Exception as error:
             # The thread has to continue: no other thread would send the waiting requests.
             logger.exception(
-                "Publisher %r: a request failed",
-                self._options.alias,
+                "Publisher %(publisher)r: a request failed",
                 event="publisher.request_failed",
                 publisher=self._options.alias,
             )

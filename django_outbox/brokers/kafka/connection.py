@@ -54,7 +54,6 @@ class ConnectionState:
 
         Args:
             client: a producer, or a consumer that has not subscribed yet and so has no records.
-            topic: the topic to ask for; None for all.
             deadline: when to give up, by the monotonic clock. It ends earlier if no broker can be reached.
         """
         wanted = {"topic": topic} if topic else {}

@@ -37,10 +37,8 @@ class Meaning:
     """The meaning of an error.
 
     Args:
-        blame: the cause.
         word: the second part of the `error_class`.
         permanent: whether another attempt cannot succeed.
-        remedy: an instruction.
     """
 
     blame: Blame

@@ -70,7 +70,6 @@ class PooledProducer:
         is not waited for.
 
         Args:
-            topics: the names.
             deadline: when to give up, by the monotonic clock.
             patience: seconds that the brokers have to create topics.
         """

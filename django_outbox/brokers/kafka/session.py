@@ -30,9 +30,6 @@ class Session(ConsumerConnection):
     The client's callbacks run within `receive` and `close` only, so a batch in hand never changes.
 
     Args:
-        config: librdkafka's options.
-        topics: the topics, or patterns.
-        timeout: seconds until connecting is given up.
         write_dead: writes rejected records to the dead letters; returns the reason if not all were confirmed.
     """
 

@@ -30,8 +30,6 @@ class JetStreamClient(NatsClient):
     Args:
         on_message: called with the subject, the subject to reply to, the data and the headers, if there are any, of
             each message that arrives in the inbox.
-        on_error: called with each error that does not end the connection, such as a missing permission.
-        on_closed: called with the reason, if it is known, when an open connection has ended.
 
     Attributes:
         inbox: messages arrive on subjects that begin with this and have one token more.

@@ -140,8 +140,7 @@ class NatsConnection(ConnectionThread):
         """End the connection because of an error."""
         if not isinstance(error, OSError):
             logger.error(
-                "%s: the connection to NATS failed",
-                self._owner,
+                "%(subject)s: the connection to NATS failed",
                 exc_info=error,
                 event="broker.connection_failed",
                 subject=self._owner,

@@ -341,10 +341,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         else:
             self._refusal = outcome.error if outcome is not None else "no stream has this subject"
             logger.error(
-                "%s: no stream has stored a dead letter at %r; the message will come again: %s",
-                self._owner,
-                self._consumer.dead_letters,
-                self._refusal,
+                "%(subject)s: no stream has stored a dead letter at %(destination)r; the message will come again: "
+                "%(reason)s",
                 event="consumer.dead_letter_refused",
                 subject=self._owner,
                 destination=self._consumer.dead_letters,
@@ -375,8 +373,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             await asyncio.wait_for(self._wait(lambda: not self._dying), CLOSE_TIMEOUT)
         except asyncio.TimeoutError:
             logger.warning(
-                "%s: dead letters are not confirmed; their messages will come again",
-                self._owner,
+                "%(subject)s: dead letters are not confirmed; their messages will come again",
                 event="consumer.dead_letter_refused",
                 subject=self._owner,
             )
@@ -387,9 +384,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
         except Exception as error:
             logger.info(
-                "%s: the last acknowledgements may be lost: %s",
-                self._owner,
-                explain(error),
+                "%(subject)s: the last acknowledgements may be lost: %(reason)s",
                 event="consumer.acknowledgements_lost",
                 subject=self._owner,
                 reason=explain(error),
@@ -406,10 +401,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _on_error(self, error: Exception) -> None:
         logger.debug(
-            "%s: %s: %s",
-            self._owner,
-            self._server,
-            explain(error),
+            "%(subject)s: %(address)s: %(reason)s",
             event="broker.connection_ended",
             subject=self._owner,
             address=self._server,

@@ -74,7 +74,6 @@ class _Response(NamedTuple):
     """The meaning of an error code of JetStream.
 
     Args:
-        remedy: what to do; blank if waiting is enough.
         wait: seconds that the message waits because it is not to blame; None if it is rejected.
     """
 

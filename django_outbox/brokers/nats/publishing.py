@@ -116,12 +116,7 @@ class NatsPublisherConnection(NatsConnection):
         await super()._open()
         self._inbox = self._client.inbox
         logger.info(
-            "%s: connected to %s",
-            self._owner,
-            self._server,
-            event="broker.connected",
-            subject=self._owner,
-            address=self._server,
+            "%(subject)s: connected to %(address)s", event="broker.connected", subject=self._owner, address=self._server
         )
 
     async def _work(self) -> None:
@@ -233,10 +228,7 @@ class NatsPublisherConnection(NatsConnection):
             # The end of the connection is reported in another way.
             if not isinstance(error, StaleConnectionError | OSError):
                 logger.warning(
-                    "%s: %s: %s",
-                    self._owner,
-                    self._server,
-                    explain(error),
+                    "%(subject)s: %(address)s: %(reason)s",
                     event="broker.error",
                     subject=self._owner,
                     address=self._server,

@@ -96,10 +96,7 @@ class RabbitMQConnection(ConnectionThread):
             self._loop.start()
         except Exception as error:
             logger.exception(
-                "%s: the connection to RabbitMQ failed",
-                self._owner,
-                event="broker.connection_failed",
-                subject=self._owner,
+                "%(subject)s: the connection to RabbitMQ failed", event="broker.connection_failed", subject=self._owner
             )
             self._end(f"the connection to RabbitMQ failed: {error!r}")
         finally:
@@ -190,12 +187,4 @@ class RabbitMQConnection(ConnectionThread):
         self._loop.call_later(1.0, self._loop.stop)
 
     def _log(self, level: int, text: str, *, event: str) -> None:
-        logger.log(
-            level,
-            "%s: %s",
-            self._owner,
-            text,
-            event=event,
-            subject=self._owner,
-            reason=text,
-        )
+        logger.log(level, "%(subject)s: %(reason)s", event=event, subject=self._owner, reason=text)

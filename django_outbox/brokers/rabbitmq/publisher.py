@@ -198,10 +198,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         if seconds >= self.stall_timeout:
             self._silent_since = None
             logger.warning(
-                "Publisher %r: RabbitMQ at %s has confirmed nothing for %.0f s; trying another node",
-                self.alias,
-                connection.address,
-                seconds,
+                "Publisher %(publisher)r: RabbitMQ at %(address)s has confirmed nothing for %(seconds).0f s; trying "
+                "another node",
                 event="broker.confirms_nothing",
                 publisher=self.alias,
                 address=connection.address,

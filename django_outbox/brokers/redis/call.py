@@ -28,7 +28,6 @@ class Guarantees:
     """The conditions on which a message is accepted.
 
     Args:
-        replica_timeout: seconds that the replicas have for it.
         stall_timeout: seconds without progress after which one of several servers is given up.
     """
 

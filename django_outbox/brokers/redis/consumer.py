@@ -138,7 +138,6 @@ class ConsumerGroup(ConsumerConnection):
     Acknowledgements are sent without waiting; their replies are read before the next command.
 
     Args:
-        name: the name of this consumer within the group, which no other process uses.
         begins: whether the consumer has not read new entries yet.
     """
 
@@ -298,9 +297,7 @@ class ConsumerGroup(ConsumerConnection):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         if self._refusal and not is_known:
             logger.error(
-                "%s: messages could not be settled and will come again: %s",
-                self._owner,
-                self._refusal,
+                "%(subject)s: messages could not be settled and will come again: %(reason)s",
                 event="consumer.acknowledgements_lost",
                 subject=self._owner,
                 reason=self._refusal,
@@ -422,10 +419,8 @@ class ConsumerGroup(ConsumerConnection):
     def _log_losses(self) -> None:
         if self._lost:
             logger.error(
-                "%s: %s entries were trimmed or deleted before they were stored, and are lost: trim the stream less "
-                "(max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
-                self._owner,
-                f"{self._lost:,}",
+                "%(subject)s: %(count)s entries were trimmed or deleted before they were stored, and are lost: trim "
+                "the stream less (max_length of the publisher, MAXLEN or MINID of XTRIM), or read it faster",
                 event="consumer.messages_lost",
                 subject=self._owner,
                 count=self._lost,

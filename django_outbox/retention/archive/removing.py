@@ -57,13 +57,9 @@ def remove(
     """Write messages to a file, read it back, and delete them, in one transaction; then mark the file as committed.
 
     Args:
-        using: the database alias.
-        config: the storage, and the limits of a file.
-        listing: returns the messages.
         state: the column that must be set in a message; messages in which it is not are left alone.
         reason: the reason in the manifest.
         by: the person or program that removes the messages, for the manifest.
-        after: the place to begin after; None to begin at the start.
         is_stopping: if it returns True, the file is abandoned and nothing is deleted.
 
     Raises:

@@ -113,9 +113,7 @@ class Selection:
         except InvalidLine as error:
             self.invalid += 1
             logger.warning(
-                "A line of the archive %s was left out: %s",
-                found.name,
-                error,
+                "A line of the archive %(file)s was left out: %(reason)s",
                 event="archive.line_left_out",
                 file=found.name,
                 reason=error,

@@ -248,10 +248,8 @@ class ArchiveStorage:
             self.save(f"{name}{COMMITTED}", ContentFile(f'{{"committed_at": "{now}"}}\n'.encode()))
         except Exception as error:
             logger.warning(
-                "The archive %s could not be marked as committed: %s. Its messages were deleted. outbox_restore "
-                "compares them with the table because of that, and needs no other help.",
-                name,
-                describe(error),
+                "The archive %(file)s could not be marked as committed: %(reason)s. Its messages were deleted. "
+                "outbox_restore compares them with the table because of that, and needs no other help.",
                 event="archive.not_marked",
                 file=name,
                 reason=describe(error),
@@ -308,9 +306,7 @@ class ArchiveStorage:
             return read_manifest(text)
         except InvalidManifest as error:
             logger.warning(
-                "The manifest %s cannot be read: %s",
-                name,
-                describe(error),
+                "The manifest %(file)s cannot be read: %(reason)s",
                 event="archive.manifest_unreadable",
                 file=name,
                 reason=describe(error),
