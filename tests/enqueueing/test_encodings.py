@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
-from django_outbox.checks import _check_encoding
+from django_outbox.checks import _check_characters
 from django_outbox.models import KeyLock
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES
@@ -89,11 +89,11 @@ def test_a_question_mark_replaces_such_a_character_in_an_error(using: str, encod
 
 
 def test_the_system_check_warns_about_the_encoding(using: str, encoding: str):
-    (problem,) = _check_encoding(get_store(connections[using]))
+    (problem,) = _check_characters(get_store(connections[using]))
     assert isinstance(problem, Warning)
     assert (problem.id, encoding in problem.msg) == ("django_outbox.W014", True)
     assert "UTF8" in str(problem.hint)
-    assert _check_encoding(get_store(connections["postgresql"])) == []
+    assert [*_check_characters(get_store(connections["postgresql"]))] == []
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
