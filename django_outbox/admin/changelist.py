@@ -10,18 +10,22 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_outbox.admin.filters import CauseFilter, Grouping, PublisherFilter, TimeFilter, TypedFilter, Wanted
-from django_outbox.admin.listing import KEYED_LIMIT, Due, by_id, count_states, due_first
-from django_outbox.admin.overview_page import describe_causes
-from django_outbox.admin.search import find
-from django_outbox.admin.states import (
+from django_outbox.admin.listing import (
     ALL,
+    KEYED_LIMIT,
     LIMIT,
     ORDER,
     TITLES,
+    Due,
+    by_id,
+    count_states,
+    due_first,
+    find,
     in_state,
     pending_publisher,
     state_of,
 )
+from django_outbox.admin.overview_page import describe_causes
 from django_outbox.conf import get_settings
 from django_outbox.models import Overview, Status
 from django_outbox.monitoring import status
@@ -36,6 +40,19 @@ if TYPE_CHECKING:
     BasePaginator = Paginator[Any]
 else:
     BasePaginator = Paginator
+
+
+class ReadOnly:
+    """Lets an admin show its model, and neither add, change nor delete."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
 
 class BoundedPaginator(BasePaginator):

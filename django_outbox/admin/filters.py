@@ -14,8 +14,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.search import part, pattern
-from django_outbox.admin.states import (
+from django_outbox.admin.listing import (
     ALL,
     PARAMETER,
     PUBLISHER_PARAMETER,
@@ -23,6 +22,8 @@ from django_outbox.admin.states import (
     STREAMED,
     TIME_OF,
     in_state,
+    part,
+    pattern,
     pending_publisher,
     state_of,
 )

@@ -1,17 +1,162 @@
-"""Bounded queries of the admin's list: counts of messages, pending messages by due time, neighbours of a message."""
+"""The admin's list: its states, its search, and bounded queries."""
 
+import re
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django.db import connections
 from django.db.models import Q
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.search import of_partition
-from django_outbox.admin.states import ALL, STREAMED, TIME_OF
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
+from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
+from django_outbox.deployment import publishers_in_use
+from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
 from django_outbox.monitoring.figures import Count
+from django_outbox.monitoring.queues import MAX_FAILURES
 from django_outbox.stores import get_store
+
+LIMIT = 10_000
+"""Maximum number of messages that the list counts, that a filter searches, and that one action changes."""
+
+PARAMETER = "state"
+PUBLISHER_PARAMETER = "publisher"
+ALL = "all"
+
+STREAMED = "streamed"
+
+STATES: dict[str, Any] = {
+    Status.FAILED: Status.FAILED.label,
+    Status.PENDING: Status.PENDING.label,
+    Status.PROCESSED: Status.PROCESSED.label,
+    STREAMED: _("Streamed"),
+    ALL: _("All"),
+}
+"""The choices of the state filter, the most important to an operator first."""
+
+TITLES: dict[str, Any] = {
+    Status.FAILED: _("Failed messages"),
+    Status.PENDING: _("Pending messages"),
+    Status.PROCESSED: _("Processed messages"),
+    STREAMED: _("Streamed messages"),
+    ALL: _("All messages"),
+}
+
+ORDER = {
+    Status.FAILED: ("-failed_at", "-id"),
+    Status.PENDING: ("available_at", "id"),
+    Status.PROCESSED: ("-processed_at", "-id"),
+    STREAMED: ("-publisher", "-xid", "-id"),
+    ALL: ("-id",),
+}
+
+TIME_OF: dict[str, str] = {
+    Status.FAILED: "failed_at",
+    Status.PENDING: "available_at",
+    Status.PROCESSED: "processed_at",
+}
+"""The time when a message came into its state, or when it is due."""
+
+
+def state_of(request: HttpRequest) -> str:
+    """Return the state that the request asks for, one of `STATES`; failed by default."""
+    state = request.GET.get(PARAMETER, "")
+    return state if state in STATES else Status.FAILED.value
+
+
+def pending_publisher(request: HttpRequest) -> str:
+    """Return the publisher of the listed pending messages: no index orders all of them by due time."""
+    return request.GET.get(PUBLISHER_PARAMETER) or "default"
+
+
+def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
+    """Return the messages that are in this state."""
+    if state == STREAMED:
+        return messages.streamed()
+    return messages if state == ALL else messages.with_status(Status(state))
+
+
+class Found(NamedTuple):
+    """Ids of the messages that were found, the last enqueued first; `complete` if all messages were looked at."""
+
+    ids: list[int]
+    complete: bool
+
+
+def find(messages: OutboxMessageQuerySet, text: str) -> Found:
+    """Return the messages with this ID, message ID or key.
+
+    An index leads to the messages of a key that are pending or block it. Of other failed messages, and of processed
+    ones, only the newest `LIMIT` each are searched for the key.
+    """
+    text = text.strip()
+    found: set[int] = set()
+    complete = True
+    if identity := read_identity(text):
+        found.update(messages.filter(**identity).order_by("pk").values_list("pk", flat=True))
+    if is_possible_key(text):
+        for part in _parts_with_key(messages, text):
+            rows = list(part.values_list("pk", "key")[: LIMIT + 1])
+            complete = complete and len(rows) <= LIMIT
+            found.update(pk for pk, key in rows[:LIMIT] if key == text)
+    return Found(sorted(found, reverse=True)[:LIMIT], complete and len(found) <= LIMIT)
+
+
+def _parts_with_key(messages: OutboxMessageQuerySet, key: str) -> "list[OutboxMessageQuerySet]":
+    partition = partition_of(key)
+    # Removed publishers may have pending messages as well.
+    publishers = sorted({*get_settings().publishers, *publishers_in_use(messages)})
+    # In no order: MariaDB might prefer an index without it, and sort.
+    parts = [of_partition(messages, publisher, partition) for publisher in publishers]
+    parts.append(messages.failed().order_by(*ORDER[Status.FAILED]))
+    parts.append(messages.processed().order_by(*ORDER[Status.PROCESSED]))
+    return parts
+
+
+def of_partition(messages: OutboxMessageQuerySet, publisher: str, partition: int) -> OutboxMessageQuerySet:
+    """Return the messages of a partition that are pending, or block their key; an index orders them by id."""
+    queue = messages.filter(publisher=publisher, partition=partition, blocks_key=True)
+    if not connections[messages.db].features.supports_partial_indexes:
+        queue = queue.filter(processed_at=None)
+    return queue
+
+
+def read_identity(text: str) -> dict[str, Any]:
+    """Return the field that a search term identifies, `id` or `message_id`, with its value; empty if neither."""
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) < 20:
+        return {"id": int(text)}
+    try:
+        return {"message_id": uuid.UUID(text)}
+    except ValueError:
+        return {}
+
+
+def is_possible_key(text: str) -> bool:
+    """Return whether a message can have this key."""
+    return 0 < len(text.encode("utf-8", "replace")) <= MAX_NAME_LENGTH and "\x00" not in text
+
+
+def pattern(text: str) -> Callable[[str], bool]:
+    """Return a function that returns whether a text is the given one, in which `*` stands for any characters."""
+    parts = map(re.escape, text.split("*"))
+    expression = re.compile(".*".join(parts), re.DOTALL)
+    return lambda value: expression.fullmatch(value) is not None
+
+
+def part(text: str) -> Callable[[str], bool]:
+    """Return a function that returns whether a text contains the given one, in which `*` stands for any characters.
+
+    Upper and lower case differ only if the given text has an upper-case letter.
+    """
+    flags = re.DOTALL if text != text.lower() else re.DOTALL | re.IGNORECASE
+    expression = re.compile(".*".join(map(re.escape, text.split("*"))), flags)
+    return lambda value: expression.search(value) is not None
+
 
 COUNT_LIMIT = 100_000
 """Maximum number of messages of a state that are counted."""
@@ -29,7 +174,8 @@ def count_states(messages: OutboxMessageQuerySet) -> dict[str, Count | None]:
     failed = count_up_to(messages.failed().order_by("failed_at"), limit)
     processed = count_up_to(messages.processed().order_by("processed_at"), limit)
     counts: dict[str, Count | None] = {
-        Status.FAILED.value: failed,
+        # As the overview and the command show them.
+        Status.FAILED.value: failed.up_to(MAX_FAILURES),
         Status.PENDING.value: _count_pending(messages, failed, limit),
         Status.PROCESSED.value: processed,
     }

@@ -10,7 +10,6 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin import display as admin_display
-from django_outbox.admin.ages import with_time
 from django_outbox.admin.changelist import MessageList
 from django_outbox.admin.filters import (
     CauseFilter,
@@ -21,13 +20,12 @@ from django_outbox.admin.filters import (
     TimeFilter,
     TypeFilter,
 )
-from django_outbox.admin.listing import find_neighbours
+from django_outbox.admin.listing import ALL, find_neighbours, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
 from django_outbox.admin.operations import OPERATIONS
-from django_outbox.admin.states import ALL, state_of
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
-from django_outbox.redaction import redacted
+from django_outbox.redaction import Shown, redacted
 
 
 def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
@@ -36,7 +34,18 @@ def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
 
     @admin.display(description=field.verbose_name)
     def shown(self: Any, message: OutboxMessage) -> str:
-        return admin_display.held_or(message, name, with_time(getattr(message, name)))
+        return admin_display.held_or(message, name, admin_display.with_time(getattr(message, name)))
+
+    return shown
+
+
+def _column(show: Callable[[Any], Any], title: Any) -> Callable[[Any, OutboxMessage], str]:
+    """Return a column that shows a message by a function."""
+
+    @admin.display(description=title)
+    def shown(self: Any, message: OutboxMessage) -> str:
+        text: str = show(message)
+        return text
 
     return shown
 
@@ -45,6 +54,10 @@ def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
 def _type(message: OutboxMessage) -> str:
     """Return the column of the type."""
     return admin_display.breakable(message.type)
+
+
+def _redacted(message: OutboxMessage) -> Shown:
+    return redacted(message.type, message.payload, message.headers)
 
 
 # The class of its cells.
@@ -117,21 +130,9 @@ class OutboxMessageAdmin(OperationsAdmin):
         kept = {operation.name for operation in OPERATIONS if state in {ALL, operation.state}}
         return {name: action for name, action in offered.items() if name in kept}
 
-    @admin.display(description=_("state"))
-    def state(self, message: OutboxMessage) -> str:
-        return admin_display.state(message)
-
-    @admin.display(description=_("error"))
-    def short_error(self, message: OutboxMessage) -> str:
-        return admin_display.short_error(message)
-
-    @admin.display(description=_("state"))
-    def state_in_full(self, message: OutboxMessage) -> str:
-        return admin_display.state_in_full(message)
-
-    @admin.display(description=_("when"))
-    def when(self, message: OutboxMessage) -> str:
-        return admin_display.when(message)
+    state = _column(admin_display.state, _("state"))
+    short_error = _column(admin_display.short_error, _("error"))
+    when = _column(admin_display.when, _("when"))
 
     # One message.
 
@@ -140,9 +141,14 @@ class OutboxMessageAdmin(OperationsAdmin):
         kwargs["help_texts"] = dict.fromkeys([field.name for field in self.opts.fields], "")
         return super().get_form(request, obj, change, **kwargs)
 
-    @admin.display(description=_("error"))
-    def pretty_error(self, message: OutboxMessage) -> str:
-        return admin_display.preformatted(message.error)
+    state_in_full = _column(admin_display.state_in_full, _("state"))
+    pretty_error = _column(lambda message: admin_display.preformatted(message.error), _("error"))
+    pretty_history = _column(lambda message: admin_display.history(message.history), _("failed attempts"))
+    key_state = _column(admin_display.key_state, _("blocks its key"))
+    copyable_id = _column(lambda message: admin_display.copyable(message.pk), _("ID"))
+    copyable_message_id = _column(lambda message: admin_display.copyable(message.message_id), _("message ID"))
+    pretty_payload = _column(lambda message: admin_display.pretty_json(_redacted(message).payload), _("payload"))
+    pretty_headers = _column(lambda message: admin_display.pretty_json(_redacted(message).headers), _("headers"))
 
     @admin.display(description=_("error class"))
     def linked_error_class(self, message: OutboxMessage) -> str:
@@ -158,10 +164,6 @@ class OutboxMessageAdmin(OperationsAdmin):
     def others_of_key(self, message: OutboxMessage) -> str:
         return admin_display.queue(message, lambda other: self._reverse("change", other.pk))
 
-    @admin.display(description=_("failed attempts"))
-    def pretty_history(self, message: OutboxMessage) -> str:
-        return admin_display.history(message.history)
-
     @admin.display(description=_("original"))
     def pretty_original(self, message: OutboxMessage) -> str:
         original: Any = message.original
@@ -170,14 +172,6 @@ class OutboxMessageAdmin(OperationsAdmin):
             original = {**original, "payload": shown.payload}
         return admin_display.pretty_json(original)
 
-    @admin.display(description=_("ID"))
-    def copyable_id(self, message: OutboxMessage) -> str:
-        return admin_display.copyable(message.pk)
-
-    @admin.display(description=_("message ID"))
-    def copyable_message_id(self, message: OutboxMessage) -> str:
-        return admin_display.copyable(message.message_id)
-
     shown_occurred_at = _time("occurred_at")
     shown_available_at = _time("available_at")
     shown_first_error_at = _time("first_error_at")
@@ -185,18 +179,6 @@ class OutboxMessageAdmin(OperationsAdmin):
     shown_processed_at = _time("processed_at")
     shown_failed_at = _time("failed_at")
     shown_dead_lettered_at = _time("dead_lettered_at")
-
-    @admin.display(description=_("blocks its key"))
-    def key_state(self, message: OutboxMessage) -> str:
-        return admin_display.key_state(message)
-
-    @admin.display(description=_("payload"))
-    def pretty_payload(self, message: OutboxMessage) -> str:
-        return admin_display.pretty_json(redacted(message.type, message.payload, message.headers).payload)
-
-    @admin.display(description=_("headers"))
-    def pretty_headers(self, message: OutboxMessage) -> str:
-        return admin_display.pretty_json(redacted(message.type, message.payload, message.headers).headers)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         left_out = set()
@@ -228,14 +210,3 @@ class OutboxMessageAdmin(OperationsAdmin):
             if message.status is Status.FAILED and self.has_edit_permission(request):
                 context["edit_url"] = self._url(request, "edit", message.pk)
         return super().render_change_form(request, context, *args, **kwargs)
-
-    # Permissions.
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False

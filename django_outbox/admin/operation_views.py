@@ -12,11 +12,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.ages import number
+from django_outbox.admin.changelist import ReadOnly
+from django_outbox.admin.display import number
 from django_outbox.admin.editing import PERMISSION, EditForm
+from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
     CANCEL,
     DISCARD,
@@ -37,11 +38,10 @@ from django_outbox.admin.operations import (
     number_to_type,
     outcome,
     read_ids,
+    report_archive_failure,
     with_count,
 )
-from django_outbox.admin.states import LIMIT
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, Status
 
 if TYPE_CHECKING:
@@ -60,30 +60,21 @@ def _action(operation: Operation, permission: str, description: Any) -> Callable
     return ask
 
 
-class OperationsAdmin(BaseAdmin):
+def _permission(name: str) -> Callable[[Any, HttpRequest], bool]:
+    """Return a method that returns whether the user has a permission."""
+    return lambda self, request: request.user.has_perm(name)
+
+
+class OperationsAdmin(ReadOnly, BaseAdmin):
     """The part of the admin of messages that changes them."""
 
     actions = ("requeue", "discard", "retry_now", "hold", "cancel")
 
-    def has_requeue_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may requeue failed messages, and retry pending ones."""
-        return request.user.has_perm(REQUEUE.permission)
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may discard failed messages."""
-        return request.user.has_perm(DISCARD.permission)
-
-    def has_hold_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may hold pending messages."""
-        return request.user.has_perm(HOLD.permission)
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may cancel pending messages."""
-        return request.user.has_perm(CANCEL.permission)
-
-    def has_edit_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may edit failed messages."""
-        return request.user.has_perm(PERMISSION)
+    has_requeue_permission = _permission(REQUEUE.permission)
+    has_discard_permission = _permission(DISCARD.permission)
+    has_hold_permission = _permission(HOLD.permission)
+    has_cancel_permission = _permission(CANCEL.permission)
+    has_edit_permission = _permission(PERMISSION)
 
     requeue = _action(REQUEUE, "requeue", _("Requeue selected failed messages"))
     discard = _action(DISCARD, "discard", _("Discard selected failed messages"))
@@ -125,15 +116,7 @@ class OperationsAdmin(BaseAdmin):
             reason, by = request.POST.get("reason", ""), request.user.get_username()
             done = apply(operation, ids, request.user.pk, reason, by=by)
         except ArchiveUnavailable as error:
-            logger.error(
-                "Failed messages could not be archived, so they were not discarded: %(reason)s",
-                event="admin.archive_failed",
-                reason=error,
-            )
-            reason = gettext(
-                "The messages could not be archived, so nothing was changed. The log of the server has the reason."
-            )
-            self.message_user(request, reason, messages.ERROR)
+            self.message_user(request, report_archive_failure(error), messages.ERROR)
             return response
         text = outcome(operation, done.changed, len(ids))
         if url := self._result_url(operation, done):

@@ -15,9 +15,11 @@ from django.utils.functional import lazy
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.ages import number
-from django_outbox.admin.states import LIMIT
+from django_outbox.admin.display import number
+from django_outbox.admin.listing import LIMIT
 from django_outbox.conf import get_settings
+from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
@@ -360,6 +362,16 @@ def outcome(operation: Operation, done: int, asked: int) -> str:
             "number",
         )
     return f"{text} {with_count(skipped, asked - done)}"
+
+
+def report_archive_failure(error: ArchiveUnavailable) -> str:
+    """Log why messages could not be archived, and return a text for the operator."""
+    logger.error(
+        "Failed messages could not be archived, so they were not discarded: %(reason)s",
+        event="admin.archive_failed",
+        reason=error,
+    )
+    return gettext("Messages could not be archived, so they were not discarded. The log of the server has the reason.")
 
 
 def _names(ids: Sequence[int]) -> str:

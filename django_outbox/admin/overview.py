@@ -19,9 +19,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_outbox.admin import overview_page as page
-from django_outbox.admin.ages import number
-from django_outbox.admin.display import breakable
-from django_outbox.admin.listing import count_up_to
+from django_outbox.admin.changelist import ReadOnly
+from django_outbox.admin.display import breakable, number
+from django_outbox.admin.listing import LIMIT, count_up_to
 from django_outbox.admin.operations import (
     MAX_REASON_LENGTH,
     NOT_TYPED,
@@ -30,6 +30,7 @@ from django_outbox.admin.operations import (
     log,
     number_to_type,
     outcome,
+    report_archive_failure,
     with_count,
     with_reason,
 )
@@ -42,10 +43,8 @@ from django_outbox.admin.overview_groups import (
     read_waiting,
     survey,
 )
-from django_outbox.admin.states import LIMIT
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.logs import logger
 from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQuerySet, Overview, Status
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
@@ -99,7 +98,7 @@ def _count_failed() -> Count:
 
 
 @admin.register(Overview)
-class OverviewAdmin(BaseAdmin):
+class OverviewAdmin(ReadOnly, BaseAdmin):
     """The overview page, and its operations on publishers, types and groups of messages."""
 
     refresh_seconds = 5
@@ -136,15 +135,6 @@ class OverviewAdmin(BaseAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm(VIEW)
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
 
     # The page.
 
@@ -284,15 +274,7 @@ class OverviewAdmin(BaseAdmin):
         try:
             progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
         except ArchiveUnavailable as error:
-            logger.error(
-                "Failed messages could not be archived, so they were not discarded: %(reason)s",
-                event="admin.archive_failed",
-                reason=error,
-            )
-            text = _(
-                "Messages could not be archived, so they were not discarded. The log of the server has the reason."
-            )
-            self.message_user(request, text, messages.ERROR)
+            self.message_user(request, report_archive_failure(error), messages.ERROR)
             return self._back(request)
         operation = find_operation(progress.operation)
         text = outcome(operation, progress.done, progress.done)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from django_outbox.admin.ages import clock, exact, number
+from django_outbox.admin.display import clock, exact, number
 from django_outbox.monitoring.figures import PeriodCount
 
 WIDTH = 720

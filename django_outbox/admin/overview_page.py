@@ -9,8 +9,7 @@ from django.contrib.admin.models import LogEntry
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_outbox.admin.ages import age, exact, number, with_age
-from django_outbox.admin.display import breakable
+from django_outbox.admin.display import age, breakable, exact, number, with_age
 from django_outbox.admin.operations import with_count
 from django_outbox.admin.overview_chart import draw, draw_sparkline
 from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup

@@ -6,13 +6,13 @@ from django.contrib import admin
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.changelist import BoundedPaginator
+from django_outbox.admin.changelist import BoundedPaginator, ReadOnly
 from django_outbox.brokers.ids import id_of
 from django_outbox.inbox.models import HandledMessage
 
 
 @admin.register(HandledMessage)
-class HandledMessageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class HandledMessageAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists handled messages, the newest first, and finds one by its ID."""
 
     list_display = ("message_id", "consumer", "handled_at")
@@ -30,12 +30,3 @@ class HandledMessageAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if not term:
             return queryset, False
         return queryset.filter(message_id=str(id_of(term))), False
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False

@@ -37,6 +37,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def days(text: str) -> datetime.timedelta:
+    """Read an age in days, up to a hundred years."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= MAX_AGE.days:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days from 0 to {MAX_AGE.days:,}")
+    return datetime.timedelta(days=number)
+
+
 def moment(text: str) -> datetime.datetime | datetime.timedelta:
     """Read a time in ISO 8601, in the current time zone unless it names another one, or an age such as `2h`."""
     age = re.fullmatch(r"(\d{1,9})([smhdw])", text, re.ASCII)

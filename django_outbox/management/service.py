@@ -4,7 +4,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -14,9 +14,11 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
 
 from django_outbox.deployment import describe_missing_schema
+from django_outbox.exceptions import OutboxError
 from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds, whole_number
 from django_outbox.management.base import OutboxCommand
+from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
 from django_outbox.text import counted
@@ -56,6 +58,24 @@ class ServiceCommand(OutboxCommand):
             dest="use_reloader",
             help="Do not restart when the code changes. Only with DEBUG, and on a terminal, the command does.",
         )
+
+    def add_end_arguments(self, parser: CommandParser, *, drain: str, once: str, check: str) -> None:
+        """Add `--drain`, `--once` and `--check`, of which at most one can be given, with their help."""
+        until = parser.add_mutually_exclusive_group()
+        until.add_argument("--drain", action="store_true", help=drain)
+        until.add_argument("--once", action="store_true", help=once)
+        until.add_argument("--check", action="store_true", dest="only_check", help=check)
+
+    @contextmanager
+    def working(self, using: str, read: Callable[[], LiveFigures], verbosity: int) -> Iterator[None]:
+        """Show the figures on a terminal until the end of the block; an error of the outbox ends the command."""
+        with frozen(), live_line(using, read, sys.stderr if verbosity > 0 else None):
+            try:
+                yield
+            except OutboxError as error:
+                # A process that is stopping leaves the rest to the next one.
+                if not self.signals.received:
+                    raise CommandError(str(error)) from error
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Run the system checks, but skip them if the database is unavailable: the command waits for it.
@@ -117,7 +137,7 @@ class ServiceCommand(OutboxCommand):
 
 def is_reloading(options: dict[str, Any]) -> bool:
     """Return whether a command restarts when the code changes: in development, on a terminal, if it runs on."""
-    ends = options.get("drain") or options.get("once") or options.get("check_deployment") or options.get("check_inbox")
+    ends = options["drain"] or options["once"] or options["only_check"]
     return settings.DEBUG and options["use_reloader"] and not ends and sys.stdin is not None and sys.stdin.isatty()
 
 

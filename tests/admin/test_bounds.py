@@ -5,7 +5,7 @@ from django.test import Client
 
 from django_outbox.admin import changelist as admin_list
 from django_outbox.admin import listing as admin_due
-from django_outbox.admin import search as admin_search
+from django_outbox.admin import listing as admin_search
 from django_outbox.db.fields import partition_of
 from django_outbox.models import Status
 from tests.conftest import ALIASES

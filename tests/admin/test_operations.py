@@ -383,7 +383,7 @@ class TestArchive:
         page = act(admin_client, "discard", [id])
         with FailingStorage.failing("open"):
             response = confirm(admin_client, page)
-        assert notices(response)[0].startswith("The messages could not be archived, so nothing was changed.")
+        assert notices(response)[0].startswith("Messages could not be archived, so they were not discarded.")
         assert statuses() == {id: Status.FAILED}
         assert logged() == []
 

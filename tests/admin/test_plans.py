@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from django_outbox.admin import changelist as admin_list
 from django_outbox.admin import listing as admin_listing
+from django_outbox.admin import listing as admin_search
 from django_outbox.admin import operation_views as admin_views
 from django_outbox.admin import overview_groups
-from django_outbox.admin import search as admin_search
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.monitoring.queues import fingerprint
 from tests.conftest import ALIASES, LOCKING

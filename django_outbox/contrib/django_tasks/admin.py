@@ -1,14 +1,14 @@
 """The admin of results: lists and shows them, read-only."""
 
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from django_outbox.admin.changelist import BoundedPaginator
+from django_outbox.admin.changelist import BoundedPaginator, ReadOnly
 from django_outbox.contrib.django_tasks.models import TaskRecord
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ else:
 
 
 @admin.register(TaskRecord)
-class TaskRecordAdmin(ModelAdmin):
+class TaskRecordAdmin(ReadOnly, ModelAdmin):
     """Lists the newest results first. All its queries read the primary key, so it stays fast with millions of rows."""
 
     list_display = ("path", "status", "queue_name", "enqueued_at", "finished_at")
@@ -39,12 +39,3 @@ class TaskRecordAdmin(ModelAdmin):
             return queryset.filter(message_id=uuid.UUID(search_term.strip())), False
         except ValueError:
             return queryset.none(), False
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False

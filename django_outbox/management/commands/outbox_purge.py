@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.retention.purge import MAX_AGE, purge
@@ -34,7 +35,7 @@ class Command(OutboxCommand):
         parser.add_argument(
             "--older-than",
             metavar="DAYS",
-            type=float,
+            type=days,
             help="Delete messages that were processed more than this many days ago (default: OUTBOX['RETENTION']).",
         )
         parser.add_argument("--dry-run", action="store_true", help="Show what would be deleted, and change nothing.")
@@ -43,7 +44,7 @@ class Command(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         self.verbosity = options["verbosity"]
         database = self.get_database(options)
-        age = _read_age(options["older_than"])
+        age = _retention() if options["older_than"] is None else options["older_than"]
         verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
         asking = self.is_asking(options)
         if asking or options["dry_run"]:
@@ -81,16 +82,8 @@ class Command(OutboxCommand):
             self.report(f"Found {self._count(messages).lower()}; the oldest was processed {old} ago.")
 
 
-def _read_age(days: float | None) -> datetime.timedelta:
-    """Return the age from which on messages are deleted.
-
-    Raises:
-        CommandError: the number of days is wrong, or missing where messages are kept forever.
-    """
-    if days is not None:
-        if not 0 <= days <= 36_500:
-            raise CommandError("--older-than must be a number of days from 0 to 36,500.")
-        return datetime.timedelta(days=days)
+def _retention() -> datetime.timedelta:
+    """Return the age from which on messages are deleted by default."""
     retention = get_settings().retention
     if retention is None:
         raise CommandError(

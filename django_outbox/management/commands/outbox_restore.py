@@ -15,9 +15,8 @@ from django.utils.timezone import localtime
 
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.management.arguments import moment, whole_number
-from django_outbox.management.base import OutboxCommand
-from django_outbox.management.failed import add_kind_filters
+from django_outbox.management.base import OutboxCommand, align
+from django_outbox.management.failed import add_filters, printable
 from django_outbox.models import Status
 from django_outbox.redaction import redacted
 from django_outbox.retention.archive.lines import ArchivedMessage
@@ -74,24 +73,10 @@ class Command(OutboxCommand):
             "--archive", metavar="NAME", action="append", help="Only this archive of the list; may be repeated."
         )
         parser.add_argument("--reason", choices=REASONS, help="Only messages that were archived for this reason.")
-        parser.add_argument(
-            "--archived-after",
-            metavar="TIME",
-            type=moment,
-            help="Only archives written at this time or later: a time such as 2026-05-31T08:30, or an age such as "
-            '"2h".',
-        )
-        parser.add_argument(
-            "--archived-before", metavar="TIME", type=moment, help="Only archives written before this time."
-        )
-        add_kind_filters(parser)
-        parser.add_argument("--key", metavar="KEY", help="Only messages with this key.")
+        add_filters(parser, "archived", listed="archives written", participle="restored")
         parser.add_argument(
             "--message-id", metavar="UUID", type=uuid.UUID, action="append", help="Only this message; may be repeated."
         )
-        parser.add_argument("--all", action="store_true", help="All archived messages, instead of a filter.")
-        parser.add_argument("--limit", metavar="N", type=whole_number, help="At most N messages, the oldest first.")
-        parser.add_argument("--dry-run", action="store_true", help="Show what would be restored, and change nothing.")
         self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -133,7 +118,7 @@ class Command(OutboxCommand):
             manifest = found.manifest
             note = "" if found.committed else "not committed: may hold doubles"
             at = localtime(manifest.archived_at).isoformat(" ", "seconds")
-            by = _printable(manifest.by) or "-"
+            by = printable(manifest.by) or "-"
             lines.append((found.name, manifest.reason, by, at, f"{manifest.count:,}", f"{manifest.size:,}", note))
             files += 1
             messages += manifest.count
@@ -159,8 +144,10 @@ class Command(OutboxCommand):
         self._describe(choice)
         if options["dry_run"]:
             self.stdout.write("This is a dry run: nothing was changed.")
-        elif choice.found > choice.present and self._confirmed(choice.found - choice.present, options):
-            self._write(selection, choice.found, database, STATUSES[options["target"]])
+        elif new := choice.found - choice.present:
+            question = f"Restore {counted(new, 'message')} as {options['target']}?"
+            if not self.is_asking(options) or self.ask(question):
+                self._write(selection, choice.found, database, STATUSES[options["target"]])
 
     def _choose(self, selection: Selection, database: str, limit: int | None) -> "Choice":
         choice = Choice()
@@ -176,7 +163,7 @@ class Command(OutboxCommand):
     def _describe(self, choice: "Choice") -> None:
         lines = [("type", "error class", "messages")]
         for (type, error_class), count in choice.groups.most_common():
-            lines.append((_printable(type), _printable(error_class) or "-", f"{count:,}"))
+            lines.append((printable(type), printable(error_class) or "-", f"{count:,}"))
         self._table(lines)
         are = "is" if choice.present == 1 else "are"
         there = f", {choice.present:,} of which {are} in the table already" if choice.present else ""
@@ -187,13 +174,8 @@ class Command(OutboxCommand):
 
     def _table(self, lines: Sequence[Sequence[str]]) -> None:
         """Write a table, if it has more than its heading."""
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines if len(lines) > 1 else []:
-            self.stdout.write("  ".join(map(str.ljust, line, widths)).rstrip())
-
-    def _confirmed(self, count: int, options: dict[str, Any]) -> bool:
-        question = f"Restore {counted(count, 'message')} as {options['target']}?"
-        return not self.is_asking(options) or self.ask(question)
+        for line in align(lines) if len(lines) > 1 else []:
+            self.stdout.write(line)
 
     def _write(self, selection: Selection, found: int, database: str, status: Status) -> None:
         total, done = Restored(0, 0, 0), 0
@@ -237,7 +219,3 @@ def _redacted(message: ArchivedMessage) -> ArchivedMessage:
     payload, headers = (json.loads(text) if text else None for text in (message.payload, message.headers))
     payload, headers = (json.dumps(each, ensure_ascii=False) for each in redacted(message.type, payload, headers))
     return replace(message, payload=payload, headers=headers, original="null")
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

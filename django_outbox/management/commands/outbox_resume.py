@@ -32,15 +32,12 @@ class Command(OutboxCommand):
         try:
             result = resume(publisher, type, using=self.get_database(options), on_batch=self._show)
         finally:
-            self._show(None)
+            self.show_progress("")
         if not (result.was_paused or result.released):
             self.stdout.write(f"Nothing was changed: {what} is not paused.")
             return
         held = f" {counted(result.released, 'held message')} will be delivered now." if result.released else ""
         self.stdout.write(f"Resumed {what}.{held}")
 
-    def _show(self, released: int | None) -> None:
-        if self.stderr.isatty():
-            text = "" if released is None else f"{counted(released, 'held message')} released"
-            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
-            self.stderr.flush()
+    def _show(self, released: int) -> None:
+        self.show_progress(f"{counted(released, 'held message')} released")

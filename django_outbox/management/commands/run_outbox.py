@@ -1,7 +1,6 @@
 """`manage.py run_outbox`: arguments and signals of the operating system, nothing else."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,14 +9,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.deployment import REQUIRED
-from django_outbox.exceptions import OutboxError
 from django_outbox.management.arguments import port_number, seconds, whole_number
-from django_outbox.management.live import RelayFigures, live_line
+from django_outbox.management.live import RelayFigures
 from django_outbox.management.proof import check_deployment
-from django_outbox.management.service import ServiceCommand, frozen, print_line
+from django_outbox.management.service import ServiceCommand, print_line
 from django_outbox.relay.limits import LIMITS
 from django_outbox.relay.relay import MAX_WORKERS, Relay
-from django_outbox.relay.tally import Tally
 
 
 def worker_count(text: str) -> int:
@@ -86,14 +83,11 @@ class Command(ServiceCommand):
             help="The address that --metrics-port listens on (default: 127.0.0.1).",
         )
         self.add_stop_arguments(parser)
-        until = parser.add_mutually_exclusive_group()
-        until.add_argument("--drain", action="store_true", help="Stop when nothing is due.")
-        until.add_argument("--once", action="store_true", help="Deliver one batch for each publisher, then stop.")
-        until.add_argument(
-            "--check",
-            action="store_true",
-            dest="check_deployment",
-            help="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
+        self.add_end_arguments(
+            parser,
+            drain="Stop when nothing is due.",
+            once="Deliver one batch for each publisher, then stop.",
+            check="Check the database, its migrations and each publisher's broker, then stop. Exits with 1 if anything "
             "is wrong.",
         )
 
@@ -113,20 +107,19 @@ class Command(ServiceCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         self.signals.stop(relay)
-        if options["check_deployment"]:
+        if options["only_check"]:
             with relay:
                 self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
             return
         self.require_schema(relay.using, REQUIRED)
-        terminal = sys.stderr if options["verbosity"] > 0 else None
-        figures = RelayFigures(relay, draining=options["drain"])
-        with relay, self._serving_metrics(options), frozen(), live_line(relay.using, figures.read, terminal):
-            try:
-                self._deliver(relay, options)
-            except OutboxError as error:
-                # A relay that is stopping leaves the rest to the next one.
-                if not self.signals.received:
-                    raise CommandError(str(error)) from error
+        read = RelayFigures(relay, draining=options["drain"]).read
+        with relay, self._serving_metrics(options), self.working(relay.using, read, options["verbosity"]):
+            if options["drain"]:
+                relay.drain()
+            elif options["once"]:
+                relay.deliver_once()
+            else:
+                relay.run()
         # A relay that runs until it is stopped has its totals in the log.
         if options["verbosity"] > 0 and (options["drain"] or options["once"]):
             tally = relay.tally
@@ -157,10 +150,3 @@ class Command(ServiceCommand):
                     "--metrics-port for each relay on a machine."
                 ) from error
             yield
-
-    def _deliver(self, relay: Relay, options: dict[str, Any]) -> Tally:
-        if options["drain"]:
-            return relay.drain()
-        if options["once"]:
-            return relay.deliver_once()
-        return relay.run()

@@ -1,12 +1,12 @@
 """`manage.py inbox_purge`: delete the records of messages that were handled long ago."""
 
-import datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.conf import get_settings
 from django_outbox.inbox.deduplication import purge
+from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
 from django_outbox.text import counted
 
@@ -26,19 +26,16 @@ class Command(OutboxCommand):
         parser.add_argument(
             "--older-than",
             metavar="DAYS",
-            type=float,
+            type=days,
             help="Delete records of messages that were handled more than this many days ago (default: "
             "OUTBOX['INBOX_RETENTION']).",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         self.verbosity = options["verbosity"]
-        days = options["older_than"]
-        if days is not None and not 0 <= days <= 36_500:
-            raise CommandError("--older-than must be a number of days from 0 to 36,500.")
-        if days is None and get_settings().inbox_retention is None:
+        age = options["older_than"]
+        if age is None and get_settings().inbox_retention is None:
             raise CommandError(
                 "OUTBOX['INBOX_RETENTION'] is None, so records are kept forever. Use --older-than to delete some."
             )
-        age = None if days is None else datetime.timedelta(days=days)
         self.report(f"{counted(purge(using=self.get_database(options), older_than=age), 'record')} deleted.")

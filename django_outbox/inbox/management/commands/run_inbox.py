@@ -1,6 +1,5 @@
 """`manage.py run_inbox`: arguments, the live line, and the check of a deployment."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,13 +10,12 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.deployment import REQUIRED, missing_schema
-from django_outbox.exceptions import OutboxError
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.inbox.state import LIMITS, InboxTally
-from django_outbox.management.live import LiveFigures, Rate, live_line
+from django_outbox.management.live import LiveFigures, Rate
 from django_outbox.management.proof import CheckResult, check_deployment
-from django_outbox.management.service import ServiceCommand, frozen, print_line
+from django_outbox.management.service import ServiceCommand, print_line
 
 
 class InboxFigures:
@@ -63,14 +61,11 @@ class Command(ServiceCommand):
             help="Run only this consumer; may be repeated (default: all consumers).",
         )
         self.add_stop_arguments(parser)
-        until = parser.add_mutually_exclusive_group()
-        until.add_argument("--drain", action="store_true", help="Stop when the queues are empty.")
-        until.add_argument("--once", action="store_true", help="Store one batch of each consumer, then stop.")
-        until.add_argument(
-            "--check",
-            action="store_true",
-            dest="check_inbox",
-            help="Check the database, its migrations and that each consumer finds its queue, then stop. Exits with 1 "
+        self.add_end_arguments(
+            parser,
+            drain="Stop when the queues are empty.",
+            once="Store one batch of each consumer, then stop.",
+            check="Check the database, its migrations and that each consumer finds its queue, then stop. Exits with 1 "
             "if anything is wrong.",
         )
 
@@ -86,29 +81,20 @@ class Command(ServiceCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
         self.signals.stop(inbox)
-        if options["check_inbox"]:
+        if options["only_check"]:
             self.report_findings(check_inbox(inbox.using, inbox.consumers), options["verbosity"])
             return
         self.require_schema(inbox.using, [*REQUIRED, HandledMessage])
-        terminal = sys.stderr if options["verbosity"] > 0 else None
-        with frozen(), live_line(inbox.using, InboxFigures(inbox).read, terminal):
-            try:
-                self._read(inbox, options)
-            except OutboxError as error:
-                # An inbox that is stopping leaves the rest to the next one.
-                if not self.signals.received:
-                    raise CommandError(str(error)) from error
+        with self.working(inbox.using, InboxFigures(inbox).read, options["verbosity"]):
+            if options["drain"]:
+                inbox.drain()
+            elif options["once"]:
+                inbox.read_once()
+            else:
+                inbox.run()
         # An inbox that runs until it is stopped has its totals in the log.
         if options["verbosity"] > 0 and (options["drain"] or options["once"]):
             print_line(self.stdout, f"{inbox.tally}.")
-
-    def _read(self, inbox: Inbox, options: dict[str, Any]) -> None:
-        if options["drain"]:
-            inbox.drain()
-        elif options["once"]:
-            inbox.read_once()
-        else:
-            inbox.run()
 
 
 def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResult]:
