@@ -70,11 +70,6 @@ def of_settings(find: Callable[[OutboxSettings], Iterator[CheckMessage]]) -> Che
     return check
 
 
-def _report(problem: SettingsProblem) -> CheckMessage:
-    make = Error if problem.check_id.startswith("E") else Warning
-    return make(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}")
-
-
 @registered
 def check_settings() -> Iterator[CheckMessage]:
     """Check every key and value of `OUTBOX`, and that every publisher can be constructed."""
@@ -84,7 +79,7 @@ def check_settings() -> Iterator[CheckMessage]:
             build_publisher(publisher_alias, config)
         except SettingsProblem as problem:
             problems.append(problem)
-    yield from map(_report, problems)
+    yield from (problem.as_check for problem in problems)
 
 
 @of_settings
@@ -127,7 +122,7 @@ def check_celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
     if _uses_celery(settings):
         from django_outbox.celery.configuration import find_problems  # noqa: PLC0415 - needs Celery
 
-        yield from map(_report, find_problems(settings))
+        yield from (problem.as_check for problem in find_problems(settings))
 
 
 def _uses_celery(settings: OutboxSettings) -> bool:

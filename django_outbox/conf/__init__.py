@@ -7,6 +7,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
@@ -163,6 +164,12 @@ class SettingsProblem(ImproperlyConfigured):
         self.message = message
         self.hint = hint
 
+    @property
+    def as_check(self) -> CheckMessage:
+        """The problem as a message of a system check."""
+        make = Error if self.check_id.startswith("E") else Warning
+        return make(self.message, hint=self.hint, id=f"django_outbox.{self.check_id}")
+
 
 EXAMPLE = (
     'For example: OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}.'
@@ -227,6 +234,12 @@ PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", 
 
 SOURCES = ("table", "snapshot")
 
+_OPTIONAL_READERS: dict[str, Reader] = {
+    "BATCH_SIZE": whole_number,
+    "CLAIM_TIMEOUT": at_least_a_second,
+    "RATE_LIMIT": number(0.01, 1_000_000),
+}
+
 
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
     if not isinstance(raw, Mapping) or "default" not in raw:
@@ -258,16 +271,11 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
             if name not in PUBLISHER_KEYS
         ]
         retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
-        size = entry.get("BATCH_SIZE")
-        if size is not None:
-            size = _read(whole_number, size, f"{where}['BATCH_SIZE']", "E005", problems)
-        timeout = entry.get("CLAIM_TIMEOUT")
-        if timeout is not None:
-            timeout = _read(at_least_a_second, timeout, f"{where}['CLAIM_TIMEOUT']", "E005", problems)
         source = _read(_source, entry.get("SOURCE", "table"), f"{where}['SOURCE']", "E005", problems)
-        rate = entry.get("RATE_LIMIT")
-        if rate is not None:
-            rate = _read(number(0.01, 1_000_000), rate, f"{where}['RATE_LIMIT']", "E005", problems)
+        size, timeout, rate = (
+            None if entry.get(key) is None else _read(reader, entry[key], f"{where}[{key!r}]", "E005", problems)
+            for key, reader in _OPTIONAL_READERS.items()
+        )
         publishers[publisher_alias] = PublisherConfig(
             entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source, rate
         )

@@ -17,9 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.events.collecting import EventCollector, collect_events
     from django_outbox.events.decoding import decode_event
-    from django_outbox.events.recording import RecordsEvents
+    from django_outbox.events.recording import EventCollector, RecordsEvents, collect_events
     from django_outbox.events.registry import event, upgrade
 
 __all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]

@@ -4,17 +4,14 @@
 """
 
 import datetime
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
-from django.apps import AppConfig
-from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.checks import CheckMessage, Warning
 
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.brokers.registry import construct
-from django_outbox.checks import TAG
-from django_outbox.conf import ConsumerConfig, SettingsProblem, get_settings, parse
+from django_outbox.checks import of_settings
+from django_outbox.conf import ConsumerConfig, OutboxSettings, SettingsProblem, get_settings
 
 MIN_RETENTION = datetime.timedelta(days=1)
 """Shortest retention without a warning: a message may come again as long after it was handled as an outage lasts."""
@@ -52,32 +49,21 @@ def build_consumer(alias: str, config: ConsumerConfig, publishers: Collection[st
     return consumer
 
 
-@register(TAG)
-def check_consumers(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+@of_settings
+def check_consumers(settings: OutboxSettings) -> Iterator[CheckMessage]:
     """Check that every consumer can be constructed, and that it recognizes messages that come again."""
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
-    if settings is None:
-        return []
-    found: list[CheckMessage] = []
+    retention = settings.retention
     for alias, config in settings.consumers.items():
         try:
             consumer = build_consumer(alias, config, settings.publishers)
         except SettingsProblem as problem:
-            found.append(Error(problem.message, hint=problem.hint, id=f"django_outbox.{problem.check_id}"))
-        else:
-            found += _check_retention(consumer, settings.retention)
-    return found
-
-
-def _check_retention(consumer: Consumer, retention: datetime.timedelta | None) -> list[CheckMessage]:
-    if consumer.remember or retention is None or retention >= MIN_RETENTION:
-        return []
-    return [
-        Warning(
-            f"OUTBOX['CONSUMERS'][{consumer.alias!r}] recognizes a message that comes again by its row, but "
-            f"OUTBOX['RETENTION'] deletes that row {retention} after the message was handled.",
-            hint="If the broker delivers the message again later than that, it is handled twice. Set the consumer's "
-            "option remember to True, or RETENTION to at least a day.",
-            id="django_outbox.W036",
-        )
-    ]
+            yield problem.as_check
+            continue
+        if not consumer.remember and retention is not None and retention < MIN_RETENTION:
+            yield Warning(
+                f"OUTBOX['CONSUMERS'][{alias!r}] recognizes a message that comes again by its row, but "
+                f"OUTBOX['RETENTION'] deletes that row {retention} after the message was handled.",
+                hint="If the broker delivers the message again later than that, it is handled twice. Set the "
+                "consumer's option remember to True, or RETENTION to at least a day.",
+                id="django_outbox.W036",
+            )

@@ -1,12 +1,13 @@
 """Records of handled messages: `once` and `once_many` write them in the caller's transaction, `purge` deletes them."""
 
 import datetime
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.constants import OnConflict
 
@@ -16,18 +17,13 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import hint_elsewhere, in_transaction
 from django_outbox.exceptions import InvalidMessage, TransactionRequired
 from django_outbox.inbox.models import MAX_CONSUMER_LENGTH, HandledMessage
+from django_outbox.retention.purge import MAX_AGE, delete_in_batches
 
 MAX_ID_LENGTH = 255
 """Maximum characters of a message ID that is not a UUID."""
 
 CHUNK_SIZE = 1000
 """Maximum number of IDs that are written with one INSERT."""
-
-PURGE_SIZE = 1000
-"""Number of rows that one statement deletes: few enough to hold its locks for milliseconds only."""
-
-MAX_AGE = datetime.timedelta(days=365 * 100)
-"""Longer ages are shortened to this one: databases cannot count back without limit."""
 
 MessageID = uuid.UUID | str
 
@@ -96,20 +92,12 @@ def purge(
     age = get_settings().inbox_retention if older_than is None else older_than
     if age is None:
         return 0
-    alias = using or router.db_for_write(HandledMessage)
-    records = HandledMessage.objects.using(alias)
+    records = HandledMessage.objects.using(using or router.db_for_write(HandledMessage))
     old = records.filter(handled_at__lt=DatabaseNow() - min(age, MAX_AGE)).order_by("handled_at")
-    deadline = None if max_seconds is None else time.monotonic() + max_seconds
-    total = 0
-    while not is_stopping() and (deadline is None or time.monotonic() < deadline):
-        with transaction.atomic(using=alias):
-            # Another purge deletes the rows that it has locked.
-            ids = list(old.select_for_update(skip_locked=True).values_list("pk", flat=True)[:PURGE_SIZE])
-            deleted, _ = records.filter(pk__in=ids).delete()
-        total += deleted
-        if len(ids) < PURGE_SIZE:
-            break
-    return total
+    # Another purge deletes the rows that it has locked.
+    old = old.select_for_update(skip_locked=True)
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    return delete_in_batches(old, lambda: is_stopping() or time.monotonic() >= deadline)
 
 
 def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:

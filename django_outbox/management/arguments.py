@@ -1,11 +1,14 @@
-"""Types of command-line arguments: each reads a text, or raises an error that states what it must be."""
+"""Arguments of commands, and their types: each type reads a text, or raises an error that states what it must be."""
 
 import argparse
 import datetime
 import re
 
+from django.core.management.base import CommandError, CommandParser
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.timezone import is_naive, make_aware
+
+from django_outbox.conf import get_settings
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -68,3 +71,31 @@ def moment(text: str) -> datetime.datetime | datetime.timedelta:
             "is in the current time zone, or an age such as 90s, 30m, 2h, 1d or 1w"
         )
     return make_aware(time) if is_naive(time) else time
+
+
+def add_pause_arguments(parser: CommandParser, *, publisher: str | None = None) -> None:
+    """Add the publisher and `--type`."""
+    parser.add_argument(
+        "publisher", metavar="PUBLISHER", nargs=publisher, help="Alias of the publisher in OUTBOX['PUBLISHERS']."
+    )
+    parser.add_argument(
+        "--type", metavar="TYPE", default="", help="Only messages of exactly this type (default: the whole publisher)."
+    )
+
+
+def require_publisher(alias: str | None) -> str:
+    """Return the alias of a publisher.
+
+    Raises:
+        CommandError: none was given, or it is not in the settings.
+    """
+    publishers = get_settings().publishers
+    if alias is None or alias not in publishers:
+        problem = "Name a publisher" if alias is None else f"There is no publisher {alias!r}"
+        raise CommandError(f"{problem}; OUTBOX has {', '.join(sorted(publishers))}.")
+    return alias
+
+
+def describe(publisher: str, type: str) -> str:
+    """Return what is paused, in words."""
+    return f"the type {type!r} of the publisher {publisher!r}" if type else f"the publisher {publisher!r}"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from django.db import connections, router
+from django.db import connections, router, transaction
+from django.db.models import QuerySet
 
 from django_outbox.conf import ArchiveConfig, get_settings
 from django_outbox.exceptions import ArchiveUnavailable
@@ -96,6 +97,19 @@ def also_purge(function: Callable[[str, Callable[[], bool]], object]) -> None:
     """
     if function not in _others:
         _others.append(function)
+
+
+def delete_in_batches(old: "QuerySet[Any]", is_stopping: Callable[[], bool]) -> int:
+    """Delete rows, in their order, in batches with a transaction each, and return their number."""
+    total = 0
+    while not is_stopping():
+        with transaction.atomic(using=old.db):
+            # MySQL has no LIMIT in a subquery of DELETE.
+            ids = [*old.values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
+            total += old.model._base_manager.using(old.db).filter(pk__in=ids).delete()[0]
+        if len(ids) < PURGE_BATCH_SIZE:
+            break
+    return total
 
 
 def _purge_others(using: str, is_stopping: Callable[[], bool]) -> None:

@@ -186,9 +186,8 @@ class TestRetention:
     def test_a_purge_deletes_old_results_of_its_backend_in_batches(
         self, configure: Configure, using: str, monkeypatch: pytest.MonkeyPatch
     ):
-        from django_outbox.contrib.django_tasks import records  # noqa: PLC0415 - needs Django 6.0
 
-        monkeypatch.setattr(records, "PURGE_BATCH_SIZE", 2)
+        monkeypatch.setattr("django_outbox.retention.purge.PURGE_BATCH_SIZE", 2)
         configure({"database": using, "result_retention": datetime.timedelta(days=3)})
         self.store(using, a=4, b=5, c=6, d=7, e=3.5, other=9, young=2, unfinished=None)
         purge(using=using)

@@ -16,7 +16,7 @@ from django.db.models.functions import Cast
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers import Consumer, Incoming
-from django_outbox.brokers.rabbitmq import window
+from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.conversion import id_of_incoming
 from django_outbox.inbox.reading import Reader

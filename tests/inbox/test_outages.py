@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError, connections
 
 from django_outbox.brokers.rabbitmq import consumer as rabbitmq
-from django_outbox.brokers.rabbitmq import window
+from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
 from django_outbox.inbox import reading
 from django_outbox.inbox.models import HandledMessage

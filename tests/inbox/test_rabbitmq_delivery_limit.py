@@ -11,7 +11,7 @@ import pytest
 from django.db import OperationalError, connections
 from django.test import override_settings
 
-from django_outbox.brokers.rabbitmq import window
+from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import check_inbox
 from django_outbox.inbox.storing import Storing

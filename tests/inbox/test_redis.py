@@ -18,8 +18,8 @@ from django.db import connections
 
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
+from django_outbox.brokers.redis.consumer import is_gone, make_name
 from django_outbox.brokers.redis.entries import StreamEntry, read_entry
-from django_outbox.brokers.redis.names import is_gone, make_name
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
@@ -243,7 +243,7 @@ def test_the_name_of_a_consumer_tells_whether_its_process_has_ended():
     assert not is_gone(make_name())
     for name in ("", "another", "a-b-c-d-e", "web-1234-5678"):
         assert not is_gone(name)
-    code = "from django_outbox.brokers.redis.names import make_name; print(make_name())"
+    code = "from django_outbox.brokers.redis.consumer import make_name; print(make_name())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert is_gone(ended)
     host, namespace, pid, _started, rest = make_name().rsplit("-", 4)

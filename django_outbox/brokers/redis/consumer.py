@@ -3,12 +3,17 @@
 https://redis.io/docs/latest/commands/xreadgroup/
 """
 
+import hashlib
 import os
+import socket
 import time
+import uuid
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import redis
@@ -20,7 +25,6 @@ from django_outbox.brokers.options import require_choice, require_seconds, requi
 from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
 from django_outbox.brokers.redis.entries import StreamEntry, read_entry
 from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
-from django_outbox.brokers.redis.names import RELEASED, is_gone, make_name
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.logs import logger
@@ -497,3 +501,50 @@ def _read_entries(entries: Any) -> list[StreamEntry]:
 
 def _number(id: bytes) -> tuple[int, ...]:
     return tuple(map(int, id.split(b"-")))
+
+
+RELEASED = "outbox-released"
+"""The consumer that gets entries that a consumer gives back; they can be taken over at once."""
+
+
+def make_name() -> str:
+    """Return a name that no other consumer has: the host, where the process ID is valid, the process, and random."""
+    pid = os.getpid()
+    return f"{socket.gethostname()}-{_namespace()}-{pid}-{_started(pid)}-{uuid.uuid4().hex[:8]}"
+
+
+def is_gone(name: str) -> bool:
+    """Return whether a consumer can never return, because its process has ended. False if that is unknown."""
+    if name == RELEASED:
+        return True
+    host, namespace, pid, started, *_ = [*name.rsplit("-", 4), "", "", "", ""]
+    if not namespace or (host, namespace) != (socket.gethostname(), _namespace()) or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    found = _started(int(pid))
+    # Another process may have the same number now.
+    return bool(found) and found != started
+
+
+@cache
+def _namespace() -> str:
+    """Return an identifier of the running system and its container, where a process ID is valid; blank if unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return hashlib.sha256((boot + str(Path("/proc/self/ns/pid").readlink())).encode()).hexdigest()[:8]
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Return when a process started, "ended" if it only waits to be reaped, or a blank if that is unknown."""
+    with suppress(OSError, IndexError):
+        # The name of the program, in parentheses, may have any characters.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "ended" if state in "ZX" else fields[18]
+    return ""

@@ -4,8 +4,7 @@ import uuid
 from typing import Any
 
 from django.apps import apps
-from django.core.checks import CheckMessage, Error
-from django.core.exceptions import ImproperlyConfigured
+from django.core.checks import CheckMessage
 from django.db import connections
 from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import DEFAULT_TASK_PRIORITY
@@ -17,7 +16,6 @@ from django_outbox.contrib.django_tasks.options import (
     AnyResult,
     AnyTask,
     BackendOptions,
-    BackendProblem,
     find_problems,
     runs_in_celery,
     runs_in_handlers,
@@ -85,8 +83,8 @@ class OutboxBackend(BaseTaskBackend):
             SynchronousOnlyOperation: it was called in async code; use `aenqueue`.
         """
         self.validate_task(task)
-        if problem := next(iter(self._find_problems()), None):
-            raise ImproperlyConfigured(f"{problem.message} {problem.hint}")
+        for problem in find_problems(self.outbox, self.queues):
+            raise problem
         from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
         _check_queue(task, self.outbox)
@@ -126,10 +124,7 @@ class OutboxBackend(BaseTaskBackend):
             from django_outbox.contrib.django_tasks import tasks  # noqa: F401, PLC0415 - needs the models and Celery
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
-        return [Error(problem.message, hint=problem.hint, id=problem.check_id) for problem in self._find_problems()]
-
-    def _find_problems(self) -> list[BackendProblem]:
-        return [*find_problems(self.outbox, self.queues)]
+        return [problem.as_check for problem in find_problems(self.outbox, self.queues)]
 
 
 def _check_queue(task: AnyTask, options: BackendOptions | None) -> None:

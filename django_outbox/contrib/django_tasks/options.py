@@ -16,7 +16,7 @@ from django.tasks import task_backends
 from django.tasks.base import DEFAULT_TASK_PRIORITY, TASK_MAX_PRIORITY, Task, TaskResult
 from django.utils.module_loading import import_string
 
-from django_outbox.conf import get_settings
+from django_outbox.conf import SettingsProblem, get_settings
 from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_patterns
 from django_outbox.retry import RetryEntry
@@ -118,30 +118,22 @@ def runs_in_celery(alias: str) -> bool:
     return issubclass(backend, CeleryPublisher)
 
 
-class BackendProblem(NamedTuple):
-    """A mistake, with the ID of the system check that reports it, and the remedy."""
-
-    check_id: str
-    message: str
-    hint: str
-
-
-def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[BackendProblem]:
+def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[SettingsProblem]:
     """Yield the mistakes in the configuration of a backend; no query is made.
 
     `queues` are its `QUEUES`; empty if it takes tasks of any queue.
     """
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed(APP):
-        yield BackendProblem(
-            "django_outbox.E060",
+        yield SettingsProblem(
+            "E060",
             f"{where} uses OutboxBackend, but {APP!r} is not in INSTALLED_APPS.",
             f"Add {APP!r} to INSTALLED_APPS, next to 'django_outbox', and run manage.py migrate.",
         )
     yield from _find_wrong_options(f"{where}['OPTIONS']", backend.values, queues)
 
 
-def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[BackendProblem]:
+def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[SettingsProblem]:
     for name in options:
         if name not in NAMES:
             close = get_close_matches(str(name), NAMES, 1)
@@ -182,7 +174,7 @@ def read_retry(value: object) -> dict[str, RetryEntry]:
     return read_patterns(value, 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}')
 
 
-def _check_priorities(where: str, bands: object) -> Iterator[BackendProblem]:
+def _check_priorities(where: str, bands: object) -> Iterator[SettingsProblem]:
     if not isinstance(bands, Mapping):
         yield _invalid(
             f"{where} is {bands!r}.", 'Use a dict from priority to publisher, such as {1: "urgent", -1: "bulk"}.'
@@ -194,27 +186,27 @@ def _check_priorities(where: str, bands: object) -> Iterator[BackendProblem]:
         yield from _check_publisher(f"{where}[{limit!r}]", publisher)
 
 
-def _invalid(message: str, hint: str) -> BackendProblem:
-    return BackendProblem("django_outbox.E061", message, hint)
+def _invalid(message: str, hint: str) -> SettingsProblem:
+    return SettingsProblem("E061", message, hint)
 
 
-def _check_publisher(where: str, alias: object) -> Iterator[BackendProblem]:
+def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
     try:
         publishers = get_settings().publishers
     except ImproperlyConfigured:
         # Reported by the checks of OUTBOX.
         return
     if not isinstance(alias, str) or alias not in publishers:
-        yield BackendProblem(
-            "django_outbox.E062",
+        yield SettingsProblem(
+            "E062",
             f"{where} is {alias!r}, which is not in OUTBOX['PUBLISHERS'].",
             f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
         )
         return
     backend = import_publisher(alias)
     if backend is not None and not runs_in_handlers(alias) and not runs_in_celery(alias):
-        yield BackendProblem(
-            "django_outbox.E063",
+        yield SettingsProblem(
+            "E063",
             f"{where} is {alias!r}, a {getattr(backend, '__name__', backend)}, which does not run tasks.",
             f"Name a HandlersPublisher, for example {ENTRY}, or a CeleryPublisher, to run the tasks in Celery workers.",
         )

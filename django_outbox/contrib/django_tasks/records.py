@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from django.db import connections, router, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef
 from django.dispatch import Signal
 from django.tasks import task_backends
 from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
@@ -22,7 +22,7 @@ from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, Backe
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
-from django_outbox.retention.purge import MAX_AGE, PURGE_BATCH_SIZE
+from django_outbox.retention.purge import MAX_AGE, delete_in_batches
 from django_outbox.stores import Store, get_store
 from django_outbox.text import stand_in
 
@@ -238,18 +238,8 @@ def purge_results(using: str, is_stopping: Callable[[], bool]) -> int:
         if options.result_retention is not None and choose_database(options) == using:
             limit = DatabaseNow() - min(options.result_retention, MAX_AGE)
             records = TaskRecord.objects.using(using).filter(backend=options.alias)
-            total += _delete(records.filter(finished_at__lt=limit), is_stopping)
+            records = records.order_by("finished_at", "enqueued_at")
+            total += delete_in_batches(records.filter(finished_at__lt=limit), is_stopping)
             unfinished = records.filter(finished_at=None, enqueued_at__lt=limit)
-            total += _delete(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
-    return total
-
-
-def _delete(old: "QuerySet[TaskRecord]", is_stopping: Callable[[], bool]) -> int:
-    total = 0
-    while not is_stopping():
-        # MySQL has no LIMIT in a subquery of DELETE.
-        ids = [*old.order_by("finished_at", "enqueued_at").values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
-        total += old.filter(pk__in=ids).delete()[0]
-        if len(ids) < PURGE_BATCH_SIZE:
-            break
+            total += delete_in_batches(unfinished.exclude(Exists(_MESSAGE)), is_stopping)
     return total

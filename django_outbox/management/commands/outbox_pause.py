@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from django_outbox.management.arguments import add_pause_arguments, describe, require_publisher
 from django_outbox.management.base import OutboxCommand
-from django_outbox.management.pausing import add_pause_arguments, describe, require_publisher
 from django_outbox.models import Pause
 from django_outbox.pausing import pause
 
