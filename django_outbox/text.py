@@ -31,7 +31,7 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
         # Escaping only makes it longer, so the text beyond the limit need not be escaped.
         found = found[: max_length + 1]
         if not found.isprintable():
-            found = "".join(map(_printable, found))
+            found = escape(found)
     except BaseException as error:
         if is_interrupt(error):
             raise
@@ -80,8 +80,9 @@ def _is_database_error(error: object) -> bool:
     return isinstance(error, BaseException) and any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
 
 
-def _printable(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+def escape(text: str) -> str:
+    """Return a text with an escape sequence for each character that cannot be printed."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django_outbox.logs import logger
-from django_outbox.messages import Message, Outcome
+from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from django_outbox.rates import Allowance
 from django_outbox.text import describe, is_interrupt
 
@@ -47,8 +47,17 @@ class PublishedBatch:
     began_at: int
     ended_at: int
 
+    def sampled(self, is_sampled: Callable[[Mapping[str, Any]], bool]) -> list[tuple[Message, Outcome]]:
+        """Return the messages of sampled traces that were published, and their outcomes; failures come first."""
+        found = [
+            (message, outcome)
+            for message, outcome in zip(self.messages, self.outcomes, strict=True)
+            if message.headers and outcome.verdict is not Verdict.BLOCKED and is_sampled(message.headers)
+        ]
+        return sorted(found, key=lambda each: each[1] is ACCEPTED)
 
-class Tracer(Protocol):
+
+class Tracer:
     """Connects a tracing library. Exceptions that it raises are logged; they affect neither callers nor deliveries."""
 
     def enqueueing(
@@ -58,6 +67,7 @@ class Tracer(Protocol):
 
         Headers that a message has already are never replaced.
         """
+        return nullcontext({})
 
     def published(self, batch: PublishedBatch) -> None:
         """Record a batch. Called in the relay's thread, outside the transaction of the claim."""

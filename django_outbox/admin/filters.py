@@ -128,7 +128,26 @@ class PublisherFilter(ChoiceFilter):
         return Wanted("publisher", lambda publisher: publisher == chosen) if chosen else None
 
 
-class TypedFilter(admin.ListFilter):
+class FieldFilter(admin.ListFilter):
+    """A filter by parameters that it reads itself. `MessageList` filters the list."""
+
+    parameters: tuple[str, ...]
+
+    def has_output(self) -> bool:
+        return True
+
+    def expected_parameters(self) -> list[str | None]:
+        return [*self.parameters]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> None:
+        return None
+
+    @abc.abstractmethod
+    def wanted(self) -> Wanted | None:
+        """Return the condition by which `MessageList` filters, if there is one."""
+
+
+class TypedFilter(FieldFilter):
     """A text box with suggestions: choices for all existing values would read the whole table."""
 
     parameter_name: str
@@ -140,15 +159,7 @@ class TypedFilter(admin.ListFilter):
     def __init__(self, request: HttpRequest, params: dict[str, Any], *args: Any) -> None:
         super().__init__(request, params, *args)
         self.value: str = params.pop(self.parameter_name, [""])[-1].strip()
-
-    def has_output(self) -> bool:
-        return True
-
-    def expected_parameters(self) -> list[str | None]:
-        return [self.parameter_name]
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> None:
-        return None
+        self.parameters = (self.parameter_name,)
 
     def choices(self, changelist: Any) -> Iterator[Any]:
         yield {
@@ -156,10 +167,6 @@ class TypedFilter(admin.ListFilter):
             "clear": changelist.get_query_string(remove=[self.parameter_name]),
             "suggestions": changelist.suggestions[self.parameter_name],
         }
-
-    @abc.abstractmethod
-    def wanted(self) -> Wanted | None:
-        """Return the condition by which `MessageList` filters, if there is one."""
 
 
 class TypeFilter(TypedFilter):
@@ -226,12 +233,13 @@ class CauseFilter(TypedFilter):
         return Wanted(ERROR_START, lambda error: fingerprint(error) == self.value) if self.value else None
 
 
-class TimeFilter(admin.ListFilter):
+class TimeFilter(FieldFilter):
     """Messages that came into their state within a period; in the list of all states, that were enqueued within it."""
 
     title = _("time")
     parameter_name = "from"
     end_parameter = "until"
+    parameters = (parameter_name, end_parameter)
     template = "admin/django_outbox/outboxmessage/time_filter.html"
     periods: tuple[tuple[Any, datetime.timedelta], ...] = (
         (_("Last 15 minutes"), datetime.timedelta(minutes=15)),
@@ -246,19 +254,10 @@ class TimeFilter(admin.ListFilter):
         self.end = read_local(params.pop(self.end_parameter, [""])[-1])
         self.field = {**TIME_OF, STREAMED: "occurred_at", ALL: "occurred_at"}[self.state]
 
-    def has_output(self) -> bool:
-        return True
-
-    def expected_parameters(self) -> list[str | None]:
-        return [self.parameter_name, self.end_parameter]
-
     @property
     def active(self) -> bool:
         """Whether the list is limited to a period."""
         return bool(self.start or self.end)
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> None:
-        return None
 
     @property
     def by_index(self) -> bool:

@@ -190,36 +190,29 @@ class Consumer(abc.ABC):
 class ConsumerConnection(abc.ABC):
     """One connection of a consumer. It is not opened again after its end; construct another one.
 
-    The methods are the methods of `Consumer`, which describes them.
+    The methods are the methods of `Consumer`, which describes them. `close` also ends a connection that was not opened.
     """
 
     @abc.abstractmethod
-    def open(self) -> None:
-        """Connect, or raise `Unavailable`."""
+    def open(self) -> None: ...
 
     @abc.abstractmethod
-    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
-        """Return the next messages, and wait for the first one at most that many seconds."""
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]: ...
 
     @abc.abstractmethod
-    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
-        """Settle messages with the broker."""
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None: ...
 
     @abc.abstractmethod
-    def pause(self) -> None:
-        """Let the broker deliver no further messages."""
+    def pause(self) -> None: ...
 
     @abc.abstractmethod
-    def resume(self) -> None:
-        """Let the broker deliver again."""
+    def resume(self) -> None: ...
 
     @abc.abstractmethod
-    def is_drained(self) -> bool:
-        """Return whether the source has no message that could be received now."""
+    def is_drained(self) -> bool: ...
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Send everything that was settled, and end, also if it was not opened."""
+    def close(self) -> None: ...
 
 
 C = TypeVar("C", bound=ConsumerConnection)

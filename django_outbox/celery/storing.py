@@ -23,7 +23,7 @@ from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
-from django_outbox.text import describe
+from django_outbox.text import describe, escape
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 """The namespace of the message IDs that are derived from task IDs."""
@@ -57,7 +57,8 @@ def store(
     encoded: str | bytes
     content_type, content_encoding, encoded = dumps(body, serializer=serializer)
     for name in ("argsrepr", "kwargsrepr"):
-        headers[name] = _printable(headers[name])
+        # A database may not store other characters.
+        headers[name] = escape(headers[name]) if isinstance(headers[name], str) else headers[name]
     if compression:
         encoded, headers["compression"] = compress(encoded, compression)
     found = {**properties, "delivery_mode": maybe_delivery_mode(properties.get("delivery_mode"))}
@@ -201,13 +202,6 @@ def _text(body: str | bytes, content_encoding: str) -> str | bytes:
             # It is compressed.
             return body
     return body
-
-
-def _printable(text: Any) -> Any:
-    """Return the representation of arguments without characters that a database cannot store."""
-    if not isinstance(text, str) or text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def _names(app: Celery, entities: Sequence[Any]) -> list[str]:

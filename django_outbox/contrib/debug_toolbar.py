@@ -24,7 +24,7 @@ from django.urls import NoReverseMatch, reverse
 from django_outbox.models import OutboxMessage
 from django_outbox.redaction import redacted
 from django_outbox.text import counted
-from django_outbox.tracing import PublishedBatch, add_tracer
+from django_outbox.tracing import Tracer, add_tracer
 
 __all__ = ["OutboxPanel"]
 
@@ -80,7 +80,7 @@ class _Recording:
 _recording: ContextVar[_Recording | None] = ContextVar("django_outbox_debug_toolbar", default=None)
 
 
-class _Recorder:
+class _Recorder(Tracer):
     """Adds new messages to the recording of the request in which they are enqueued."""
 
     @contextmanager
@@ -88,9 +88,6 @@ class _Recorder:
         yield {}
         if messages and (recording := _recording.get()) is not None:
             recording.add(messages)
-
-    def published(self, batch: PublishedBatch) -> None:
-        pass
 
 
 _recorders: list[_Recorder] = []

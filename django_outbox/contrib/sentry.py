@@ -16,10 +16,10 @@ from sentry_sdk.scope import add_global_event_processor
 from sentry_sdk.tracing import Span
 from sentry_sdk.tracing_utils import has_tracing_enabled
 
-from django_outbox.messages import ACCEPTED, Message, Verdict
+from django_outbox.messages import Message, Verdict
 from django_outbox.rates import Allowance
 from django_outbox.signals import Failure, messages_failed
-from django_outbox.tracing import PublishedBatch, add_tracer
+from django_outbox.tracing import PublishedBatch, Tracer, add_tracer
 
 if TYPE_CHECKING:
     from sentry_sdk._types import Event, Hint
@@ -93,7 +93,7 @@ def drop_failed_line(event: "Event", hint: "Hint") -> "Event | None":
     return None if isinstance(template, str) and template.startswith(FAILED_LINE) else event
 
 
-class SentryTracer:
+class SentryTracer(Tracer):
     """Adds Sentry's headers to messages, and sends a transaction for a published message of a sampled trace."""
 
     def enqueueing(
@@ -113,15 +113,7 @@ class SentryTracer:
         integration = _find_integration()
         if integration is None or not _sends_transactions(sentry_sdk.get_client().options):
             return
-        found = [
-            (message, outcome)
-            for message, outcome in zip(batch.messages, batch.outcomes, strict=True)
-            if message.headers
-            and str(message.headers.get(TRACE_HEADER)).endswith("-1")
-            and outcome.verdict is not Verdict.BLOCKED
-        ]
-        found.sort(key=lambda each: each[1] is ACCEPTED)
-        for message, outcome in found:
+        for message, outcome in batch.sampled(lambda headers: str(headers.get(TRACE_HEADER)).endswith("-1")):
             if not integration.transactions.take():
                 return
             self._send_transaction(message, outcome.verdict, batch)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]
 
 _MODULE_OF = {
-    "EventCollector": "collecting",
+    "EventCollector": "recording",
     "RecordsEvents": "recording",
-    "collect_events": "collecting",
+    "collect_events": "recording",
     "decode_event": "decoding",
     "event": "registry",
     "upgrade": "registry",

@@ -13,9 +13,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db.models import F, Q
 from django.utils.timezone import localtime
 
-from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow, IsExactly, MatchesPattern
-from django_outbox.management.arguments import moment, whole_number
+from django_outbox.management.arguments import moment, require_publisher, whole_number
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
 from django_outbox.models.message import batches
@@ -186,10 +185,8 @@ def check_filters(options: dict[str, Any]) -> None:
     Raises:
         CommandError: there is no filter, they contradict each other, or name a publisher that does not exist.
     """
-    publisher = options["publisher"]
-    publishers = get_settings().publishers
-    if publisher is not None and publisher not in publishers:
-        raise CommandError(f"There is no publisher {publisher!r}; OUTBOX has {', '.join(sorted(publishers))}.")
+    if options["publisher"] is not None:
+        require_publisher(options["publisher"])
     after, before = options["failed_after"], options["failed_before"]
     times = type(after) is type(before) is datetime.datetime
     ages = type(after) is type(before) is datetime.timedelta

@@ -48,7 +48,7 @@ CODES = (
 )
 """The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
 
-OUTAGES = ("unavailable", "not_receiving")
+OUTAGES = ("not_delivering", "unavailable", "not_receiving")
 """The codes of findings beside which nothing counts as well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
@@ -398,6 +398,8 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
 def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float) -> Iterator[Finding]:
     oldest = publisher.oldest_due or 0.0
     late = oldest > max_age
+    # It has delivered within the last minute, so a relay has ended or died since.
+    is_left = bool(publisher.processed_per_minute and publisher.due) and not (publisher.relays or publisher.drains)
 
     def found(level: Level, code: str, text: Any, **values: Any) -> Finding:
         values |= {"publisher": publisher.alias, "due": publisher.due}
@@ -427,7 +429,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         # A half-open breaker without late messages only waits for a message with which to try the broker.
         level = Level.CRITICAL if late or (publisher.breaker == "open" and lasted > max_age) else Level.WARNING
         yield found(level, "unavailable", text, lasted=duration(round(lasted)), reason=publisher.outage.rstrip("."))
-    elif late and not (publisher.processed_per_minute and (publisher.relays or publisher.drains)):
+    elif is_left or (late and not (publisher.processed_per_minute and (publisher.relays or publisher.drains))):
         text = _("Not delivering for %(age)s: %(due)s due for %(publisher)r, no relay seen.")
         if publisher.last_drain_outage:
             text = _(
@@ -450,7 +452,8 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
             "ended": duration(round(_seconds_since(publisher.last_drain, status))),
             "reason": publisher.last_drain_outage.rstrip("."),
         }
-        yield found(Level.CRITICAL, "not_delivering", text, **values, **_counted(Count(publisher.relays)))
+        level = Level.CRITICAL if late else Level.WARNING
+        yield found(level, "not_delivering", text, **values, **_counted(Count(publisher.relays)))
     elif late:
         text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due.")
         yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))

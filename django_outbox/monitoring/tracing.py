@@ -12,10 +12,10 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from django_outbox.conf import get_settings
-from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, class_path
+from django_outbox.messages import ACCEPTED, Message, Outcome, class_path
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Allowance
-from django_outbox.tracing import PublishedBatch
+from django_outbox.tracing import PublishedBatch, Tracer
 
 SPANS_PER_SECOND = 200
 """Maximum number of publish spans of a process in a second. A span takes about 0.1 ms, several times as much as the
@@ -30,7 +30,7 @@ TRACEPARENT_LENGTH = 55
 _NO_HEADERS: Mapping[str, str] = {}
 
 
-class OpenTelemetryTracer:
+class OpenTelemetryTracer(Tracer):
     """Creates spans with the globally configured tracer provider, unless `OUTBOX["TRACING"]` is False."""
 
     def __init__(self) -> None:
@@ -58,13 +58,7 @@ class OpenTelemetryTracer:
         """Record a span for each message with a sampled trace, failures first, while the allowance lasts."""
         if not get_settings().tracing:
             return
-        found = [
-            (message, outcome)
-            for message, outcome in zip(batch.messages, batch.outcomes, strict=True)
-            if message.headers and _is_sampled(message.headers) and outcome.verdict is not Verdict.BLOCKED
-        ]
-        found.sort(key=lambda each: each[1] is ACCEPTED)
-        for message, outcome in found:
+        for message, outcome in batch.sampled(_is_sampled):
             if not self._spans.take():
                 return
             self._record(message, outcome, batch)

@@ -279,8 +279,8 @@ class Store(BatchReader):
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
         """Yield the aliases of publishers that were woken, forever, and at least once in the given number of seconds.
 
-        The first item is None, as soon as it listens: messages committed before that may be for any publisher. There is
-        no item if this connection receives no notifications, because a pool gives each transaction another session.
+        As soon as it listens, it yields None: messages committed before that may be for any publisher. It ends if this
+        connection receives no notifications, because a pool gives each transaction another session.
 
         Raises:
             DatabaseError: the connection is lost.

@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -403,7 +403,7 @@ class PostgreSQLStore(LockingStore):
 
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
         self.execute(f"LISTEN {CHANNEL}")
-        if not self._receives_notifications(seconds):
+        if not (yield from self._receives_notifications(seconds)):
             self.execute(f"UNLISTEN {CHANNEL}")
             return
         # A listening session is always idle.
@@ -415,8 +415,10 @@ class PostgreSQLStore(LockingStore):
                 heard = {notification.payload for notification in notifications}
             yield heard
 
-    def _receives_notifications(self, seconds: float) -> bool:
+    def _receives_notifications(self, seconds: float) -> Generator[set[str], None, bool]:
         """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
+
+        After a time without one, yield an empty set, so that the caller can stop.
 
         Behind PgBouncer in transaction mode, the session that listens belongs to no client while this connection is
         idle.
@@ -432,6 +434,7 @@ class PostgreSQLStore(LockingStore):
                         heard = self.connection.connection.notifies(timeout=left, stop_after=1)
                         if probe in [notification.payload for notification in heard]:
                             return True
+                yield set()
         return False
 
     def insert_rows(self, rows: Sequence[NewRow]) -> int:

@@ -1,16 +1,15 @@
 """Deliver in a test, and report failures with the exception that a handler raised."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
-from django_outbox.models import OutboxMessage
 from django_outbox.relay import Relay
 from django_outbox.testing.publishers import find_celery_app
 from django_outbox.text import counted, describe
-from django_outbox.tracing import PublishedBatch, add_tracer, remove_tracer
+from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +64,12 @@ def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_ta
     return drained
 
 
-class _Recorder:
+class _Recorder(Tracer):
     """Keeps the last outcome of each message."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Message, Outcome, bool]] = {}
         self._calls: list[tuple[Message, str]] = []
-
-    def enqueueing(self, messages: Sequence[OutboxMessage], *, many: bool) -> AbstractContextManager[Mapping[str, str]]:
-        return nullcontext({})
 
     def published(self, batch: PublishedBatch) -> None:
         for message, outcome in zip(batch.messages, batch.outcomes, strict=True):

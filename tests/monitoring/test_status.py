@@ -259,6 +259,17 @@ def test_a_paused_publisher_is_a_warning_and_not_late(using: str):
     assert result.verdict.sentence == "Publisher 'default' is paused (ada: upgrade): 1 due."
 
 
+def test_a_relay_that_has_died_is_reported_before_its_messages_are_late(using: str):
+    now = read_clock(using)
+    minute = now.replace(second=0, microsecond=0)
+    DeliveryCount.objects.using(using).create(minute=minute, publisher="default", relay="a:7", processed=3)
+    change(using, put(2, using), available_at=now - datetime.timedelta(seconds=45.5))
+    result = read_status(using)
+    assert [(verdict.level, verdict.code) for verdict in result.verdicts] == [(Level.WARNING, "not_delivering")]
+    assert result.verdict.sentence.startswith("Not delivering for 4")
+    assert result.verdict.sentence.endswith("s: 2 due for 'default', no relay seen.")
+
+
 def test_late_messages_without_a_relay_are_critical(using: str):
     change(using, put(3, using), available_at=read_clock(using) - minutes(47.5))
     result = read_status(using)

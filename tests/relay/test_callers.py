@@ -11,6 +11,7 @@ from django.db import connections, transaction
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.exceptions import NotMigrated, OutboxError, TransactionForbidden
+from django_outbox.models import RateLimit
 from django_outbox.relay.relay import MAX_WORKERS, Relay
 from tests.conftest import ALIASES
 from tests.support.messages import put
@@ -85,6 +86,18 @@ class TestMigrations:
         put(using=using)
         missing = pytest.raises(NotMigrated, match="lacks the column 'error_class' of the table")
         with renamed(using, there, back), Relay(using=using, max_messages=1) as relay, missing:
+            relay.run()
+
+    def test_a_missing_table_of_rate_limits_is_not_an_outage(self, using: str, settings: Any):
+        table = RateLimit._meta.db_table
+        settings.OUTBOX = {"PUBLISHERS": {"default": {**SCRIPTED, "RATE_LIMIT": 1000}}}
+        put(using=using)
+        missing = pytest.raises(NotMigrated, match=f"lacks the table '{table}'")
+        with (
+            renamed(using, f"{table} RENAME TO other", f"other RENAME TO {table}"),
+            Relay(using=using) as relay,
+            missing,
+        ):
             relay.run()
 
     def test_the_command_fails_with_the_same_remedy(self, using: str, caplog: pytest.LogCaptureFixture):

@@ -126,6 +126,12 @@ def test_a_line_of_the_log_names_the_function_that_logged_it(lines: Callable[[],
     assert lines() == f"django_outbox test_error_text.py {name} WARNING Publisher 'shop': a\\nb\n"
 
 
+def test_a_placeholder_shows_the_field_of_its_name(lines: Callable[[], str]):
+    text = "%(subject)s: %(count)s messages (%(reason)s)"
+    logger.warning(text, event="e", subject="Publisher 'shop'", count=1234, reason="a\nb")
+    assert "Publisher 'shop': 1,234 messages (a\\nb)" in lines()
+
+
 def test_the_exception_in_hand_is_logged_without_its_text(lines: Callable[[], str]):
     try:
         raise ValueError(DETAIL)
