@@ -245,7 +245,7 @@ def test_the_unique_row_is_the_protection(using):
 
 
 def test_a_purge_deletes_old_records_only(using, monkeypatch):
-    monkeypatch.setattr("django_outbox.inbox.deduplication.PURGE_SIZE", 2)
+    monkeypatch.setattr("django_outbox.retention.purge.PURGE_BATCH_SIZE", 2)
     with transaction.atomic(using=using):
         once_many([str(n) for n in range(7)], "billing", using=using)
     records = HandledMessage.objects.using(using)
