@@ -18,7 +18,7 @@ from django.urls import reverse
 from django.utils import timezone, translation
 
 from django_outbox.admin import (
-    ages,
+    display,
     operations,
     overview,
     overview_chart,
@@ -346,7 +346,7 @@ class TestPause:
 class TestText:
     @pytest.mark.parametrize(("seconds", "expected"), [(81, "1 min 21 s ago"), (-7200, "in 2 h")])
     def test_ages_are_durations_as_in_every_other_view(self, seconds: float, expected: str):
-        assert ages.age(NOW - datetime.timedelta(seconds=seconds), NOW) == expected
+        assert display.age(NOW - datetime.timedelta(seconds=seconds), NOW) == expected
 
     def test_every_verdict_has_a_page_of_the_documentation(self):
         assert overview_page.REMEDIES.keys() == set(CODES)
@@ -374,4 +374,4 @@ class TestText:
 
 
 def test_ages_show_the_exact_time(settings: Any):
-    assert "CEST" in ages.with_age(NOW, now=timezone.now())
+    assert "CEST" in display.with_age(NOW, now=timezone.now())
