@@ -20,9 +20,9 @@ from django_outbox.admin.filters import (
     TimeFilter,
     TypeFilter,
 )
-from django_outbox.admin.listing import ALL, find_neighbours, state_of
+from django_outbox.admin.listing import ALL, STREAMED, find_neighbours, state_of
 from django_outbox.admin.operation_views import OperationsAdmin
-from django_outbox.admin.operations import OPERATIONS
+from django_outbox.admin.operations import OF_STREAMS, OPERATIONS
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.redaction import Shown, redacted
@@ -127,7 +127,8 @@ class OutboxMessageAdmin(OperationsAdmin):
         location = {} if action_location is None else {"action_location": action_location}
         offered = super().get_actions(request, **location)
         state = ALL if request.GET.get("q") else state_of(request)
-        kept = {operation.name for operation in OPERATIONS if state in {ALL, operation.state}}
+        operations = OF_STREAMS if state == STREAMED else OPERATIONS
+        kept = {operation.name for operation in operations if state in {ALL, STREAMED, operation.state}}
         return {name: action for name, action in offered.items() if name in kept}
 
     state = _column(admin_display.state, _("state"))
@@ -204,7 +205,7 @@ class OutboxMessageAdmin(OperationsAdmin):
             )
             context["operations"] = [
                 (operation, self._url(request, operation.name))
-                for operation in OPERATIONS
+                for operation in (OF_STREAMS if message.is_streamed else OPERATIONS)
                 if operation.state is message.status and request.user.has_perm(operation.permission)
             ]
             if message.status is Status.FAILED and self.has_edit_permission(request):

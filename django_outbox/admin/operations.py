@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import connections, router, transaction
+from django.db import OperationalError, connections, router, transaction
 from django.db.models import BigIntegerField, Q
 from django.utils.functional import lazy
 from django.utils.translation import gettext, ngettext_lazy
@@ -20,7 +20,7 @@ from django_outbox.admin.listing import LIMIT
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.logs import logger
-from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status
+from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Overview, Status, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.retention import discard
 from django_outbox.stores import get_store
@@ -192,6 +192,13 @@ CANCEL = Operation(
 
 OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW, HOLD, CANCEL)
 
+OF_STREAMS = (HOLD, CANCEL)
+"""The operations that messages in streams can have: retrying would not change them."""
+
+STREAM_PATIENCE = 5.0
+"""Seconds to wait for a relay that is delivering messages of a stream. It has no locks of its messages, so none of them
+can be changed in the meantime."""
+
 
 class Target(NamedTuple):
     """A message that an operation may change."""
@@ -235,7 +242,8 @@ def read_ids(text: str) -> list[int]:
 
 def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     """Return the messages among `ids` that the operation would change, from the database that it will write to."""
-    return _read(_in_its_state(operation, ids))
+    targets = _read(_in_its_state(operation, ids))
+    return targets + _read_waiting(ids) if operation in OF_STREAMS else targets
 
 
 def group(targets: Iterable[Target]) -> list[TypeCount]:
@@ -380,9 +388,19 @@ def _names(ids: Sequence[int]) -> str:
     return with_count(ngettext_lazy("%(count)s message", "%(count)s messages", "number"), len(ids))
 
 
+def _with_ids(ids: Sequence[int]) -> OutboxMessageQuerySet:
+    messages = OutboxMessageQuerySet(OutboxMessage, using=router.db_for_write(OutboxMessage))
+    return messages.filter(pk__in=ids).order_by("pk")
+
+
 def _in_its_state(operation: Operation, ids: Sequence[int]) -> OutboxMessageQuerySet:
-    messages = OutboxMessage.objects.using(router.db_for_write(OutboxMessage))
-    return messages.filter(pk__in=ids).with_status(operation.state).order_by("pk")
+    return _with_ids(ids).with_status(operation.state)
+
+
+def _read_waiting(ids: Sequence[int], *, lock: bool = False) -> list[Target]:
+    """Return the messages that wait in streams. Those with a key block it as soon as they are held."""
+    targets = _read(_with_ids(ids).waiting_in_streams(lock=lock))
+    return [target._replace(blocks_key=bool(target.partition)) for target in targets]
 
 
 def _read(messages: Any) -> list[Target]:
@@ -391,6 +409,32 @@ def _read(messages: Any) -> list[Target]:
 
 def _lock(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
     """Lock the messages that no relay is delivering, and return them."""
+    # First those of streams: from there, a relay moves messages to the table.
+    targets = _lock_waiting(ids, alias) if operation in OF_STREAMS else []
+    return targets + _lock_in_table(operation, ids, alias)
+
+
+def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:
+    """Lock the streams of messages that wait in them, and return these messages; none if relays keep the streams."""
+    store = get_store(connections[alias])
+    if not store.streams:
+        return []
+    for publisher in get_settings().streamed:
+        # Without a position there would be nothing to lock.
+        StreamPosition.objects.using(alias).get_or_create(publisher=publisher)
+    try:
+        with transaction.atomic(using=alias):
+            store.limit_lock_waits(STREAM_PATIENCE)
+            targets = _read_waiting(ids, lock=True)
+            store.limit_lock_waits(None)
+    except OperationalError as error:
+        if not store.is_conflict(error):
+            raise
+        return []
+    return targets
+
+
+def _lock_in_table(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
     messages: Any = _in_its_state(operation, ids)
     if operation.state is Status.FAILED:
         return _read(messages.select_for_update())

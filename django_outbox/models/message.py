@@ -2,10 +2,12 @@
 
 import datetime
 from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import models
+from django.db import models, transaction
 from django.db.models import ExpressionWrapper, Q
 from django.utils.translation import gettext_lazy as _
 
@@ -37,6 +39,9 @@ only as they are spelled here."""
 
 STREAMED = Q(available_at__isnull=True, processed_at__isnull=True, failed_at__isnull=True)
 """Condition of the messages that are delivered, or will be, without a change of their rows."""
+
+HAS_KEY = ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField())
+"""Whether a message has a key, which it blocks while it is pending."""
 
 BATCH_SIZE = 1000
 """Number of rows that one statement reads or changes: few enough to hold locks for milliseconds only."""
@@ -89,6 +94,19 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         """Return the messages of streams, delivered ones and others; `status` tells which."""
         return self.filter(STREAMED)
 
+    def waiting_in_streams(self, *, lock: bool = False) -> "OutboxMessageQuerySet":
+        """Return the messages in this queryset that streams have not delivered.
+
+        Args:
+            lock: wait until no relay is delivering messages of these streams, and keep relays from them until the
+                transaction ends.
+        """
+        positions = StreamPosition.objects.using(self.db).order_by("pk")
+        found = [each for each in positions if self.streamed().filter(each.ahead).exists()]
+        if found and lock:
+            found = list(positions.filter(pk__in=[each.pk for each in found]).select_for_update())
+        return self.streamed().filter(reduce(or_, [each.ahead for each in found], Q(pk__in=[])))
+
     def due(self) -> "OutboxMessageQuerySet":
         """Return the pending messages that are due by the database's clock."""
         return self.filter(available_at__lte=DatabaseNow())
@@ -118,7 +136,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             failed_at=None,
             available_at=DatabaseNow(),
             attempts=0,
-            blocks_key=ExpressionWrapper(Q(partition__gt=0), output_field=models.BooleanField()),
+            blocks_key=HAS_KEY,
             dead_lettered_at=None,
         )
 
@@ -135,24 +153,39 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
 
         Later messages with the same key wait for a held message. On SQLite, which has no row locks, a message that a
         relay is publishing at that moment is held too, and is published again when it is released.
+
+        Messages that wait in a stream are held as well, if a relay has served that stream before. It waits for a relay
+        that is delivering messages of the stream.
         """
-        return self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(available_at=HELD_BY_OPERATOR)
+        values = {"available_at": HELD_BY_OPERATOR}
+        with self._changing():
+            # Held in the table, a message is released in its place: its transaction says which ones come first.
+            held = self.waiting_in_streams(lock=True).update(**values, blocks_key=HAS_KEY)
+            return held + self.pending().exclude(available_at__gte=HELD_BY_OPERATOR).update(**values)
 
     def cancel(self, reason: str = "") -> int:
         """Make the pending messages in this queryset failed, so that they are not delivered, and return their number.
 
-        They can still be requeued or discarded. They do not block their keys. No dead-letter copy is sent.
+        They can still be requeued or discarded. They do not block their keys. No dead-letter copy is sent. Messages in
+        streams are found as by `hold`.
 
         Args:
             reason: the text of the error; at most 4,000 characters are stored.
         """
-        return self.pending().update(
-            failed_at=DatabaseNow(),
-            available_at=None,
-            blocks_key=False,
-            error=shorten(reason or "cancelled by an operator", MAX_ERROR_LENGTH),
-            error_class=CANCELLED,
-        )
+        values = {
+            "failed_at": DatabaseNow(),
+            "available_at": None,
+            "blocks_key": False,
+            "error": shorten(reason or "cancelled by an operator", MAX_ERROR_LENGTH),
+            "error_class": CANCELLED,
+        }
+        with self._changing():
+            return self.waiting_in_streams(lock=True).update(**values) + self.pending().update(**values)
+
+    def _changing(self) -> "transaction.Atomic":
+        """Return a transaction on the database in which this queryset changes messages."""
+        self._for_write = True
+        return transaction.atomic(using=self.db)
 
 
 class OutboxMessage(models.Model):
@@ -331,10 +364,15 @@ class OutboxMessage(models.Model):
 
     def _is_behind_position(self) -> bool:
         """Return whether it is streamed and delivered, by a query if it is streamed."""
-        if self.available_at is not None or self.xid is None or not isinstance(self.xid, int):
+        if not (self.is_streamed and isinstance(self.xid, int)):
             return False
         position = StreamPosition.objects.using(self._state.db).filter(publisher=self.publisher).first()
         return position is not None and position.is_behind(self.xid, self.pk)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the message is in a stream, delivered or not."""
+        return self.available_at is None and self.processed_at is None and self.failed_at is None
 
     @property
     def is_held(self) -> bool:

@@ -1,6 +1,7 @@
 """The positions of streams."""
 
 from django.db import models
+from django.db.models import Q
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.snapshots import NOTHING, Snapshot
@@ -35,6 +36,16 @@ class StreamPosition(models.Model):
 
     def __str__(self) -> str:
         return self.publisher
+
+    @property
+    def ahead(self) -> Q:
+        """The condition of the stream's messages that are not delivered."""
+        passed = Snapshot.read(self.passed)
+        ahead = Q(publisher=self.publisher) & (Q(xid__gte=passed.end) | Q(xid__in=passed.running))
+        if self.page:
+            page = Snapshot.read(self.page)
+            ahead &= Q(id__gt=self.page_end) | Q(xid__gte=page.end) | Q(xid__in=page.running)
+        return ahead
 
     def is_behind(self, xid: int, id: int) -> bool:
         """Return whether a streamed message is delivered."""

@@ -155,6 +155,13 @@ UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
 """
 
+# Delayed messages with a key wait until the stream has passed their transaction.
+PENDING_FROM_ELSEWHERE = """
+UPDATE {table} SET xid = NULL WHERE id IN (
+    SELECT id FROM {table} WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL LIMIT %s
+)
+"""
+
 # Looks at the oldest ones only: whether a message is old is not in the index.
 OLD = f"""
 SELECT id, xid::text AS at, occurred_at < statement_timestamp() - %s * interval '1 second' FROM {{table}}
@@ -384,10 +391,13 @@ class Stream:
     def settle_in_table(self, place: Place, limit: int) -> int:
         """Give streamed messages the state in the table that their place has given them, and return their number.
 
-        Those that are not delivered come first.
+        Those that are not delivered come first. Pending messages in the table lose the numbers of their transactions.
         """
-        ahead = self._store.execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit])
-        return ahead or self._store.execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit])
+        return (
+            self._store.execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit])
+            or self._store.execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit])
+            or self._store.execute(PENDING_FROM_ELSEWHERE, [self._publisher, limit])
+        )
 
     def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         return self._store.fetch(sql.replace("{positions}", self._positions), params)

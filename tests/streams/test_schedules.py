@@ -18,7 +18,7 @@ from django_outbox.brokers import Publisher
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
-from django_outbox.models import StreamPosition
+from django_outbox.models import OutboxMessageQuerySet, StreamPosition
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from tests.conftest import ALIASES
@@ -107,6 +107,7 @@ class Schedule:
         """Commit and deliver everything, and look whether each message was delivered."""
         for writer in WRITERS:
             self.commit(writer)
+        self.release()
         for _ in range(100):
             for relay in RELAYS:
                 self.deliver(relay, 50, [])
@@ -146,6 +147,23 @@ class Schedule:
         PublishedBatches(publisher=self.broker, source=self.sources[relay], settings=get_settings()).deliver(limit)
         assert not self.broker.overtaken
 
+    def hold(self, nth: int) -> None:
+        for message in self.pick(nth):
+            message.hold()
+
+    def cancel(self, nth: int) -> None:
+        for message in self.pick(nth):
+            number = int(message.get().payload)
+            self.broker.done[number] += message.cancel()
+
+    def pick(self, nth: int) -> "list[OutboxMessageQuerySet]":
+        """Return the nth of the messages that are committed, if there are so many."""
+        messages = OutboxMessageQuerySet(OutboxMessage, using=USING)
+        return [messages.filter(pk=id) for id in messages.order_by("-id").values_list("id", flat=True)[nth : nth + 1]]
+
+    def release(self) -> None:
+        OutboxMessage.objects.using(USING).retry_now()
+
     def die_with_a_claim(self, relay: int, limit: int) -> None:
         with suppress(Crash), self.sources[relay].claim(limit):
             raise Crash
@@ -171,6 +189,9 @@ ACTIONS = st.one_of(
         st.sampled_from([1, 2, 3, 50]),
         st.lists(st.sampled_from([*OUTCOMES]), max_size=6),
     ),
+    st.tuples(st.just(Schedule.hold), st.integers(0, 9)),
+    st.tuples(st.just(Schedule.cancel), st.integers(0, 9)),
+    st.tuples(st.just(Schedule.release)),
     st.tuples(st.just(Schedule.die_with_a_claim), RELAY, st.sampled_from([1, 3, 50])),
     st.tuples(st.just(Schedule.start_again), RELAY),
 )

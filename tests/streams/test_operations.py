@@ -1,0 +1,235 @@
+"""An operator holds and cancels messages that wait in a stream, also at the moment in which a relay delivers them."""
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections
+from django.test import Client
+
+from django_outbox import OutboxMessage
+from django_outbox.admin import operations
+from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, Operation, apply, find_targets
+from django_outbox.conf import get_settings
+from django_outbox.messages import Message
+from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
+from django_outbox.relay import Relay
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource, snapshot
+from tests.conftest import ALIASES
+from tests.support.admin.tools import CHANGELIST, url
+from tests.support.messages import put, rows
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.routers import ROUTERS
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+PG = "postgresql"
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
+
+
+def drain() -> int:
+    with Relay(using=PG) as relay:
+        return relay.drain().processed
+
+
+def the(*ids: int) -> OutboxMessageQuerySet:
+    return OutboxMessageQuerySet(OutboxMessage, using=PG).filter(pk__in=ids)
+
+
+def source() -> SnapshotSource:
+    return SnapshotSource(PG, "default", get_settings(), streams=True)
+
+
+def test_a_held_message_blocks_its_key_until_it_is_released(scripted: Script):
+    drain()
+    ids = put(6, PG, keys=2)
+    assert the(ids[2]).hold() == 1
+    assert the(ids[2]).hold() == 0
+    assert drain() == 4
+    assert scripted.published() == [ids[0], ids[1], ids[3], ids[5]]
+    assert the(ids[2]).retry_now() == 1
+    assert drain() == 2
+    assert scripted.published()[4:] == [ids[2], ids[4]]
+
+
+def test_a_message_that_is_released_before_its_turn_waits_for_the_earlier_ones_of_its_key(scripted: Script):
+    drain()
+    ids = put(4, PG, keys=1)
+    assert the(ids[2]).hold() == 1
+    assert the(ids[2]).retry_now() == 1
+    relay = source()
+    # The stream is not read yet, as behind a backlog.
+    relay._stream_at, relay._passed = float("inf"), StreamPosition.objects.using(PG).get().passed
+    with relay.claim(10) as claim:
+        assert claim.messages == []
+    assert drain() == 4
+    assert scripted.published() == ids
+
+
+def test_a_cancelled_message_fails_and_its_key_goes_on(scripted: Script):
+    drain()
+    ids = put(4, PG, keys=1)
+    assert the(ids[1]).cancel("by mistake") == 1
+    assert drain() == 3
+    assert scripted.published() == [ids[0], *ids[2:]]
+    row = rows(PG)[ids[1]]
+    assert (row["error"], row["error_class"], row["blocks_key"]) == ("by mistake", "outbox.cancelled", False)
+    assert the(ids[1]).requeue() == 1
+    assert drain() == 1
+
+
+@pytest.mark.parametrize("listed", [2, 10_000], ids=["within a page", "all at once"])
+def test_delivered_messages_are_left_alone(listed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", listed)
+    ids = put(5, PG)
+    PublishedBatches(publisher=ScriptedPublisher("default"), source=source(), settings=get_settings()).deliver(2)
+    assert bool(StreamPosition.objects.using(PG).get().page)
+    assert the(*ids).hold() == 3
+    assert [id for id, row in rows(PG).items() if row["available_at"] == HELD_BY_OPERATOR] == ids[2:]
+
+
+def test_messages_of_a_stream_that_no_relay_has_served_can_be_held_in_the_admin(admin_user: User, settings: Any):
+    settings.DATABASE_ROUTERS = ROUTERS[PG]
+    ids = put(2, PG)
+    assert apply(HOLD, ids, admin_user.pk).changed == 2
+    assert drain() == 0
+
+
+@pytest.mark.parametrize("operation", [HOLD, CANCEL], ids=lambda operation: operation.name)
+def test_the_admin_leaves_messages_alone_that_a_relay_keeps_for_long(
+    operation: Operation, scripted: Script, monkeypatch: pytest.MonkeyPatch, admin_user: User, settings: Any
+):
+    settings.DATABASE_ROUTERS = ROUTERS[PG]
+    monkeypatch.setattr(operations, "STREAM_PATIENCE", 0.05)
+    drain()
+    ids, user = put(3, PG, keys=1), admin_user.pk
+    assert [target.blocks_key for target in find_targets(operation, ids)] == [True] * 3
+    assert find_targets(RETRY_NOW, ids) == []
+    with delivering():
+        assert apply(operation, ids, user).targets == []
+    assert scripted.published() == ids
+    ids = put(3, PG, keys=1)
+    assert apply(operation, ids, user).changed == 3
+    assert drain() == 0
+
+
+@contextmanager
+def delivering() -> Iterator[threading.Event]:
+    """Let a relay deliver a batch until the event is set."""
+    claimed, go_on = threading.Event(), threading.Event()
+
+    class Slow(ScriptedPublisher):
+        def publish(self, messages: Any) -> Any:
+            claimed.set()
+            assert go_on.wait(20)
+            return super().publish(messages)
+
+    def deliver() -> None:
+        PublishedBatches(publisher=Slow("default"), source=source(), settings=get_settings()).deliver(2000)
+
+    with in_thread(deliver):
+        assert claimed.wait(20)
+        try:
+            yield go_on
+        finally:
+            go_on.set()
+
+
+@contextmanager
+def in_thread(work: Callable[[], object]) -> Iterator[None]:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections[PG].close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(60)
+    assert not errors
+    assert not thread.is_alive()
+
+
+def test_a_shell_waits_for_the_relay_and_changes_what_it_has_not_delivered(scripted: Script):
+    drain()
+    ids = put(3, PG, keys=1)
+    held: list[int] = []
+    with delivering() as go_on:
+        more = put(2, PG, keys=1, first=3)
+        with in_thread(lambda: held.append(the(*ids, *more).hold())):
+            time.sleep(0.3)
+            assert held == []
+            go_on.set()
+    assert held == [2]
+    assert scripted.published() == ids
+    assert drain() == 0
+
+
+def test_a_message_is_either_delivered_or_held_while_relays_and_operators_run(scripted: Script):
+    drain()
+    ids = put(1500, PG, keys=20)
+    left = threading.Event()
+
+    def relay() -> None:
+        class Slow(ScriptedPublisher):
+            def publish(self, messages: Any) -> Any:
+                time.sleep(0.005)
+                return super().publish(messages)
+
+        own, publisher = source(), Slow("default")
+        while not left.is_set():
+            PublishedBatches(publisher=publisher, source=own, settings=get_settings()).deliver(15)
+
+    held: set[int] = set()
+    chosen = random.Random(7).sample(ids, 120)
+    with in_thread(relay), in_thread(relay):
+        for number, id in enumerate(chosen):
+            if (the(id).cancel() if number % 3 == 0 else the(id).hold()) == 1:
+                held.add(id)
+        left.set()
+    assert held
+    drain()
+    delivered = Counter(scripted.published())
+    assert set(delivered.values()) == {1}
+    assert not held & set(delivered)
+    states = rows(PG)
+    on_hold = {id for id in held if states[id]["available_at"] == HELD_BY_OPERATOR}
+    for key in range(20):
+        of_key = [id for number, id in enumerate(ids) if number % 20 == key]
+        first_held = min((id for id in of_key if id in on_hold), default=ids[-1] + 1)
+        assert [id for id in of_key if id in delivered] == [id for id in of_key if id < first_held and id not in held]
+    OutboxMessage.objects.using(PG).retry_now()
+    drain()
+    published: dict[str, list[Message]] = {}
+    for batch in scripted.batches:
+        for message in batch:
+            published.setdefault(message.key, []).append(message)
+    for messages in published.values():
+        assert [message.id for message in messages] == sorted(message.id for message in messages)
+    cancelled = {id for id in held if states[id]["failed_at"]}
+    assert sorted(message.id for messages in published.values() for message in messages) == sorted({*ids} - cancelled)
+
+
+def test_the_list_and_the_page_of_a_streamed_message_offer_to_hold_and_cancel(admin_client: Client, settings: Any):
+    settings.DATABASE_ROUTERS = ROUTERS[PG]
+    drain()
+    (id,) = put(1, PG)
+    names = ("requeue", "discard", "retry_now", "hold", "cancel")
+    page = admin_client.get(CHANGELIST, {"state": "streamed"}).content.decode()
+    assert [name for name in names if f'value="{name}"' in page] == ["hold", "cancel"]
+    page = admin_client.get(url("change", id)).content.decode()
+    assert [name for name in names if url(name) in page] == ["hold", "cancel"]
