@@ -138,8 +138,9 @@ def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Bat
     }
     if not isinstance(publisher, TransactionalPublisher):
         return PublishedBatches(publisher=publisher, **options)
-    batches = TransactionalBatches if publisher.in_transaction else LeasedMessages
-    return batches(publisher=publisher, turns=state.turns[publisher.alias], **options)
+    if publisher.in_transaction:
+        return TransactionalBatches(publisher=publisher, turns=state.turns[publisher.alias], **options)
+    return LeasedMessages(publisher=publisher, **options)
 
 
 def make_source(publisher: Publisher, state: RelayState) -> PollingSource:

@@ -15,15 +15,14 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Batch, Decided
-from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.tally import Tally
-from django_outbox.relay.transactional import (
+from django_outbox.relay.handling import (
     LOST,
-    TransactionalBatches,
+    HandledMessages,
     TransactionLost,
-    committing,
     refresh_other_connections,
 )
+from django_outbox.relay.recorder import Recorder
+from django_outbox.relay.tally import Tally
 from django_outbox.stores import Lease, Settlement
 from django_outbox.text import describe, is_interrupt
 from django_outbox.threads import own_connection
@@ -43,7 +42,7 @@ OUTAGES = (OperationalError, InterfaceError)
 
 
 @dataclass(kw_only=True)
-class LeasedMessages(TransactionalBatches):
+class LeasedMessages(HandledMessages):
     """Delivers messages of a publisher that works outside of a transaction, one at a time.
 
     A short transaction claims a message and takes its lease, and another one writes its new state if the lease still
@@ -54,7 +53,7 @@ class LeasedMessages(TransactionalBatches):
         refresh_other_connections(self.source.using)
         for _ in range(MAX_PASSED_OVER):
             recorder = Recorder(self.publisher, self.source.using)
-            with committing(self.source.claim(1), self._connection) as claim:
+            with self._committing(self.source.claim(1)) as claim:
                 if not claim.messages:
                     break
                 recorder.claimed(1)
@@ -119,17 +118,13 @@ class LeasedMessages(TransactionalBatches):
             outcome = self._in_savepoint(message, record)
         return super()._conclude(message, outcome)
 
-    def _may_begin_again(self, message: Message, error: BaseException) -> bool:
-        """Return False: the work was not done in this transaction, so that it cannot be undone and repeated at once."""
-        return False
-
     def _store_result(
         self, batch: Batch, keeper: "_Keeper", decide: Callable[[], Decided], recorder: Recorder
     ) -> Settlement:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         with (
             keeper.pausing() as lease,
-            committing(self.source.claim_leased(keeper.message, lease), self._connection) as claim,
+            self._committing(self.source.claim_leased(keeper.message, lease)) as claim,
         ):
             if claim.messages:
                 decided = decide()

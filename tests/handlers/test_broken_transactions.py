@@ -15,7 +15,7 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.transactional import LOST
+from django_outbox.relay.handling import LOST
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, end_session, kill
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states

@@ -2,14 +2,15 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from django_outbox.relay import transactional
+from django_outbox.relay.handling import HandledMessages
 from django_outbox.relay.savepoints import Savepoint
 from django_outbox.relay.sources import PollingSource
 from django_outbox.signals import phase_finished
+from django_outbox.stores import Claim
 
 _countdown: dict[str, int] = {}
 
@@ -49,16 +50,16 @@ def arm() -> None:
     Savepoint.release = after("after the savepoint", Savepoint.release)  # type: ignore[method-assign]
     settle = before("before the settlement", PollingSource.settle)
     PollingSource.settle = after("after the settlement", settle)  # type: ignore[method-assign]
-    committing = transactional.committing
+    committing = HandledMessages._committing
 
     @contextmanager
-    def opened(claiming: AbstractContextManager[Any], connection: Any) -> Any:
-        with committing(claiming, connection) as claim:
+    def opened(handled: HandledMessages, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
+        with committing(handled, claiming) as claim:
             if claim.messages:
                 die("before the claim is read")
             yield claim
 
-    transactional.committing = opened
+    HandledMessages._committing = opened  # type: ignore[method-assign]
     phase_finished.connect(_note, weak=False)
 
 
