@@ -59,7 +59,7 @@ def arm() -> None:
                 die("before the claim is read")
             yield claim
 
-    HandledMessages._committing = opened  # type: ignore[method-assign]
+    HandledMessages._committing = opened  # type: ignore[method-assign, assignment]
     phase_finished.connect(_note, weak=False)
 
 
