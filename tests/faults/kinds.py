@@ -16,7 +16,7 @@ AnyInflict = TypeVar("AnyInflict", bound=Inflict)
 SERVERS = ("postgresql", "mariadb", "mysql")
 ALL = (*SERVERS, "sqlite")
 
-BROKERS = ("rabbitmq", "redis", "nats")
+BROKERS = ("rabbitmq", "redis", "nats", "kafka")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def fault(
 
 def load() -> None:
     """Import the modules that hold the faults."""
-    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "network", "database", "operators"):
+    for part in ("relays", "broker", "rabbitmq", "redis", "nats", "kafka", "network", "database", "operators"):
         import_module(f"tests.faults.faults_of_{part}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tests.faults.brokers.base import Way
 from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxy
 
@@ -28,7 +29,7 @@ class Place:
     command: Sequence[str]
     environment: dict[str, str]
     database: Proxy | None
-    broker: Proxy
+    broker: Way
     ends: bool = False
     ended: bool = False
     process: Child | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from django.conf import settings
 
 from django_outbox.brokers import Publisher
+from django_outbox.brokers.kafka import KafkaPublisher
 from django_outbox.brokers.nats import JetStreamPublisher
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.redis import RedisStreamsPublisher
@@ -69,3 +70,7 @@ class WatchedRedisStreamsPublisher(Watched, RedisStreamsPublisher):
 
 class WatchedJetStreamPublisher(Watched, JetStreamPublisher):
     """NATS's."""
+
+
+class WatchedKafkaPublisher(Watched, KafkaPublisher):
+    """Kafka's."""

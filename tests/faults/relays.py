@@ -23,7 +23,7 @@ def make_relays(
     places = []
     for number in range(plan.relays):
         database_proxy = proxies.open(database.port) if database.port else None
-        broker_proxy = proxies.open(broker.port)
+        broker_proxy = broker.open_way(proxies)
         url = database.url("relay", database_proxy.port if database_proxy else None)
         publishers = {"default": broker.publisher(broker_proxy.port)}
         backend = publishers["default"]["BACKEND"].rpartition(".")[2]

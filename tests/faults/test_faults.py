@@ -25,6 +25,7 @@ from tests.faults.run import Run
 from tests.faults.servers import TABLE, SQLite
 from tests.faults.windows import Window
 from tests.support.children import ROOT, Nursery, SuiteError, find_program
+from tests.support.jars import KAFKA
 from tests.support.waiting import eventually
 
 SEED = int(os.environ.get("OUTBOX_FAULTS_SEED", "7"))
@@ -72,6 +73,13 @@ def test_every_promise_is_kept_on_sqlite_under_faults():
 def test_every_promise_is_kept_by_other_brokers_while_they_break(broker: str):
     kinds = tuple(each.name for each in faults_for("postgresql", broker=broker) if each.lane == "broker")
     run(database="postgresql", broker=broker, messages=3_000, keys=50, faults=8, kinds=kinds)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not KAFKA.is_usable, reason="Kafka's programs are missing")
+def test_every_promise_is_kept_by_a_cluster_of_kafka_while_its_brokers_fail():
+    kinds = ("leader-killed", "leader-frozen", "controller-killed", "broker-unreachable", "all-relays-killed")
+    run(broker="kafka", messages=1_500, keys=50, faults=len(kinds), kinds=kinds)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from cloudevents.v1.kafka import KafkaMessage, from_binary, from_structured
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.kafka import KafkaPublisher
+from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
@@ -58,6 +58,12 @@ def test_a_wrong_option_is_named_with_the_remedy(options, text):
     with pytest.raises(ImproperlyConfigured) as raised:
         KafkaPublisher("default", **options)
     assert text in str(raised.value)
+
+
+def test_options_of_librdkafka_whose_names_begin_with_topic_can_be_set():
+    options = {"topic.metadata.refresh.interval.ms": 1000, "topic.blacklist": "audit"}
+    KafkaPublisher("default", config={**SERVERS, **options}).close()
+    KafkaConsumer("billing", config={**SERVERS, **options}, group="billing", topics="orders")
 
 
 def test_an_error_in_the_options_shows_no_secret(tmp_path):

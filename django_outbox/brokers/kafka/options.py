@@ -83,6 +83,9 @@ _CONSUMER_DEFAULTS: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 16_384,
 }
 
+_OPTIONS_NAMED_TOPIC = ("topic.metadata.", "topic.blacklist")
+"""Options that begin with `topic.` although they are not options of a topic."""
+
 TOPIC = re.compile(r"\^.+|[A-Za-z0-9._-]{1,249}")
 """A topic, or a pattern of topics, which begins with ^."""
 
@@ -171,7 +174,7 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():
-        if name.startswith("topic."):
+        if name.startswith("topic.") and not name.startswith(_OPTIONS_NAMED_TOPIC):
             # librdkafka takes them for the options of the same name without the prefix.
             raise ImproperlyConfigured(f"config: {name} cannot be set: write it without the prefix topic.")
         if name in refused:

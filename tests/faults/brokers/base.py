@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 from tests.faults.plan import Kind
 from tests.support.children import Child, Nursery, SuiteError, wait_until
+from tests.support.kafka.gateway import Gateway
 from tests.support.ports import free_port
+from tests.support.proxies import Proxies, Proxy
 
 START_PATIENCE = 90
 """Seconds that a broker may take until it lets a client in."""
@@ -16,6 +18,10 @@ STOP_PATIENCE = 30
 
 TIMEOUT = 3.0
 """Seconds after which a relay gives up waiting for the broker: short, so that it notices each fault."""
+
+
+Way = Proxy | Gateway
+"""A way from a process to the broker."""
 
 
 class Broker(abc.ABC):
@@ -54,6 +60,10 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def declare(self) -> None:
         """Declare everything that messages go through."""
+
+    def open_way(self, proxies: Proxies) -> Way:
+        """Open a way to it, which can be interrupted."""
+        return proxies.open(self.port)
 
     @abc.abstractmethod
     def publisher(self, port: int) -> dict[str, Any]:

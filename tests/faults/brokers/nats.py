@@ -1,7 +1,6 @@
 """A NATS server with JetStream."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar
 
@@ -12,13 +11,11 @@ from nats.js.api import DiscardPolicy, StreamConfig
 
 from tests.faults.brokers.base import TIMEOUT, OneProcess
 from tests.faults.plan import MAX_MESSAGE, Kind
+from tests.faults.positions import Positions
 from tests.support.children import Nursery, find_program
 
 SUBJECTS = {"WRITTEN": ["quorum.written", "classic.written"], "DEAD": ["dead"]}
 """The subjects of each stream."""
-
-POSITIONS = "nats-positions.json"
-"""The file among the journals in which the consumer notes how far it has read each stream."""
 
 ResultT = TypeVar("ResultT")
 
@@ -33,8 +30,7 @@ class Nats(OneProcess):
     def __init__(self, nursery: Nursery) -> None:
         super().__init__(nursery)
         self._config = nursery.directory / "nats.conf"
-        # The folder of the logs may have been used before.
-        (nursery.logs / POSITIONS).unlink(missing_ok=True)
+        Positions(nursery.logs).forget()
         self._config.write_text(
             f'host: "127.0.0.1"\nport: {self.port}\nmax_payload: {MAX_MESSAGE}\n'
             f'jetstream {{ store_dir: "{nursery.directory / "nats"}" }}\n'
@@ -89,9 +85,7 @@ class Nats(OneProcess):
         async def count(stream: JetStreamContext) -> int:
             return sum([(await stream.stream_info(name)).state.last_seq for name in SUBJECTS])
 
-        positions = self.nursery.logs / POSITIONS
-        read: dict[str, int] = json.loads(positions.read_text()) if positions.exists() else {}
-        return self.ask(count) - sum(read.values())
+        return self.ask(count) - Positions(self.nursery.logs).total
 
     def version(self) -> str:
         async def ask() -> str:

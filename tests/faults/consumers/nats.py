@@ -5,16 +5,15 @@ acknowledges nothing, keeps its positions in a file, and goes on from there over
 """
 
 import asyncio
-import json
-from pathlib import Path
 
 from nats.aio.msg import Msg
 from nats.errors import Error, TimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tests.faults.brokers.nats import POSITIONS, SUBJECTS, connect
+from tests.faults.brokers.nats import SUBJECTS, connect
 from tests.faults.consumers.journals import Journals, consume
+from tests.faults.positions import Positions
 
 COUNT = 500
 
@@ -26,29 +25,12 @@ def read(url: str, journals: Journals) -> None:
 
 async def _read(url: str, journals: Journals) -> None:
     client = await connect(url)
-    positions = Positions(journals.folder / POSITIONS)
+    positions = Positions(journals.folder)
     try:
         context = client.jetstream(timeout=5)
         await asyncio.gather(*(_read_stream(context, name, journals, positions) for name in SUBJECTS))
     finally:
         await client.close()
-
-
-class Positions:
-    """The sequence number of the last message of each stream that was noted, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-
-    def __getitem__(self, stream: str) -> int:
-        return self._found.get(stream, 0)
-
-    def __setitem__(self, stream: str, number: int) -> None:
-        self._found[stream] = number
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(self._found))
-        new.replace(self._path)
 
 
 async def _read_stream(context: JetStreamContext, stream: str, journals: Journals, positions: Positions) -> None:
@@ -75,7 +57,7 @@ async def _read_stream(context: JetStreamContext, stream: str, journals: Journal
                 raise ConnectionError(f"message {last} of {stream} is missing")
             _note(message, stream, journals)
         journals.flush()
-        positions[stream] = last
+        positions.note({stream: last})
 
 
 def _note(message: Msg, stream: str, journals: Journals) -> None:

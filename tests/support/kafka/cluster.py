@@ -41,6 +41,7 @@ class Broker:
     Attributes:
         id: its number, beginning with 1.
         port: where clients connect.
+        data: the folder of its partitions.
     """
 
     def __init__(self, nursery: Nursery, id: int) -> None:
@@ -49,6 +50,7 @@ class Broker:
         self.port = free_port()
         self.controller_port = free_port()
         self.file = nursery.directory / f"broker-{id}.properties"
+        self.data = self.file.with_suffix("")
         self.process: Child | None = None
 
     @property
@@ -60,7 +62,7 @@ class Broker:
         own = (f"PLAINTEXT://{self.address}", f"CONTROLLER://127.0.0.1:{self.controller_port}")
         found = {
             "node.id": self.id,
-            "log.dirs": self.file.with_suffix(""),
+            "log.dirs": self.data,
             **settings,
             "listeners": ",".join([*own, *filter(None, [str(settings.get("listeners", ""))])]),
         }

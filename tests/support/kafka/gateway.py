@@ -28,20 +28,22 @@ class Gateway:
 
     Args:
         servers: the addresses of some brokers.
+        thread: serves the proxies; by default a thread of its own, which `close` ends.
 
     Attributes:
         servers: the addresses of the proxies.
         proxies: by the id of the broker.
+        port: that of one of the proxies.
     """
 
-    def __init__(self, servers: str) -> None:
-        self._thread = Proxies()
-        self._thread.__enter__()
+    def __init__(self, servers: str, thread: Proxies | None = None) -> None:
+        self._thread = thread or Proxies().__enter__()
         brokers = AdminClient({"bootstrap.servers": servers}).list_topics(timeout=PATIENCE).brokers
         self.proxies: dict[int, Proxy] = {}
         for id, broker in brokers.items():
             self.proxies[id] = self._thread.open(broker.port, host=str(broker.host), make_filters=self._make_filters)
         self.servers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies.values())
+        self.port = next(iter(self.proxies.values())).port
 
     def go_down(self, *brokers: int) -> None:
         """End all connections of these brokers, by default of all, and accept no new ones."""
@@ -53,10 +55,25 @@ class Gateway:
         for id in brokers or self.proxies:
             self.proxies[id].come_back()
 
-    def cut(self) -> None:
-        """End all connections."""
+    def cut(self, *, after: int | None = None) -> None:
+        """End all connections: at once, or those to a broker once that many more bytes have gone to it."""
         for proxy in self.proxies.values():
-            proxy.cut()
+            proxy.cut(after=after)
+
+    def delay(self, seconds: float) -> None:
+        """Hold each piece of data for so long; 0 ends it."""
+        for proxy in self.proxies.values():
+            proxy.delay(seconds)
+
+    def go_silent(self) -> None:
+        """Swallow all that comes, and keep the connections open."""
+        for proxy in self.proxies.values():
+            proxy.go_silent()
+
+    def speak(self) -> None:
+        """End the silence, and with it the connections that lost data."""
+        for proxy in self.proxies.values():
+            proxy.speak()
 
     def close(self) -> None:
         self._thread.__exit__()
