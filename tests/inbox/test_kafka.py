@@ -22,7 +22,7 @@ from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka.mock import PRODUCE
+from tests.support.kafka.mock import OFFSET_COMMIT, PRODUCE
 from tests.support.kafka.tools import alter_topic, read_topic
 from tests.support.waiting import eventually
 
@@ -141,6 +141,17 @@ def test_a_consumer_ends_in_time_while_the_brokers_are_down(source):
     for consumer in consumers:
         threads.start(consumer.close, name="close")
     assert threads.wait(2 * LEAVE_TIMEOUT), "a consumer did not end"
+
+
+@on_a_mock
+def test_offsets_whose_commit_fails_are_committed_again_although_no_record_follows(source, make_inbox):
+    with running(make_inbox()):
+        source.send(1)
+        eventually(lambda: not source.unsettled(), "the first offset is committed")
+        source.cluster.fail(OFFSET_COMMIT, KafkaError.REBALANCE_IN_PROGRESS)
+        source.send(2)
+        eventually(lambda: payloads("default") == [1, 2])
+        eventually(lambda: not source.unsettled(), "the second one is committed, too")
 
 
 # Records

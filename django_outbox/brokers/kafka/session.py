@@ -45,7 +45,8 @@ class Session(ConsumerConnection):
         self._timeout = timeout
         self._write_dead = write_dead
         self._state = ConnectionState(config)
-        self._client = KafkaClient({**config, "error_cb": self._state.note_error, "logger": Log()})
+        callbacks = {"error_cb": self._state.note_error, "on_commit": self._on_commit}
+        self._client = KafkaClient({**config, **callbacks, "logger": Log()})
         self._records: dict[int, Received] = {}
         self._tag = 0
         self._ahead: deque[Received] = deque()
@@ -54,6 +55,7 @@ class Session(ConsumerConnection):
         self._has_joined = False
         self._is_paused = False
         self._settled: dict[Place, int] = {}
+        self._has_failed_to_commit = False
         self._problem = ""
 
     def open(self) -> None:
@@ -133,6 +135,9 @@ class Session(ConsumerConnection):
     def _receive(self, max_records: int, seconds: float) -> None:
         if self._problem:
             raise Unavailable(self._problem)
+        if self._has_failed_to_commit:
+            self._has_failed_to_commit = False
+            self._commit_settled()
         try:
             # `consume` would wait for a whole batch.
             first = self._client.poll(seconds)
@@ -182,6 +187,10 @@ class Session(ConsumerConnection):
             self._settled.pop(place, None)
             self._ends.pop(place, None)
         self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        # A group that is being rebalanced refuses commits. If no record follows, no later commit makes up for it.
+        self._has_failed_to_commit |= error is not None or any(each.error for each in partitions)
 
     def _commit(self, offsets: dict[Place, int]) -> None:
         if offsets:

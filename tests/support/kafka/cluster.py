@@ -24,6 +24,10 @@ SETTINGS: Mapping[str, object] = {
     "min.insync.replicas": 2,
     # Consumers of tests end by SIGKILL, and join at once.
     "group.min.session.timeout.ms": 1000,
+    "group.consumer.min.session.timeout.ms": 1000,
+    "group.consumer.session.timeout.ms": 1500,
+    "group.consumer.min.heartbeat.interval.ms": 100,
+    "group.consumer.heartbeat.interval.ms": 200,
     "group.initial.rebalance.delay.ms": 0,
     # As few partitions and threads as possible.
     "offsets.topic.num.partitions": 3,
