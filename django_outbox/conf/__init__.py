@@ -76,7 +76,8 @@ class OutboxSettings:
     """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes.
 
     Attributes:
-        streamed: the aliases of the publishers with `SOURCE` "snapshot".
+        streamed: the aliases of the publishers with `SOURCE` "snapshot" or "log".
+        from_log: the aliases of the publishers with `SOURCE` "log".
     """
 
     publishers: Mapping[str, PublisherConfig]
@@ -100,6 +101,7 @@ class OutboxSettings:
     inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
     redact: str | None = None
     streamed: Set[str] = field(init=False)
+    from_log: Set[str] = field(init=False)
     _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
     _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -108,8 +110,10 @@ class OutboxSettings:
         object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
         choose = lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
         object.__setattr__(self, "_publishers_of", choose)
-        streamed = {alias for alias, config in self.publishers.items() if config.source == "snapshot"}
-        object.__setattr__(self, "streamed", frozenset(streamed))
+        from_log = frozenset(alias for alias, config in self.publishers.items() if config.source == "log")
+        object.__setattr__(self, "from_log", from_log)
+        streamed = from_log.union(alias for alias, config in self.publishers.items() if config.source == "snapshot")
+        object.__setattr__(self, "streamed", streamed)
 
     def publishers_of(self, type: str) -> tuple[str, ...]:
         """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
@@ -232,7 +236,7 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
 
 PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "RATE_LIMIT", "SOURCE")
 
-SOURCES = ("table", "snapshot")
+SOURCES = ("table", "snapshot", "log")
 
 _OPTIONAL_READERS: dict[str, Reader] = {
     "BATCH_SIZE": whole_number,

@@ -13,7 +13,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
-from django_outbox.relay.sources import PollingSource, SnapshotSource, Source
+from django_outbox.relay.sources import LogSource, PollingSource, SnapshotSource, Source
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
@@ -100,7 +100,8 @@ class Delivery:
             connection.close()
 
     def close(self) -> None:
-        """Give back what is reserved of the publisher's rate limit, if the database can be used."""
+        """Release what the source holds, and what is reserved of the publisher's rate limit, if that is possible."""
+        self._source.close()
         if self._limiter is not None:
             with suppress(DatabaseError, InterfaceError):
                 self._limiter.release()
@@ -143,20 +144,25 @@ def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Bat
     return LeasedMessages(publisher=publisher, **options)
 
 
-def make_source(publisher: Publisher, state: RelayState) -> PollingSource:
-    """Return a source of the messages of one publisher."""
+def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> PollingSource:
+    """Return a source of the messages of one publisher.
+
+    Args:
+        publisher: its messages.
+        state: what the workers of the relay share.
+        reads_log: whether the source may read the database's log, which takes a moment to begin.
+    """
     transactional = isinstance(publisher, TransactionalPublisher)
     options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
     if not get_store(connections[state.using]).streams:
         return PollingSource(state.using, publisher.alias, state.settings, **options)
+    # A lease is taken of a message in the table.
+    only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
+    if reads_log and publisher.alias in state.settings.from_log and not only_from_table:
+        return LogSource(state.using, publisher.alias, state.settings, wake=state.wake_ups.wake, **options)
+    streams = publisher.alias in state.settings.streamed
     return SnapshotSource(
-        state.using,
-        publisher.alias,
-        state.settings,
-        streams=publisher.alias in state.settings.streamed,
-        # A lease is taken of a message in the table.
-        only_from_table=isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction,
-        **options,
+        state.using, publisher.alias, state.settings, streams=streams, only_from_table=only_from_table, **options
     )
 
 

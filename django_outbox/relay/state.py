@@ -1,7 +1,7 @@
 """The state that the workers of a relay share."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from django_outbox.brokers.publisher import Publisher
@@ -55,10 +55,10 @@ class RelayState(ServiceState):
         """Return whether no further batch may begin: the relay is stopping, or `max_messages` are settled."""
         return self.stopping or self.budget.spent
 
-    def wait_for_work(self, publisher_alias: str, seconds: float) -> bool:
-        """Wait until there is work for a publisher, or the relay is stopping; return whether there was a wake-up."""
+    def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:
+        """Wait for a wake-up with one of these names, or until the relay is stopping; return whether there was one."""
         end = time.monotonic() + seconds
         while not self.stopping and (left := end - time.monotonic()) > 0:
-            if self.wake_ups.wait(publisher_alias, min(left, self.limits.stop_delay)):
+            if self.wake_ups.wait(wake_ups, min(left, self.limits.stop_delay)):
                 return True
         return False

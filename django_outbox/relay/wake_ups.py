@@ -1,7 +1,7 @@
 """Wake-ups: idle workers wait for work of their publisher; PostgreSQL notifies the relay of it."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 
 from django.db import connections
@@ -21,17 +21,17 @@ class WakeUps:
         self._condition = threading.Condition()
         self._awake: set[str] = set()
 
-    def wake(self, publisher_aliases: Iterable[str]) -> None:
-        """Wake one worker of each publisher: one that waits, or else the next that would wait."""
+    def wake(self, names: Iterable[str]) -> None:
+        """Wake one worker for each name, which mostly is a publisher: one that waits, or else the next to wait."""
         with self._condition:
-            self._awake.update(publisher_aliases)
+            self._awake.update(names)
             self._condition.notify_all()
 
-    def wait(self, publisher_alias: str, seconds: float) -> bool:
-        """Wait at most this long, and return whether there was a wake-up for this worker."""
+    def wait(self, names: Set[str], seconds: float) -> bool:
+        """Wait at most this long, and return whether there was a wake-up with one of these names."""
         with self._condition:
-            woken = self._condition.wait_for(lambda: publisher_alias in self._awake, seconds)
-            self._awake.discard(publisher_alias)
+            woken = self._condition.wait_for(lambda: not self._awake.isdisjoint(names), seconds)
+            self._awake -= names
         return woken
 
 

@@ -2,6 +2,7 @@
 
 import abc
 import time
+from typing import ClassVar
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breaker import Permit
@@ -20,12 +21,15 @@ class Worker(abc.ABC):
         state: what the workers of the relay share.
     """
 
+    reads_log: ClassVar[bool] = False
+    """Whether it works long enough to read the database's log."""
+
     def __init__(self, publisher: Publisher, state: RelayState) -> None:
         self._alias = publisher.alias
         self._database = state.database
         self._state = state
         self._limits = state.limits
-        self._source = make_source(publisher, state)
+        self._source = make_source(publisher, state, reads_log=self.reads_log)
         self._delivery = Delivery(publisher, self._source, state)
         self._delivered = 0
         self._empty_claims = 0
@@ -107,7 +111,7 @@ class Worker(abc.ABC):
         """Wait; after an empty claim, only until there is work."""
         if not self._empty_claims:
             self._state.pause(seconds)
-        elif self._state.wait_for_work(self._alias, seconds):
+        elif self._state.wait_for_work(self._source.wake_ups, seconds):
             # Messages committed right after this wake-up may cause no other one, so look again soon.
             self._empty_claims = 0
         if seconds >= self._limits.check_connection_after:
@@ -116,6 +120,8 @@ class Worker(abc.ABC):
 
 class RunningWorker(Worker):
     """Works until the relay stops, and waits longer and longer while nothing is due."""
+
+    reads_log = True
 
     def _is_done(self) -> bool:
         return self._state.is_done()

@@ -83,19 +83,20 @@ SELECT ARRAY(
 HAS_MESSAGES = f"SELECT EXISTS (SELECT FROM {{table}} WHERE publisher = %s AND {STREAMED})"
 
 # A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
+WAITS = """partition > 0
+    AND (SELECT EXISTS (SELECT FROM {table} WHERE publisher = %s AND blocks_key))
+    AND EXISTS (
+        SELECT FROM {table} earlier
+        WHERE earlier.publisher = message.publisher AND earlier.blocks_key
+            AND earlier.partition = message.partition AND earlier.id < message.id
+    )"""
+
 READ = BATCH.format(
     order="id",
     carried="waits",
     extra=", waits",
     source=f"""(
-                    SELECT *, partition > 0
-                        AND (SELECT EXISTS (SELECT FROM {{table}} WHERE publisher = %s AND blocks_key))
-                        AND EXISTS (
-                            SELECT FROM {{table}} earlier
-                            WHERE earlier.publisher = message.publisher AND earlier.blocks_key
-                                AND earlier.partition = message.partition AND earlier.id < message.id
-                        ) AS waits
-                    FROM {{table}} message
+                    SELECT *, {WAITS} AS waits FROM {{table}} message
                     WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
                 ) streamed""",
 )

@@ -94,8 +94,9 @@ class PostgreSQL(NetworkServer):
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
 
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self, nursery: Nursery, **settings: str) -> None:
         self._nursery = nursery
+        self._settings = settings
         self._user = unprivileged("postgres", "nobody")
         self._data = owned_directory(nursery.directory / "postgresql", self._user)
         places = "usr/lib/postgresql/*/bin"
@@ -119,6 +120,7 @@ class PostgreSQL(NetworkServer):
             "shared_buffers": "128MB",
             "deadlock_timeout": "200ms",
             "log_checkpoints": "off",
+            **self._settings,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
 

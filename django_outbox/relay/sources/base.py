@@ -1,6 +1,7 @@
 """The contract of a source: it claims and settles the batches of one worker."""
 
 import abc
+from collections.abc import Set
 from contextlib import AbstractContextManager
 
 from django_outbox.messages import Message
@@ -70,3 +71,11 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def sweep_next(self) -> None:
         """Make the next claim look everywhere, regardless of the cost."""
+
+    @property
+    @abc.abstractmethod
+    def wake_ups(self) -> Set[str]:
+        """The names of the wake-ups that end an idle wait of its worker."""
+
+    def close(self) -> None:
+        """Release what it holds, apart from the database connection."""

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 
 from django.db import connections
@@ -96,6 +96,10 @@ class PollingSource(Source):
 
     def sweep_next(self) -> None:
         self._cursor.sweep_next()
+
+    @property
+    def wake_ups(self) -> Set[str]:
+        return frozenset([self._publisher_alias])
 
     def _watch(self) -> AbstractContextManager[None]:
         return self._calls.watch(connections[self.using], self._claim_timeout)

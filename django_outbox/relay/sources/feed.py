@@ -1,0 +1,156 @@
+"""A feed: a thread reads the log, and keeps what was committed until it is delivered."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from django_outbox.db.snapshots import Snapshot
+from django_outbox.text import describe
+
+if TYPE_CHECKING:
+    from django_outbox.stores.replication import LogReader, Transaction
+
+READ_TIME = 0.2
+"""Seconds until an idle reader checks whether the feed is closed."""
+
+VISIBLE_SOON = 0.02
+"""Seconds within which a transaction becomes visible after it is in the log, except with a synchronous standby."""
+
+FULL = "too many messages wait"
+"""The end of a feed that the relay does not keep up with, as in an outage of the broker."""
+
+IN_USE = "another worker reads it"
+"""The end of a feed whose slot belongs to another connection."""
+
+
+class Feed:
+    """Reads the log in its own thread, until it is closed or fails.
+
+    Args:
+        parameters: the connection parameters.
+        publisher: its messages are read.
+        slot: the name of the slot.
+        table: the OID of the table of messages.
+        max_bytes: maximum memory of the messages that wait; with more, the feed ends.
+        wake: is called when transactions have arrived, and when the feed ends.
+
+    Attributes:
+        server: the identifier and the timeline of the server.
+        is_live: whether the log is being read.
+        ended: the reason why it is read no longer; blank while it is.
+        arrived: the number of transactions that have arrived.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        publisher: str,
+        *,
+        slot: str,
+        table: int,
+        max_bytes: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self.server = ("", 0)
+        self.is_live = False
+        self.ended = ""
+        self.arrived = 0
+        self._max_bytes, self._wake = max_bytes, wake
+        self._lock = threading.Lock()
+        self._waiting: deque[Transaction] = deque()
+        self._bytes = self._received = 0
+        self._arrived_at = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(parameters, publisher, slot, table), name="outbox-log", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and wait a moment for its end."""
+        self._closing.set()
+        self._thread.join(5 * READ_TIME)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the last transaction arrived just now, so that it may not be visible yet."""
+        return time.monotonic() - self._arrived_at < VISIBLE_SOON
+
+    def forget(self, passed: Snapshot) -> None:
+        """Forget the first transactions, up to one that has not passed."""
+        with self._lock:
+            while self._waiting and passed.sees(self._waiting[0].xid):
+                self._bytes -= self._waiting.popleft().size
+
+    def list_next(self, passed: Snapshot, limit: int, max_bytes: int) -> "list[Transaction] | None":
+        """Return the first transactions that have not passed and fit into a batch; None if the first does not."""
+        batch: list[Transaction] = []
+        with self._lock:
+            for transaction in self._waiting:
+                if passed.sees(transaction.xid):
+                    continue
+                limit -= len(transaction.messages)
+                max_bytes -= transaction.size
+                if limit < 0 or max_bytes < 0:
+                    return batch or None
+                batch.append(transaction)
+                if not limit:
+                    break
+        return batch
+
+    def has_reached(self, lsn: int) -> bool:
+        """Return whether everything that was committed before a place in the log has arrived."""
+        return self._received >= lsn
+
+    def has_passed(self, lsn: int, passed: Snapshot) -> bool:
+        """Return whether everything that was committed before a place in the log has arrived and passed."""
+        with self._lock:
+            return self._received >= lsn and all(
+                passed.sees(transaction.xid) for transaction in self._waiting if transaction.lsn < lsn
+            )
+
+    def _run(self, parameters: Mapping[str, Any], publisher: str, slot: str, table: int) -> None:
+        try:
+            # Only here, because a project may have another driver.
+            from django_outbox.stores.replication import LogReader, SlotInUse  # noqa: PLC0415
+        except ImportError:
+            self._end("psycopg 3 is not installed")
+            return
+        try:
+            reader = LogReader(parameters, publisher, is_stopping=self._closing.is_set)
+            try:
+                self.server = reader.identify()
+                reader.start(slot, table)
+                self.is_live = True
+                self._wake()
+                while not self._closing.is_set():
+                    self._add(reader.read(READ_TIME, self._max_bytes), reader)
+            finally:
+                reader.close()
+        except SlotInUse:
+            self._end(IN_USE)
+        except Exception as error:
+            self._end(describe(error).removeprefix("LogUnavailable: "))
+        else:
+            self._end(self.ended or "closed")
+
+    def _add(self, committed: "list[Transaction]", reader: "LogReader") -> None:
+        with self._lock:
+            self._waiting.extend(committed)
+            self._bytes += sum(transaction.size for transaction in committed)
+            self._received = reader.received
+            self.arrived += len(committed)
+            if self._bytes + reader.size > self._max_bytes:
+                self.ended = FULL
+                self._waiting.clear()
+                self._closing.set()
+        if committed:
+            self._arrived_at = time.monotonic()
+            self._wake()
+
+    def _end(self, reason: str) -> None:
+        self.is_live, self.ended = False, reason
+        self._waiting.clear()
+        self._wake()

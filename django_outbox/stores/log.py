@@ -1,0 +1,110 @@
+"""A stream that is fed by PostgreSQL's log, and what the server must have for that."""
+
+import re
+import zlib
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_outbox.db.snapshots import Snapshot
+from django_outbox.models import OutboxMessage
+from django_outbox.stores.postgresql import array
+from django_outbox.stores.stream import STREAMED_BY_ID, WAITS, Stream
+
+PUBLICATION = "django_outbox"
+"""The name of the publication, which users create."""
+
+COLUMNS = (
+    "xid",
+    "publisher",
+    "id",
+    "message_id",
+    "type",
+    "topic",
+    "key",
+    "payload",
+    "headers",
+    "occurred_at",
+)
+"""The columns of `OutboxMessage` that the publication must have."""
+
+# The place in the log is read after the snapshot was taken. The position is locked, so if this transaction has written
+# a message, its number is not new.
+INSPECT = f"""
+SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text,
+    (pg_current_wal_insert_lsn() - '0/0')::bigint,
+    ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
+    coalesce(array_agg(id), '{{}}'), coalesce(array_agg(id) FILTER (WHERE waits), '{{}}')
+FROM (
+    SELECT id, {WAITS} AS waits FROM {{table}} message WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
+) streamed
+"""
+
+HAS_READER = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)"
+
+FIND_TABLE = "SELECT %s::regclass::oid::bigint, current_database()"
+
+FIND_COLUMNS = """
+SELECT coalesce(array_agg(attname::text), '{}') FROM pg_publication JOIN (
+    SELECT pubname AS name, schemaname, tablename, unnest(attnames) AS attname FROM pg_publication_tables
+) published ON name = pubname
+WHERE pubname = %s AND pubinsert AND format('%%I.%%I', schemaname, tablename)::regclass = %s::regclass
+"""
+
+
+class Inspection(NamedTuple):
+    """The state of the database and of messages that the log has brought.
+
+    Attributes:
+        visible: the transactions that are visible.
+        lsn: a place in the log behind the commit of everything that is visible.
+        timeline: the timeline of the server, which a promoted standby changes.
+        streamed: the messages that are visible and still streamed.
+        waiting: those of them that wait for an earlier one of their key that is in the table.
+    """
+
+    visible: Snapshot
+    lsn: int
+    timeline: int
+    streamed: Set[int]
+    waiting: Set[int]
+
+
+class LogStream(Stream):
+    """A stream with the statements that are needed to follow the log."""
+
+    def inspect(self, ids: Sequence[int]) -> Inspection:
+        """Inspect the database and the messages with these ids."""
+        ((text, own, lsn, timeline, streamed, waiting),) = self._fetch(INSPECT, [self._publisher, array(ids)])
+        return Inspection(Snapshot.read(text, own), lsn, timeline, frozenset(streamed), frozenset(waiting))
+
+    def has_reader(self, slot: str) -> bool:
+        """Return whether a relay reads the log through this slot, or is about to."""
+        return bool(self._fetch(HAS_READER, [slot])[0][0])
+
+    def find_table(self) -> tuple[int, str]:
+        """Return the OID of the table of messages, and the name of the slot of this publisher's log.
+
+        The whole server has one name space for slots.
+        """
+        connection = self._store.connection
+        ((oid, database),) = self._fetch(FIND_TABLE, [quoted_table(connection)])
+        number = zlib.crc32(f"{database} {oid} {self._publisher}".encode())
+        return oid, f"outbox_{re.sub('[^a-z0-9_]', '_', self._publisher.lower())[:40]}_{number:08x}"
+
+    def find_missing_columns(self) -> Set[str]:
+        """Return the columns that the publication lacks: all if there is none."""
+        return {*COLUMNS} - {*self._fetch(FIND_COLUMNS, [PUBLICATION, quoted_table(self._store.connection)])[0][0]}
+
+
+def quoted_table(connection: BaseDatabaseWrapper) -> str:
+    """Return the name of the table of messages as SQL has it."""
+    return str(connection.ops.quote_name(OutboxMessage._meta.db_table))
+
+
+def publication(connection: BaseDatabaseWrapper) -> str:
+    """Return the statement that creates the publication."""
+    columns = ", ".join(COLUMNS)
+    table = quoted_table(connection)
+    return f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')"

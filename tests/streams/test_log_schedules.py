@@ -1,0 +1,93 @@
+"""The schedules of streams, with the log as the source, which may be late, lost, and ahead of the database."""
+
+import time
+from typing import Any
+
+import pytest
+from django.test import override_settings
+from hypothesis import strategies as st
+
+from django_outbox.conf import get_settings
+from django_outbox.relay.sources import LogSource, log, snapshot
+from tests.streams.conftest import LOG, execute
+from tests.streams.test_schedules import ACTIONS, OUTBOX, RELAY, RELAYS, Schedule, explore
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("log")
+
+PUBLISHER = {**OUTBOX["PUBLISHERS"]["default"], "SOURCE": "log"}  # type: ignore[index]
+
+
+class LogSchedule(Schedule):
+    """One of the relays reads the log when the writers begin."""
+
+    using = LOG
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed_all = 0
+        self.from_log = 0
+        self.read_log(0)
+        counts["schedules"] += 1
+
+    def new_source(self) -> LogSource:
+        return LogSource(LOG, "default", get_settings(), wake=lambda names: None)
+
+    def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
+        super().deliver(relay, limit, outcomes)
+        source = self.sources[relay]
+        assert isinstance(source, LogSource)
+        counts["log" if source.follows else "list"] += 1
+
+    def read_log(self, relay: int) -> None:
+        """Wait until a relay reads the log, unless another one does, or a transaction that is open prevents it."""
+        source = self.sources[relay]
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end and not source.follows:
+            self.deliver(relay, 50, [])
+            time.sleep(0.002)
+
+    def receive(self) -> None:
+        """Wait until the log has brought what is committed."""
+        lsn = execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")[0][0]
+        for source in self.sources:
+            feed = source._feed
+            if feed is not None and feed.is_live:
+                eventually(lambda feed=feed: feed.ended or feed.has_reached(lsn), "the log brings it")
+
+    def lose_log(self) -> None:
+        """End the connections that read the log."""
+        execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+
+    def drain(self) -> None:
+        def is_delivered() -> bool:
+            for relay in RELAYS:
+                self.deliver(relay, 50, [])
+            committed = {number for numbers in self.broker.committed.values() for number in numbers}
+            return {number for number, count in self.broker.done.items() if count} >= committed
+
+        eventually(is_delivered, "all is delivered", seconds=10)
+        for relay in RELAYS:
+            self.deliver(relay, 50, [])
+
+
+counts: dict[str, int] = {"schedules": 0, "log": 0, "list": 0}
+
+RECEIVE = st.tuples(st.just(LogSchedule.receive))
+LOG_ACTIONS = st.one_of(
+    *[ACTIONS] * 8, *[RECEIVE] * 2, st.tuples(st.just(LogSchedule.lose_log)), st.tuples(st.just(LogSchedule.read_log), RELAY)
+)
+
+
+@pytest.mark.parametrize("listed", [2, 10_000], ids=["in pages", "at once"])
+def test_no_schedule_loses_a_message_that_the_log_brings(listed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", listed)
+    monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 0.0)
+    monkeypatch.setattr(snapshot, "STANDBY_INTERVAL", 0.0)
+    monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
+    monkeypatch.setattr(log, "STANDBY_TIME", 0.0)
+    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.001)
+    monkeypatch.setattr(log, "PATIENCE", 0.3)
+    with override_settings(OUTBOX={**OUTBOX, "PUBLISHERS": {"default": PUBLISHER}}):
+        explore(LogSchedule, LOG_ACTIONS)
+    print(counts)
