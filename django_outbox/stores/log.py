@@ -5,8 +5,6 @@ import zlib
 from collections.abc import Sequence, Set
 from typing import NamedTuple
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from django_outbox.db.snapshots import Snapshot
 from django_outbox.models import OutboxMessage
 from django_outbox.stores.postgresql import array
@@ -15,19 +13,13 @@ from django_outbox.stores.stream import STREAMED_BY_ID, WAITS, Stream
 PUBLICATION = "django_outbox"
 """The name of the publication, which users create."""
 
-COLUMNS = (
-    "xid",
-    "publisher",
-    "id",
-    "message_id",
-    "type",
-    "topic",
-    "key",
-    "payload",
-    "headers",
-    "occurred_at",
-)
+COLUMNS = ("xid", "publisher", "id", "message_id", "type", "topic", "key", "payload", "headers", "occurred_at")
 """The columns of `OutboxMessage` that the publication must have."""
+
+CREATE_PUBLICATION = (
+    f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {OutboxMessage._meta.db_table} ({', '.join(COLUMNS)}) "
+    "WITH (publish = 'insert')"
+)
 
 # The place in the log is read after the snapshot was taken. The position is locked, so if this transaction has written
 # a message, its number is not new.
@@ -43,13 +35,13 @@ FROM (
 
 HAS_READER = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)"
 
-FIND_TABLE = "SELECT %s::regclass::oid::bigint, current_database()"
+FIND_TABLE = "SELECT '{table}'::regclass::oid::bigint, current_database()"
 
 FIND_COLUMNS = """
 SELECT coalesce(array_agg(attname::text), '{}') FROM pg_publication JOIN (
     SELECT pubname AS name, schemaname, tablename, unnest(attnames) AS attname FROM pg_publication_tables
 ) published ON name = pubname
-WHERE pubname = %s AND pubinsert AND format('%%I.%%I', schemaname, tablename)::regclass = %s::regclass
+WHERE pubname = %s AND pubinsert AND format('%%I.%%I', schemaname, tablename)::regclass = '{table}'::regclass
 """
 
 
@@ -88,23 +80,10 @@ class LogStream(Stream):
 
         The whole server has one name space for slots.
         """
-        connection = self._store.connection
-        ((oid, database),) = self._fetch(FIND_TABLE, [quoted_table(connection)])
+        ((oid, database),) = self._fetch(FIND_TABLE)
         number = zlib.crc32(f"{database} {oid} {self._publisher}".encode())
         return oid, f"outbox_{re.sub('[^a-z0-9_]', '_', self._publisher.lower())[:40]}_{number:08x}"
 
     def find_missing_columns(self) -> Set[str]:
         """Return the columns that the publication lacks: all if there is none."""
-        return {*COLUMNS} - {*self._fetch(FIND_COLUMNS, [PUBLICATION, quoted_table(self._store.connection)])[0][0]}
-
-
-def quoted_table(connection: BaseDatabaseWrapper) -> str:
-    """Return the name of the table of messages as SQL has it."""
-    return str(connection.ops.quote_name(OutboxMessage._meta.db_table))
-
-
-def publication(connection: BaseDatabaseWrapper) -> str:
-    """Return the statement that creates the publication."""
-    columns = ", ".join(COLUMNS)
-    table = quoted_table(connection)
-    return f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')"
+        return {*COLUMNS} - {*self._fetch(FIND_COLUMNS, [PUBLICATION])[0][0]}

@@ -16,7 +16,7 @@ from tests.faults.kinds import faults_for
 from tests.faults.plan import Plan
 from tests.faults.relays import django_environment, make_relays
 from tests.faults.report import Result
-from tests.faults.servers import SERVERS, TABLE
+from tests.faults.servers import SERVERS, TABLE, PostgreSQL
 from tests.faults.stage import Stage
 from tests.support.children import Child, Nursery, SuiteError, wait_until
 from tests.support.proxies import Proxies
@@ -88,6 +88,8 @@ class Run:
             )
             if migrate.wait(120) != 0:
                 raise SuiteError(f"migrate failed:\n{migrate.tail()}")
+            if isinstance(database, PostgreSQL) and plan.source == "log":
+                database.publish()
         finally:
             starting.join()
         if self._failures:

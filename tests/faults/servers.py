@@ -120,6 +120,7 @@ class PostgreSQL(NetworkServer):
             "shared_buffers": "128MB",
             "deadlock_timeout": "200ms",
             "log_checkpoints": "off",
+            "wal_level": "logical",
             **self._settings,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -144,6 +145,11 @@ class PostgreSQL(NetworkServer):
                 "CREATE DATABASE outbox",
             ):
                 connection.execute(statement)
+
+    def publish(self) -> None:
+        """Let relays read the messages from the log."""
+        with closing(self.connect()) as connection:
+            connection.execute(f"CREATE PUBLICATION django_outbox FOR TABLE {TABLE} WITH (publish = 'insert')")
 
     def url(self, user: str, port: int | None = None, database: str = DATABASE) -> str:
         return f"postgres://{user}@127.0.0.1:{port or self.port}/{database}"

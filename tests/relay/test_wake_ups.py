@@ -161,15 +161,15 @@ class TestIdleWaits:
     def test_a_wake_up_before_the_wait_ends_it_at_once(self):
         waiting = WakeUps()
         waiting.wake(["default"])
-        assert waiting.wait("default", 60)
-        assert not waiting.wait("default", 0)
+        assert waiting.wait({"default"}, 60)
+        assert not waiting.wait({"default"}, 0)
 
     def test_a_wake_up_is_for_one_worker_of_the_publisher_that_is_named(self):
         waiting = WakeUps()
         waiting.wake(["other"])
-        assert not waiting.wait("default", 0)
+        assert not waiting.wait({"default"}, 0)
         waiting.wake(["default"])
-        assert sorted(waiting.wait("default", 0) for _ in range(2)) == [False, True]
+        assert sorted(waiting.wait({"default"}, 0) for _ in range(2)) == [False, True]
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from django.db import connections
 from pytest_django import DjangoDbBlocker
 
 from django_outbox.models import OutboxMessage, StreamPosition
-from django_outbox.stores.log import publication
+from django_outbox.stores.log import CREATE_PUBLICATION
 from tests.faults.servers import PostgreSQL
 from tests.support.children import Nursery
 
 LOG = "log"
 """The alias of the database on this server."""
 
-SETTINGS = {"wal_level": "logical", "max_prepared_transactions": "10", "wal_sender_timeout": "2s"}
+SETTINGS = {"max_prepared_transactions": "10", "wal_sender_timeout": "2s"}
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def log_server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Ite
         connections.settings[LOG] = settings
         with django_db_blocker.unblock():
             call_command("migrate", database=LOG, verbosity=0)
-            execute(publication(connections[LOG]))
+            execute(CREATE_PUBLICATION)
             try:
                 yield server
             finally:

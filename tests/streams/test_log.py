@@ -1,18 +1,26 @@
 """Messages with SOURCE "log" are delivered as PostgreSQL's log brings them."""
 
+import json
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
+from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
+from django_outbox.messages import ACCEPTED, Message, retry_later
+from django_outbox.models import StreamPosition
+from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
-from django_outbox.relay.sources import LogSource
-from tests.streams.conftest import LOG
+from django_outbox.relay.sources import LogSource, log, snapshot
+from django_outbox.stores.replication import LogReader
+from tests.streams.conftest import LOG, execute
 from tests.support.databases import statements
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -20,7 +28,9 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("scripted", "log")
 
-OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}}}
+OUTBOX: dict[str, Any] = {
+    "PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}, "other": {**SCRIPTED, "SOURCE": "log"}}
+}
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +65,16 @@ class Worker:
         """Deliver until messages come from the log only."""
 
         eventually(lambda: self.deliver() == 0 and self.source.follows)
+        self.woken.clear()
 
     def receive(self) -> None:
         """Wait until the log has brought something."""
         assert self.woken.wait(5)
         self.woken.clear()
+
+    def deliver_until(self, delivers: Callable[[], bool]) -> None:
+        """Deliver again and again until something is true."""
+        eventually(lambda: [self.deliver(), delivers()][1])
 
 
 @pytest.fixture
@@ -80,10 +95,36 @@ def worker(new_worker: Callable[[], Worker]) -> Worker:
     return new_worker()
 
 
+@contextmanager
+def open_transaction() -> Iterator[Any]:
+    """Another session, in a transaction that has a number already."""
+    session = connections.create_connection(LOG)
+    try:
+        session.set_autocommit(False)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+            yield cursor
+    finally:
+        session.close()
+
+
+INSERT = """
+INSERT INTO django_outbox_outboxmessage (
+    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error, error_class,
+    available_at
+)
+VALUES (gen_random_uuid(), 't', '', '', 0, false, %s, '{}', 'default', 0, '', '', NULL) RETURNING id
+"""
+
+
+def insert(cursor: Any, payload: str = "1") -> int:
+    cursor.execute(INSERT, [payload])
+    return int(cursor.fetchone()[0])
+
+
 def test_messages_come_from_the_log_without_a_search(worker: Worker, scripted: Script):
     put(1, LOG)
     worker.follow()
-    worker.woken.clear()
     ids = put(3, LOG, keys=2)
     worker.receive()
     with CaptureQueriesContext(connections[LOG]) as queries:
@@ -91,3 +132,246 @@ def test_messages_come_from_the_log_without_a_search(worker: Worker, scripted: S
     assert scripted.published()[1:] == ids
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "UPDATE"]
     assert worker.deliver() == 0
+
+
+@pytest.mark.parametrize("from_log", [True, False], ids=["log", "table"])
+def test_a_message_is_the_same_wherever_it_comes_from(from_log: bool, worker: Worker, scripted: Script):
+    if from_log:
+        worker.follow()
+    payload = {"text": "żółw 🐢", "number": 1.5, "large": 2**60, "null": None}
+    headers = {"trace": "ä", "n": 1}
+    with transaction.atomic(using=LOG):
+        message = enqueue("t", payload, key="ключ", topic="ü", headers=headers, using=LOG)
+    message.refresh_from_db()
+    worker.deliver_until(lambda: bool(scripted.batches))
+    (found,) = scripted.batches[0]
+    assert worker.source.follows == from_log
+    assert found == Message(
+        message.pk,
+        str(message.message_id),
+        "t",
+        "ü",
+        "ключ",
+        found.payload,
+        headers,
+        message.occurred_at,
+        0,
+    )
+    assert json.loads(found.payload) == payload
+
+
+def test_only_messages_of_the_publisher_that_are_due_come_from_the_log(worker: Worker, scripted: Script):
+    worker.follow()
+    with transaction.atomic(using=LOG):
+        enqueue("t", 1, using=LOG, delay=60)
+        put(1, LOG, publisher="other")
+        (id,) = put(1, LOG)
+    worker.receive()
+    assert worker.deliver() == 1
+    assert scripted.published() == [id]
+
+
+def test_what_a_savepoint_or_a_transaction_rolls_back_is_not_delivered(worker: Worker, scripted: Script):
+    worker.follow()
+    with suppress(ZeroDivisionError), transaction.atomic(using=LOG):
+        enqueue("t", 1, using=LOG)
+        raise ZeroDivisionError
+    with transaction.atomic(using=LOG):
+        kept = [enqueue("t", 1, using=LOG).pk]
+        with suppress(ZeroDivisionError), transaction.atomic(using=LOG):
+            enqueue("t", 2, using=LOG)
+            raise ZeroDivisionError
+        with transaction.atomic(using=LOG):
+            kept.append(enqueue("t", 3, using=LOG).pk)
+    worker.receive()
+    assert worker.deliver() == 2
+    assert scripted.published() == kept
+    assert worker.source.follows
+
+
+def test_a_transaction_that_stays_open_holds_up_no_other_and_comes_from_the_log(worker: Worker, scripted: Script):
+    worker.follow()
+    with open_transaction() as cursor:
+        late = insert(cursor)
+        for _ in range(3):
+            (id,) = put(1, LOG)
+            worker.receive()
+            assert worker.deliver() == 1
+            assert scripted.published()[-1] == id
+            assert not worker.lists()
+        cursor.connection.commit()
+        worker.receive()
+        assert worker.deliver() == 1
+    assert scripted.published()[-1] == late
+    assert worker.source.follows
+
+
+def test_what_a_transaction_writes_that_is_open_when_the_log_begins_is_delivered(worker: Worker, scripted: Script):
+    """PostgreSQL begins to read its log when such transactions have ended."""
+    with open_transaction() as cursor:
+        early = insert(cursor)
+        worker.deliver()
+        ids = put(2, LOG)
+        worker.deliver_until(lambda: scripted.published() == ids)
+        assert not worker.source.follows
+        cursor.connection.commit()
+    worker.follow()
+    assert scripted.published() == [*ids, early]
+
+
+def test_a_prepared_transaction_comes_from_the_log_when_it_is_committed(worker: Worker, scripted: Script):
+    worker.follow()
+    with open_transaction() as cursor:
+        late = insert(cursor)
+        cursor.execute("PREPARE TRANSACTION 'late'")
+    ids = put(1, LOG)
+    worker.receive()
+    assert worker.deliver() == 1
+    execute("COMMIT PREPARED 'late'")
+    worker.receive()
+    assert worker.deliver() == 1
+    assert scripted.published() == [*ids, late]
+
+
+def test_a_transaction_that_is_larger_than_a_batch_is_read_from_the_table(worker: Worker, scripted: Script):
+    worker.follow()
+    ids = put(5, LOG, keys=2)
+    worker.receive()
+    for _ in range(4):
+        worker.deliver(2)
+    assert scripted.published() == ids
+    worker.follow()
+    more = put(2, LOG)
+    worker.receive()
+    assert worker.deliver(2) == 2
+    assert scripted.published() == ids + more
+
+
+def test_messages_that_are_deleted_or_moved_to_the_table_are_not_delivered_from_the_log(
+    worker: Worker, scripted: Script
+):
+    worker.follow()
+    deleted, moved, kept = put(3, LOG)
+    worker.receive()
+    execute("DELETE FROM django_outbox_outboxmessage WHERE id = %s", [deleted])
+    execute("UPDATE django_outbox_outboxmessage SET available_at = now() + interval '1 hour' WHERE id = %s", [moved])
+    assert worker.deliver() == 1
+    assert scripted.published() == [kept]
+
+
+def test_a_message_waits_for_an_earlier_one_of_its_key_that_is_in_the_table(worker: Worker, scripted: Script):
+    worker.follow()
+    scripted.answer = lambda message: retry_later("full", retry_after=3600)
+    first = put(1, LOG, keys=1)
+    worker.receive()
+    worker.deliver()
+    scripted.answer = lambda message: ACCEPTED
+    second = put(2, LOG, keys=1)
+    worker.receive()
+    assert worker.deliver() == 0
+    OutboxMessage.objects.using(LOG).retry_now()
+    worker.deliver_until(lambda: scripted.published() == first + first + second)
+
+
+def test_the_walsender_is_ended_and_nothing_is_lost(worker: Worker, scripted: Script):
+    worker.follow()
+    ids = put(2, LOG)
+    worker.receive()
+    execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    ids += put(2, LOG)
+    worker.deliver_until(lambda: scripted.published() == ids)
+    worker.source._open_at = 0.0
+    worker.follow()
+    ids += put(2, LOG)
+    worker.receive()
+    assert worker.deliver() == 2
+    assert scripted.published() == ids
+
+
+def test_more_messages_than_are_kept_are_read_from_the_table(worker: Worker, scripted: Script):
+    worker.follow()
+    assert worker.source._feed is not None
+    worker.source._feed._max_bytes = 3000
+    ids = [id for _ in range(10) for id in put(1, LOG)]
+    eventually(lambda: worker.source._feed is not None and worker.source._feed.ended)
+    worker.deliver_until(lambda: scripted.published() == ids)
+
+
+def test_transactions_without_messages_do_not_pile_up_in_the_position(worker: Worker):
+    worker.follow()
+    for _ in range(20):
+        execute("SELECT pg_current_xact_id()")
+        put(1, LOG)
+        worker.receive()
+        worker.deliver()
+    passed = StreamPosition.objects.using(LOG).get().passed
+    assert len(passed.split(",")) < 10
+
+
+def test_a_log_that_is_behind_is_not_waited_for(worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log, "PATIENCE", 0.05)
+    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
+    worker.follow()
+    monkeypatch.setattr(LogReader, "read", lambda self, *_: time.sleep(0.05) or [])
+    time.sleep(0.3)
+    ids = put(2, LOG)
+    worker.deliver_until(lambda: scripted.published() == ids)
+    assert not worker.source.follows
+    monkeypatch.undo()
+    worker.follow()
+    assert scripted.published() == ids
+
+
+def test_one_worker_reads_the_log_and_another_takes_over_when_it_ends(
+    new_worker: Callable[[], Worker], scripted: Script
+):
+    first, second = new_worker(), new_worker()
+    first.follow()
+    second.deliver()
+    put(2, LOG)
+    first.receive()
+    assert second.deliver() == 0
+    assert first.deliver() == 2
+    first.source.close()
+    put(2, LOG)
+    second.source._stream_at = 0.0
+    second.deliver_until(lambda: len(scripted.published()) == 4)
+    second.follow()
+
+
+def test_a_worker_that_stands_by_takes_no_wake_up_of_the_one_that_reads_the_log(new_worker: Callable[[], Worker]):
+    first, second = new_worker(), new_worker()
+    first.follow()
+    second.deliver()
+    assert second.source.wake_ups == set()
+    assert first.source.wake_ups > {"default"}
+
+
+def test_a_worker_that_stands_by_delivers_if_the_other_one_does_not(
+    new_worker: Callable[[], Worker], scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log, "STANDBY_TIME", 0.2)
+    monkeypatch.setattr(snapshot, "STANDBY_INTERVAL", 0.0)
+    first, second = new_worker(), new_worker()
+    first.follow()
+    ids = put(2, LOG)
+    second.deliver_until(lambda: scripted.published() == ids)
+    first.receive()
+    assert first.deliver() == 0
+    ids += put(1, LOG)
+    first.receive()
+    assert first.deliver() == 1
+    assert scripted.published() == ids
+
+
+def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scripted: Script):
+    worker.follow()
+    ids = put(2, LOG)
+    worker.receive()
+    with Relay(using=LOG) as other:
+        assert other.drain().processed == 2
+    assert worker.deliver() == 0
+    ids += put(2, LOG)
+    worker.receive()
+    assert worker.deliver() == 2
+    assert scripted.published() == ids

@@ -33,7 +33,7 @@ from django_outbox.logs import logger
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
 from django_outbox.relay.sources.snapshot import STANDBY_INTERVAL, SnapshotSource, Streamed
 from django_outbox.stores import Claim, Settlement
-from django_outbox.stores.log import PUBLICATION, Inspection, LogStream, publication
+from django_outbox.stores.log import CREATE_PUBLICATION, PUBLICATION, Inspection, LogStream
 from django_outbox.stores.stream import Listing, Place, Stream
 
 MAX_GAP = 2000
@@ -228,7 +228,7 @@ class LogSource(SnapshotSource):
             return
         self._open_at = time.monotonic() + OPEN_INTERVAL
         if stream.find_missing_columns():
-            self._report(f"the publication {PUBLICATION} is missing or incomplete. Run: {publication(connection)}")
+            self._report(f"the publication {PUBLICATION} is missing or incomplete. Run: {CREATE_PUBLICATION}")
             return
         table, self._slot = stream.find_table()
         if stream.has_reader(self._slot):
