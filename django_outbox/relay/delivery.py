@@ -100,8 +100,7 @@ class Delivery:
             connection.close()
 
     def close(self) -> None:
-        """Release what the source holds, and what is reserved of the publisher's rate limit, if that is possible."""
-        self._source.close()
+        """Give back what is reserved of the publisher's rate limit, if the database can be used."""
         if self._limiter is not None:
             with suppress(DatabaseError, InterfaceError):
                 self._limiter.release()

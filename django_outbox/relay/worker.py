@@ -42,6 +42,7 @@ class Worker(abc.ABC):
             while not self._is_done():
                 self._pause(self._deliver())
         finally:
+            self._source.close()
             self._delivery.close()
 
     @abc.abstractmethod

@@ -23,6 +23,7 @@ class ListSource(Source):
     exhausted = complete = True
     is_late = False
     lags = False
+    wake_ups = frozenset({"default"})
 
     def __init__(self, *messages: Message) -> None:
         self._messages = list(messages)

@@ -53,7 +53,7 @@ class Worker:
         self.woken.set()
 
     def deliver(self, limit: int = 100) -> int:
-        return self.batches.run(limit).processed
+        return self.batches.deliver(limit).processed
 
     def lists(self) -> bool:
         """Deliver, and return whether the database was searched for streamed messages."""
