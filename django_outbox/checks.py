@@ -34,6 +34,8 @@ from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, find_store
+from django_outbox.stores.log import LogStream
+from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.text import counted, one_line
 
 DISTRIBUTION = "django-transactional-outbox"
@@ -334,8 +336,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
     settings, _ = parse(getattr(django_settings, "OUTBOX", None))
     for publisher_alias in sorted(settings.streamed) if settings and not store.streams else ():
         yield Warning(
-            f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]['SOURCE'] is 'snapshot', but the database {alias!r} is not "
-            "PostgreSQL, so its messages are delivered from the table.",
+            f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]['SOURCE'] is {settings.publishers[publisher_alias].source!r}, "
+            f"but the database {alias!r} is not PostgreSQL, so its messages are delivered from the table.",
             hint="Remove SOURCE.",
             id="django_outbox.W028",
         )
@@ -356,6 +358,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             id="django_outbox.W020",
         )
         return
+    if settings and settings.from_log and isinstance(store, PostgreSQLStore):
+        yield from _check_log(store, sorted(settings.from_log))
     # Other checks report wrong settings. The table may have been changed by hand.
     with suppress(DatabaseError, ImproperlyConfigured):
         for publisher in find_unknown_publishers(alias):
@@ -366,6 +370,17 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
+
+
+def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
+    """Check that relays can read the log."""
+    for obstacle in LogStream(store, publisher_aliases[0]).find_obstacles(len(publisher_aliases)):
+        yield Warning(
+            f"OUTBOX['PUBLISHERS'][{publisher_aliases[0]!r}]['SOURCE'] is 'log', but the database "
+            f"{store.connection.alias!r} {obstacle.problem}. Its messages are searched for in the table instead.",
+            hint=obstacle.remedy,
+            id=f"django_outbox.{obstacle.check}",
+        )
 
 
 def _check_characters(store: Store) -> Iterator[CheckMessage]:

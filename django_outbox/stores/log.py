@@ -2,7 +2,8 @@
 
 import re
 import zlib
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from django_outbox.db.snapshots import Snapshot
@@ -38,11 +39,41 @@ HAS_READER = "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 
 FIND_TABLE = "SELECT '{table}'::regclass::oid::bigint, current_database()"
 
 FIND_COLUMNS = """
-SELECT coalesce(array_agg(attname::text), '{}') FROM pg_publication JOIN (
-    SELECT pubname AS name, schemaname, tablename, unnest(attnames) AS attname FROM pg_publication_tables
-) published ON name = pubname
-WHERE pubname = %s AND pubinsert AND format('%%I.%%I', schemaname, tablename)::regclass = '{table}'::regclass
+SELECT coalesce(array_agg(attname::text), '{}')
+FROM pg_publication
+JOIN pg_publication_tables published USING (pubname)
+JOIN pg_namespace ON nspname = schemaname
+JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = tablename
+CROSS JOIN LATERAL unnest(attnames) attname
+WHERE pubname = %s AND pubinsert AND pg_class.oid = '{table}'::regclass
 """
+
+# On Amazon RDS, membership in a role gives the privilege. Slots of relays are free for them.
+CAPABILITIES = """
+SELECT current_setting('wal_level') = 'logical',
+    EXISTS (
+        SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolreplication)
+        OR rolname = 'rds_replication' AND pg_has_role(oid, 'member')
+    ),
+    current_setting('max_replication_slots')::integer - others, current_setting('max_wal_senders')::integer - active
+FROM (
+    SELECT count(*) AS others, count(active_pid) AS active FROM pg_replication_slots WHERE slot_name !~ '^outbox_'
+) slots
+"""
+
+
+class Obstacle(NamedTuple):
+    """Something that prevents that the log is read.
+
+    Attributes:
+        check: the number of the system check.
+        problem: the end of a sentence that begins with the name of the database.
+        remedy: a sentence.
+    """
+
+    check: str
+    problem: str
+    remedy: str
 
 
 class Inspection(NamedTuple):
@@ -87,3 +118,26 @@ class LogStream(Stream):
     def find_missing_columns(self) -> Set[str]:
         """Return the columns that the publication lacks: all if there is none."""
         return {*COLUMNS} - {*self._fetch(FIND_COLUMNS, [PUBLICATION])[0][0]}
+
+    def find_obstacles(self, readers: int) -> Iterator[Obstacle]:
+        """Find out what prevents that this number of publishers is fed from the log."""
+        if find_spec("psycopg") is None:
+            yield Obstacle("W053", "is used without psycopg 3", "Install psycopg.")
+        ((logical, may_read, slots, senders),) = self._fetch(CAPABILITIES)
+        if not logical:
+            yield Obstacle(
+                "W054",
+                "has a wal_level that does not support logical decoding",
+                "Set wal_level = logical in postgresql.conf, and restart the server.",
+            )
+        if not may_read:
+            yield Obstacle("W055", "does not let this role read the log", "Run: ALTER ROLE ... REPLICATION")
+        if missing := self.find_missing_columns():
+            problem = f"has no publication {PUBLICATION} with the column {min(missing)}"
+            yield Obstacle("W056", problem, f"Run: {CREATE_PUBLICATION}")
+        if min(slots, senders) < readers:
+            yield Obstacle(
+                "W057",
+                f"has {slots} free replication slots and {senders} free WAL senders, but {readers} are needed",
+                "Raise max_replication_slots and max_wal_senders in postgresql.conf, and restart the server.",
+            )

@@ -13,13 +13,15 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue
+from django_outbox.checks import check_databases
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, retry_later
 from django_outbox.models import StreamPosition
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import LogSource, log, snapshot
-from django_outbox.stores.replication import LogReader
+from django_outbox.stores.log import CREATE_PUBLICATION
+from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from tests.streams.conftest import LOG, execute
 from tests.support.databases import statements
 from tests.support.messages import put
@@ -375,3 +377,65 @@ def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scr
     worker.receive()
     assert worker.deliver() == 2
     assert scripted.published() == ids
+
+
+def test_the_check_is_silent_if_the_log_can_be_read():
+    assert [problem.id for problem in check_databases(None, databases=[LOG])] == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "ids"),
+    [
+        ("no publication", ["W056"]),
+        ("no privilege", ["W055"]),
+        ("all slots in use", ["W057"]),
+    ],
+)
+def test_the_check_names_what_prevents_that_the_log_is_read(problem: str, ids: list[str]):
+    made: list[str] = []
+    if problem == "no publication":
+        execute("DROP PUBLICATION django_outbox")
+        made.append(CREATE_PUBLICATION)
+    elif problem == "no privilege":
+        execute("CREATE ROLE limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited; SET ROLE limited")
+        made += ["RESET ROLE", "DROP OWNED BY limited", "DROP ROLE limited"]
+    else:
+        slots = execute("SELECT current_setting('max_replication_slots')::integer")[0][0]
+        execute("SELECT pg_create_physical_replication_slot('full_' || n) FROM generate_series(1, %s) n", [slots])
+        made.append("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
+    try:
+        found = list(check_databases(None, databases=[LOG]))
+    finally:
+        for statement in made:
+            execute(statement)
+    assert [warning.id for warning in found] == [f"django_outbox.{id}" for id in ids]
+    assert found[0].hint
+
+
+@pytest.mark.parametrize("problem", ["wal_level", "publication"])
+def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
+    problem: str, worker: Worker, scripted: Script, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
+    if problem == "publication":
+        execute("DROP PUBLICATION django_outbox")
+        remedy = CREATE_PUBLICATION
+    else:
+        monkeypatch.setattr(LogReader, "start", refuse)
+        remedy = REMEDIES["55000"]
+    try:
+        for _ in range(5):
+            ids = put(1, LOG)
+            worker.deliver_until(lambda ids=ids: scripted.published()[-1:] == ids)
+            time.sleep(0.1)
+    finally:
+        if problem == "publication":
+            execute(CREATE_PUBLICATION)
+    (warning,) = [record.getMessage() for record in caplog.records if "log" in record.getMessage()]
+    assert remedy in warning
+    assert not worker.source.follows
+
+
+def refuse(self: LogReader, slot: str, table: int) -> None:
+    """Send a command that the server refuses in the same words as it does without wal_level = logical."""
+    raise LogUnavailable(f"logical decoding requires wal_level >= logical. {REMEDIES['55000']}")

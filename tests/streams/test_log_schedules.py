@@ -1,6 +1,7 @@
 """The schedules of streams, with the log as the source, which may be late, lost, and ahead of the database."""
 
 import os
+from functools import partial
 
 import pytest
 from django.test import override_settings
@@ -32,25 +33,37 @@ class LogSchedule(Schedule):
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         super().deliver(relay, limit, outcomes)
-        source = self.sources[relay]
-        assert isinstance(source, LogSource)
-        counts["log" if source.follows else "list"] += 1
+        counts["log" if self.log_source(relay).follows else "list"] += 1
 
     def read_log(self, relay: int) -> None:
         """Let a relay read the log; a transaction that is open would prevent it."""
         for writer in WRITERS:
             self.commit(writer)
         self.sources[1 - relay].close()
-        eventually(lambda: self.deliver(relay, 50, []) or self.sources[relay].follows, "the relay reads the log")
+
+        def reads() -> bool:
+            self.deliver(relay, 50, [])
+            return self.log_source(relay).follows
+
+        eventually(reads, "the relay reads the log")
 
     def receive(self) -> None:
         """Wait until the log has brought what is committed."""
         # A commit writes out the log up to there.
         lsn = execute("SELECT (pg_logical_emit_message(true, '', '') - '0/0')::bigint")[0][0]
-        for source in self.sources:
-            found = source._feed
+        for relay in RELAYS:
+            found = self.log_source(relay)._feed
             if found is not None and found.is_live:
-                eventually(lambda found=found: found.ended or found.has_reached(lsn), "the log brings it")
+                eventually(partial(self._has_brought, found, lsn), "the log brings it")
+
+    @staticmethod
+    def _has_brought(found: feed.Feed, lsn: int) -> bool:
+        return bool(found.ended) or found.has_reached(lsn)
+
+    def log_source(self, relay: int) -> LogSource:
+        source = self.sources[relay]
+        assert isinstance(source, LogSource)
+        return source
 
     def lose_log(self) -> None:
         """End the connections that read the log."""

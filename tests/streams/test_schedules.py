@@ -165,11 +165,11 @@ class Schedule:
 
     def pick(self, nth: int) -> "list[OutboxMessageQuerySet]":
         """Return the nth of the messages that are committed, if there are so many."""
-        messages = OutboxMessageQuerySet(OutboxMessage, using=USING)
+        messages = OutboxMessageQuerySet(OutboxMessage, using=self.using)
         return [messages.filter(pk=id) for id in messages.order_by("-id").values_list("id", flat=True)[nth : nth + 1]]
 
     def release(self) -> None:
-        OutboxMessage.objects.using(USING).retry_now()
+        OutboxMessage.objects.using(self.using).retry_now()
 
     def die_with_a_claim(self, relay: int, limit: int) -> None:
         with suppress(Crash), self.sources[relay].claim(limit):
