@@ -334,10 +334,13 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             id="django_outbox.E011",
         )
     settings, _ = parse(getattr(django_settings, "OUTBOX", None))
-    for publisher_alias in sorted(settings.streamed) if settings and not store.streams else ():
+    publishers = settings.publishers if settings and not store.streams else {}
+    for publisher_alias, source in sorted((alias, config.source) for alias, config in publishers.items()):
+        if source == "table":
+            continue
         yield Warning(
-            f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]['SOURCE'] is {settings.publishers[publisher_alias].source!r}, "
-            f"but the database {alias!r} is not PostgreSQL, so its messages are delivered from the table.",
+            f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]['SOURCE'] is {source!r}, but the database {alias!r} is not "
+            "PostgreSQL, so its messages are delivered from the table.",
             hint="Remove SOURCE.",
             id="django_outbox.W028",
         )

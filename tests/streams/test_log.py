@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -314,7 +315,12 @@ def test_a_log_that_is_behind_is_not_waited_for(worker: Worker, scripted: Script
     monkeypatch.setattr(log, "PATIENCE", 0.05)
     monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
     worker.follow()
-    monkeypatch.setattr(LogReader, "read", lambda self, *_: time.sleep(0.05) or [])
+
+    def read_nothing(self: LogReader, *_: object) -> list[Any]:
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(LogReader, "read", read_nothing)
     time.sleep(0.3)
     ids = put(2, LOG)
     worker.deliver_until(lambda: scripted.published() == ids)
@@ -424,9 +430,9 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
         monkeypatch.setattr(LogReader, "start", refuse)
         remedy = REMEDIES["55000"]
     try:
-        for _ in range(5):
-            ids = put(1, LOG)
-            worker.deliver_until(lambda ids=ids: scripted.published()[-1:] == ids)
+        for count in range(1, 5):
+            put(1, LOG)
+            worker.deliver_until(partial(has_published, scripted, count))
             time.sleep(0.1)
     finally:
         if problem == "publication":
@@ -434,6 +440,10 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
     (warning,) = [record.getMessage() for record in caplog.records if "log" in record.getMessage()]
     assert remedy in warning
     assert not worker.source.follows
+
+
+def has_published(scripted: Script, count: int) -> bool:
+    return len(scripted.published()) == count
 
 
 def refuse(self: LogReader, slot: str, table: int) -> None:
