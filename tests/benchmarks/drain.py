@@ -2,8 +2,8 @@
 
 The client sends them from memory and waits for every confirm. RabbitMQ's are encoded in advance and written to a bare
 socket; the others' clients encode them. `publisher`: the outbox's publisher alone does the same, without a database.
-Kafka is a mock cluster of three brokers, and SQS is moto, which need no server; moto searches a queue for each message,
-so measure it with 2,000.
+Kafka is KAFKA_URL, or three brokers that are started for this if their programs are in the cache, otherwise a mock of
+them. SQS is moto, which needs no server and searches a queue for each message, so measure it with 2,000.
 """
 
 import argparse

@@ -189,3 +189,20 @@ def test_ten_thousand_keys_are_in_the_partitions_of_javas_producer(healthy: Clus
 
 def partitions(cluster: Cluster, topic: str) -> dict[bytes, int]:
     return {record.key(): record.partition() for record in tools.read_topic(cluster.servers, topic, {})}
+
+
+def test_a_quota_delays_messages_and_counts_no_attempt(healthy: Cluster):
+    topic, client = create_topic(healthy), unique_name()
+    entity = ["--entity-type", "clients", "--entity-name", client]
+    change = ["--alter", "--add-config", "producer_byte_rate=20000", *entity]
+    tool = KAFKA.command("kafka.admin.ConfigCommand", "--bootstrap-server", healthy.servers, *change)
+    subprocess.run(tool, capture_output=True, timeout=60, check=True)
+    config = {"bootstrap.servers": healthy.servers, "client.id": client}
+    publisher = KafkaPublisher("default", config=config, timeout=TIMEOUT)
+    left = [make_message(topic, str(n).encode().rjust(40_000), key="key") for n in range(8)]
+    began = time.monotonic()
+    publish_all(publisher.publish, left)
+    publisher.close()
+    # The brokers allow 200,000 bytes at once.
+    assert time.monotonic() - began > 2
+    assert bodies(healthy, topic) == [*range(8)]

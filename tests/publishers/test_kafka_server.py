@@ -59,3 +59,14 @@ def test_a_compacted_topic_refuses_a_message_without_a_key():
     publisher.close()
     assert accepted == ACCEPTED
     assert (refused.verdict, refused.error_class) == (Verdict.REJECTED, "kafka.invalid_record")
+
+
+def test_a_message_beyond_the_limit_of_the_brokers_is_rejected_alone():
+    topic = create_topic(partitions=1)
+    raised = {"bootstrap.servers": kafka_servers(), "message.max.bytes": 3_000_000}
+    publisher = KafkaPublisher("default", config=raised)
+    large = make_message(topic, b'"' + b"x" * 2_000_000 + b'"')
+    outcomes = publisher.publish([make_message(topic), large, make_message(topic)])
+    publisher.close()
+    assert [outcome is ACCEPTED for outcome in outcomes] == [True, False, True]
+    assert (outcomes[1].verdict, outcomes[1].error_class) == (Verdict.REJECTED, "kafka.too_large")

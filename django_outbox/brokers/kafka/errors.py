@@ -138,7 +138,7 @@ def meaning_of(error: KafkaError) -> Meaning:
 _CONNECTION_REMEDIES: dict[int, str] = {
     KafkaError._AUTHENTICATION: "check security.protocol and the sasl options in config",
     KafkaError.SASL_AUTHENTICATION_FAILED: "check the sasl options in config",
-    KafkaError._SSL: "check the ssl options in config",
+    KafkaError._SSL: "check the ssl options in config, and whether a certificate has expired",
     KafkaError._RESOLVE: "check the host names of bootstrap.servers in config",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: (
         "give the user of config the permission to write to a topic, or the cluster permission IdempotentWrite"

@@ -38,10 +38,10 @@ class Broker(abc.ABC):
         topics: the topics of the messages.
     """
 
-    label: ClassVar[str]
+    label: str
     setting: ClassVar[str] = ""
     example: ClassVar[str] = ""
-    process: ClassVar[str]
+    process: str
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def __init__(self, destinations: int = 4) -> None:

@@ -1,4 +1,8 @@
-"""Kafka: librdkafka's mock cluster, in its own process. The limit: an idempotent producer, `acks` of all."""
+"""Kafka. The limit: an idempotent producer, `acks` of all.
+
+The cluster is the one that KAFKA_URL names, otherwise three brokers if their programs are in the cache, otherwise
+librdkafka's mock, in its own process.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,10 +16,19 @@ from django_outbox.brokers.text_headers import text_headers
 from django_outbox.messages import Message
 from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import BenchmarkError
+from tests.support.jars import KAFKA
+from tests.support.kafka.cluster import running_cluster
+from tests.support.kafka.shared import is_real, kafka_servers
+from tests.support.kafka.tools import create_topic, delete_topics
 from tests.support.spawning import process, receive
 
 PATIENCE = 30
 """Seconds to wait for the cluster."""
+
+PARTITIONS = 4
+
+MOCK = "kafka-mock"
+"""The name of the mock's process."""
 
 QUIET = {"log_level": 2}
 
@@ -24,7 +37,7 @@ def serve_mock_cluster(pipe: Connection) -> None:
     """Run a cluster of three brokers, which write nothing to the disk, until the other end of the pipe is closed."""
     # Its processor time is found by this name, on Linux.
     with suppress(OSError):
-        Path("/proc/self/comm").write_text(Kafka.process)
+        Path("/proc/self/comm").write_text(MOCK)
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 3, **QUIET})
     brokers = producer.list_topics(timeout=PATIENCE).brokers.values()
     pipe.send(",".join(f"{broker.host}:{broker.port}" for broker in brokers))
@@ -34,23 +47,32 @@ def serve_mock_cluster(pipe: Connection) -> None:
 class Kafka(Broker):
     """A topic of four partitions for each topic."""
 
-    label = "Kafka (mock)"
-    process = "kafka-mock"
+    def __init__(self, destinations: int = 4) -> None:
+        super().__init__(destinations)
+        self.is_real = is_real() or KAFKA.is_usable
+        self.label = "Kafka" if self.is_real else "Kafka (mock)"
+        self.process = "java" if self.is_real else MOCK
 
     def create(self) -> str:
         self._stack = ExitStack()
-        _, pipe = self._stack.enter_context(process("tests.benchmarks.brokers.kafka.serve_mock_cluster"))
-        self._config = {"bootstrap.servers": receive(pipe, PATIENCE), **QUIET}
-        self._consumer = Consumer({**self._config, "group.id": self.name, "allow.auto.create.topics": True})
+        servers = self._start()
+        self._config = {"bootstrap.servers": servers, **QUIET}
+        self._consumer = Consumer({**self._config, "group.id": self.name})
         self._stack.callback(self._consumer.close)
-        # The cluster creates a topic when it is asked for it.
-        self._partitions = [
-            TopicPartition(topic, partition)
-            for topic in [f"{self.name}.{each}" for each in self.topics]
-            for partition in self._consumer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
-        ]
+        topics = [create_topic(servers, f"{self.name}.{topic}", PARTITIONS) for topic in self.topics]
+        self._stack.callback(delete_topics, servers, *topics)
+        self._partitions = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
         self._before = 0
-        return libversion()[0]
+        return KAFKA.version if self.is_real else libversion()[0]
+
+    def _start(self) -> str:
+        """Start the cluster unless it runs, and return its addresses."""
+        if is_real():
+            return kafka_servers()
+        if self.is_real:
+            return self._stack.enter_context(running_cluster()).servers
+        _, pipe = self._stack.enter_context(process("tests.benchmarks.brokers.kafka.serve_mock_cluster"))
+        return str(receive(pipe, PATIENCE))
 
     def delete(self) -> None:
         self._stack.close()
