@@ -1,16 +1,20 @@
 """The reads of a stream follow an index from the position on, however many messages are kept or wait."""
 
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connections
+from django.test import override_settings
 
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
+from tests.support.messages import put
+from tests.support.publishers import SCRIPTED
 
 pytestmark = pytest.mark.django_db(databases=ALIASES)
 
@@ -67,6 +71,28 @@ def test_new_messages_are_read_without_those_that_are_delivered(plans: list[str]
     for plan in plans:
         assert "Seq Scan" not in plan, plan
         assert rows_read(plan) <= WAITING, plan
+        # They cut a batch that is large.
+        assert "WindowAgg" not in plan, plan
+
+
+@pytest.mark.parametrize("payload", ["x" * 100_000, "random"], ids=["compressible", "incompressible"])
+@pytest.mark.parametrize("step", [1, 3], ids=["consecutive", "scattered"])
+def test_a_batch_is_bounded_by_the_size_of_its_text_and_read_in_one_way_or_another(payload: str, step: int):
+    stream = Stream(PostgreSQLStore(connections[PG]), "default")
+    payloads = [payload if payload != "random" else random.Random(n).randbytes(50_000).hex() for n in range(9)]
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}):
+        ids = [put(1, PG, payload=each, key="k")[0] for each in payloads][::step]
+    assert [row[0] for row in stream.read(ids, max_bytes=150_000)] == ids[:2]
+    rows = stream.read(ids, max_bytes=10**7)
+    assert [row[0] for row in rows] == ids
+    assert [row[:10] for row in stream.read(ids[:1], max_bytes=1)] == [row[:10] for row in rows[:1]]
+
+
+def test_numbers_with_many_zeros_count_as_their_text():
+    stream = Stream(PostgreSQLStore(connections[PG]), "default")
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}):
+        ids = [put(1, PG, payload=[10**300] * 3)[0] for _ in range(9)]
+    assert [row[0] for row in stream.read(ids, max_bytes=2000)] == ids[:3]
 
 
 def test_the_messages_that_wait_are_counted_without_those_behind_a_page(plans: list[str]):
