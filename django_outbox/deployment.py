@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
-from django.db.models import Min, Model, QuerySet
+from django.db.models import Min, Model, Q
 
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import NotMigrated
@@ -141,15 +141,12 @@ def find_unknown_publishers(using: str) -> list[str]:
     Raises:
         DatabaseError: the database is unavailable.
     """
-    known = get_settings().publishers
+    messages = OutboxMessageQuerySet(OutboxMessage, using=using)
+    # Messages without a key, and with one: each has its index.
+    parts = (Q(partition=0), Q(blocks_key=True, processed_at__isnull=True))
     return [
         alias
-        for alias in publishers_in_use(OutboxMessageQuerySet(OutboxMessage, using=using))
-        if alias not in known and any(rows.exists() for rows in _pending_of(using, alias))
+        for alias in publishers_in_use(messages)
+        if alias not in get_settings().publishers
+        and any(messages.pending().filter(part, publisher=alias).exists() for part in parts)
     ]
-
-
-def _pending_of(using: str, alias: str) -> "list[QuerySet[OutboxMessage, OutboxMessage]]":
-    """Return queries for pending messages of a publisher: without a key, and with one. Each has its index."""
-    pending = OutboxMessage.objects.using(using).pending().filter(publisher=alias)
-    return [pending.filter(partition=0), pending.filter(blocks_key=True, processed_at__isnull=True)]

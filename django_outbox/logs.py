@@ -37,9 +37,9 @@ class OutboxLogger(_Adapter):
         if not self.isEnabledFor(level):
             return
         try:
-            error = _exception(kwargs.get("exc_info"))
-            if error is not None:
-                kwargs["exc_info"] = stand_in(error)
+            if given := kwargs.get("exc_info"):
+                error = given if isinstance(given, BaseException) else sys.exc_info()[1]
+                kwargs["exc_info"] = error and stand_in(error)
             fields = {name: kwargs.pop(name) for name in [*kwargs] if name not in ARGUMENTS}
             if not args and "%(" in str(msg):
                 args = ({name: _shown(value) for name, value in fields.items()},)
@@ -69,10 +69,3 @@ def _harmless(argument: object) -> object:
 
 def _shown(value: object) -> object:
     return _Number(value) if type(value) is int else _harmless(value)
-
-
-def _exception(exc_info: object) -> BaseException | None:
-    """Return the exception that an `exc_info` argument means."""
-    if isinstance(exc_info, BaseException):
-        return exc_info
-    return sys.exc_info()[1] if exc_info else None

@@ -26,7 +26,8 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     """
     try:
         found = str(text).partition("DETAIL:")[0].strip()
-        if _is_database_error(text):
+        # By the name that PEP 249 defines: Django's error, or a driver's own.
+        if isinstance(text, BaseException) and any(kind.__name__ == "DatabaseError" for kind in type(text).__mro__):
             found = found.partition("\n")[0]
         # Escaping only makes it longer, so the text beyond the limit need not be escaped.
         found = found[: max_length + 1]
@@ -73,11 +74,6 @@ def is_interrupt(error: BaseException) -> bool:
     Python raises it in the main thread only: in other threads, a KeyboardInterrupt comes from the code that was called.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
-
-
-def _is_database_error(error: object) -> bool:
-    """Return whether an error or a base class has the name that PEP 249 defines: Django's, or a driver's own."""
-    return isinstance(error, BaseException) and any(kind.__name__ == "DatabaseError" for kind in type(error).__mro__)
 
 
 def escape(text: str) -> str:

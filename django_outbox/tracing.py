@@ -148,8 +148,9 @@ def _load(module: str) -> None:
 def _traced(tracers: Sequence[Tracer], messages: "Sequence[OutboxMessage]", many: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for tracer in tracers:
-            headers = stack.enter_context(_Guarded(tracer, messages, many))
-            _add_headers(messages, headers)
+            if headers := stack.enter_context(_Guarded(tracer, messages, many)):
+                for message in messages:
+                    message.headers = {**headers, **message.headers}
         yield
 
 
@@ -196,12 +197,6 @@ def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
     if not (text.isascii() and text.isprintable()) or len(text) > MAX_HEADERS_LENGTH:
         raise ValueError(f"the headers of a trace are not ASCII, or longer than {MAX_HEADERS_LENGTH:,} characters")
     return found
-
-
-def _add_headers(messages: "Sequence[OutboxMessage]", headers: Mapping[str, str]) -> None:
-    if headers:
-        for message in messages:
-            message.headers = {**headers, **message.headers}
 
 
 _reports = Allowance(1, LOG_INTERVAL)

@@ -1,6 +1,6 @@
 """The admin's list of messages. All its queries are bounded, so it stays fast with millions of rows."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
@@ -36,11 +36,6 @@ SUGGESTED = 1000
 MAX_CAUSES = 100
 """Maximum number of causes that are listed."""
 
-if TYPE_CHECKING:
-    BasePaginator = Paginator[Any]
-else:
-    BasePaginator = Paginator
-
 
 class ReadOnly:
     """Lets an admin show its model, and neither add, change nor delete."""
@@ -55,7 +50,7 @@ class ReadOnly:
         return False
 
 
-class BoundedPaginator(BasePaginator):
+class BoundedPaginator(Paginator):  # type: ignore[type-arg]
     """Counts up to `LIMIT` and has no page beyond it.
 
     Attributes:

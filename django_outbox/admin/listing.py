@@ -98,7 +98,7 @@ def find(messages: OutboxMessageQuerySet, text: str) -> Found:
     complete = True
     if identity := read_identity(text):
         found.update(messages.filter(**identity).order_by("pk").values_list("pk", flat=True))
-    if is_possible_key(text):
+    if 0 < len(text.encode("utf-8", "replace")) <= MAX_NAME_LENGTH and "\x00" not in text:
         for part in _parts_with_key(messages, text):
             rows = list(part.values_list("pk", "key")[: LIMIT + 1])
             complete = complete and len(rows) <= LIMIT
@@ -134,11 +134,6 @@ def read_identity(text: str) -> dict[str, Any]:
         return {"message_id": uuid.UUID(text)}
     except ValueError:
         return {}
-
-
-def is_possible_key(text: str) -> bool:
-    """Return whether a message can have this key."""
-    return 0 < len(text.encode("utf-8", "replace")) <= MAX_NAME_LENGTH and "\x00" not in text
 
 
 def pattern(text: str) -> Callable[[str], bool]:

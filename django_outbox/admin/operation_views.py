@@ -1,7 +1,7 @@
 """The views that confirm and apply operations on messages, and that edit a message."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -44,11 +44,6 @@ from django_outbox.admin.operations import (
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.models import OutboxMessage, Status
 
-if TYPE_CHECKING:
-    BaseAdmin = admin.ModelAdmin[OutboxMessage]
-else:
-    BaseAdmin = admin.ModelAdmin
-
 
 def _action(operation: Operation, permission: str, description: Any) -> Callable[..., HttpResponse | None]:
     """Return an action of the list that asks for confirmation of an operation."""
@@ -65,7 +60,7 @@ def _permission(name: str) -> Callable[[Any, HttpRequest], bool]:
     return lambda self, request: request.user.has_perm(name)
 
 
-class OperationsAdmin(ReadOnly, BaseAdmin):
+class OperationsAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of messages that changes them."""
 
     actions = ("requeue", "discard", "retry_now", "hold", "cancel")

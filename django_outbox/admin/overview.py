@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
@@ -52,11 +52,6 @@ from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.pausing import pause, resume
 from django_outbox.text import describe
 
-if TYPE_CHECKING:
-    BaseAdmin = admin.ModelAdmin[Overview]
-else:
-    BaseAdmin = admin.ModelAdmin
-
 TEMPLATES = "admin/django_outbox/overview/"
 SALT = "django_outbox.admin.resume"
 VIEW = "django_outbox.view_outboxmessage"
@@ -98,7 +93,7 @@ def _count_failed() -> Count:
 
 
 @admin.register(Overview)
-class OverviewAdmin(ReadOnly, BaseAdmin):
+class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """The overview page, and its operations on publishers, types and groups of messages."""
 
     refresh_seconds = 5

@@ -60,8 +60,6 @@ LABELS: dict[Level, Any] = {
 _STANDBYS = ngettext_lazy("%(count)s relay stands by", "%(count)s relays stand by", "number")
 _DRAINS = ngettext_lazy("and %(count)s drain", "and %(count)s drains", "number")
 
-PERIODS = ("hour", "day")
-
 MAX_GROUPS = 20
 """Maximum number of causes that are shown."""
 

@@ -70,7 +70,7 @@ def attributes(message: Message, source: str) -> dict[str, str]:
         "id": message.message_id,
         "source": source,
         "type": message.type,
-        "time": _to_rfc3339(message.occurred_at),
+        "time": message.occurred_at.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z"),
     }
     if message.topic:
         found["subject"] = message.topic
@@ -87,10 +87,6 @@ def structured(message: Message, source: str) -> bytes:
     """Return a message's event as one JSON object, in which the bytes of the payload are unchanged."""
     envelope: Mapping[str, str] = {**attributes(message, source), "datacontenttype": "application/json"}
     return json.dumps(envelope, ensure_ascii=False).encode()[:-1] + b', "data": ' + message.payload + b"}"
-
-
-def _to_rfc3339(time: datetime.datetime) -> str:
-    return time.astimezone(datetime.timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def read_text_message(

@@ -43,9 +43,13 @@ def text_headers(message: Message) -> list[tuple[str, str]]:
     return found
 
 
-def own_headers(message: Message) -> list[tuple[str, str]]:
-    """Return the message's own headers, as text."""
-    return [(name, to_text(value)) for name, value in message.headers.items() if name.lower() not in RESERVED]
+def own_headers(message: Message, *, without: str = "") -> list[tuple[str, str]]:
+    """Return the message's own headers as text, without those with a prefix in any case."""
+    return [
+        (name, to_text(value))
+        for name, value in message.headers.items()
+        if (lower := name.lower()) not in RESERVED and not (without and lower.startswith(without))
+    ]
 
 
 def to_text(value: Any) -> str:

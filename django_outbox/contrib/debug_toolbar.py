@@ -31,6 +31,9 @@ __all__ = ["OutboxPanel"]
 MAX_MESSAGES = 500
 """Maximum number of messages that are recorded for one request; the others are counted."""
 
+PASSED = ("django_outbox", "contextlib", "asgiref", "threading")
+"""Packages that the call of `enqueue` passes through."""
+
 MAX_LENGTH = 10_000
 """Maximum characters of a payload that are shown."""
 
@@ -160,13 +163,9 @@ def _alias_of(message: OutboxMessage) -> str:
 def _caller() -> str:
     """Return the line of the project that enqueued the messages."""
     frame = sys._getframe()
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in PASSED:
         frame = frame.f_back
     path = Path(frame.f_code.co_filename)
     base = Path(getattr(settings, "BASE_DIR", "."))
     shown = path.relative_to(base) if path.is_relative_to(base) else path
     return f"{shown}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in {"django_outbox", "contextlib", "asgiref", "threading"}

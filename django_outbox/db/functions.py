@@ -1,7 +1,7 @@
 """Functions and lookups of the ORM: the database's clock, which decides what is due, and comparisons of text."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BigIntegerField, Func, Lookup
@@ -39,13 +39,7 @@ class CurrentTransaction(Func):
         return self.as_sql(compiler, connection, template="pg_current_xact_id()", **extra_context)
 
 
-if TYPE_CHECKING:
-    BaseLookup = Lookup[str]
-else:
-    BaseLookup = Lookup
-
-
-class MatchesPattern(BaseLookup):
+class MatchesPattern(Lookup):
     """Whether a text matches a pattern in which `*` stands for any characters; upper and lower case differ.
 
     Pass it to `filter` as a condition: `MatchesPattern(F("type"), "order.*")`. Django's own lookups ignore case on some
@@ -70,7 +64,7 @@ class MatchesPattern(BaseLookup):
         return f"{text} {like} %s ESCAPE '!'", (*params, re.sub(r"([!%_])", r"!\1", self.rhs).replace("*", "%"))
 
 
-class IsExactly(BaseLookup):
+class IsExactly(Lookup):
     """Whether two texts are identical; Django's `exact` ignores case and trailing blanks on MySQL and MariaDB.
 
     Pass it to `filter` as a condition: `IsExactly(F("key"), "order-7")`.

@@ -421,20 +421,17 @@ def _contains_itself(node: _Node) -> bool:
 def _problem_of_keys(value: dict[Any, Any], store: Store) -> str:
     for key in value:
         if isinstance(key, str):
-            problem = _problem_of_text(_encode(key), store) or _problem_of_length(key, store)
-            if problem:
+            if problem := _problem_of_text(_encode(key), store):
                 return f"the key {_name(key)} {problem}"
+            limit, size = store.max_json_key_bytes, len(key.encode())
+            if limit and size > limit:
+                return f"the key {_name(key)} is {size:,} bytes long in UTF-8; the limit is {limit:,}."
             continue
         try:
             _encode({key: None})
         except (TypeError, ValueError) as error:
             return f"a key {_not_json(error, key)}"
     return ""
-
-
-def _problem_of_length(key: str, store: Store) -> str:
-    limit, size = store.max_json_key_bytes, len(key.encode())
-    return f"is {size:,} bytes long in UTF-8; the limit is {limit:,}." if limit and size > limit else ""
 
 
 def _problem_of_integer(value: int, store: Store) -> str:

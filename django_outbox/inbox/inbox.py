@@ -91,7 +91,10 @@ class Inbox:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.run()")
-        with announcing(self._life, self._state), self._reporting("run"), self._purging():
+        purging = in_background(
+            self._purge_at_intervals, name="outbox-inbox-purge", patience=self._state.limits.purge_patience
+        )
+        with announcing(self._life, self._state), self._reporting("run"), purging:
             return self._in_threads(self._keep_reading)
 
     def drain(self) -> InboxTally:
@@ -159,10 +162,6 @@ class Inbox:
     def _in_thread(self, work: Callable[[Consumer], object], consumer: Consumer) -> None:
         with own_connection(self.using):
             work(consumer)
-
-    def _purging(self) -> AbstractContextManager[None]:
-        patience = self._state.limits.purge_patience
-        return in_background(self._purge_at_intervals, name="outbox-inbox-purge", patience=patience)
 
     def _purge_at_intervals(self, left: threading.Event) -> None:
         interval = self._state.limits.purge_interval

@@ -90,7 +90,10 @@ class ServiceCommand(OutboxCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
-        reloads = until_exit and is_reloading(options)
+        ends = options["drain"] or options["once"] or options["only_check"]
+        # In development, on a terminal.
+        is_interactive = settings.DEBUG and sys.stdin is not None and sys.stdin.isatty()
+        reloads = until_exit and is_interactive and options["use_reloader"] and not ends
         if reloads and not reloading.is_child():
             sys.exit(reloading.supervise(self.stderr.write))
         watch = reloading.Watch() if reloads else None
@@ -133,12 +136,6 @@ class ServiceCommand(OutboxCommand):
             print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
-
-
-def is_reloading(options: dict[str, Any]) -> bool:
-    """Return whether a command restarts when the code changes: in development, on a terminal, if it runs on."""
-    ends = options["drain"] or options["once"] or options["only_check"]
-    return settings.DEBUG and options["use_reloader"] and not ends and sys.stdin is not None and sys.stdin.isatty()
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
     try:
         result = query(using)
     except (DatabaseError, InterfaceError) as error:
-        if _is_usable(connection):
+        if connection.connection is not None and connection.is_usable():
             raise _unreadable(using, UNREADABLE, error) from None
         if not was_open or connection.in_atomic_block:
             raise _unreadable(using, DATABASE_UNAVAILABLE, error) from None
@@ -126,10 +126,6 @@ def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
             reason=error,
         )
     return Unreadable(code)
-
-
-def _is_usable(connection: BaseDatabaseWrapper) -> bool:
-    return connection.connection is not None and connection.is_usable()
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:

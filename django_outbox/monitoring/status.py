@@ -155,8 +155,8 @@ def read_status(using: str) -> Status:
         consumers=_read_consumers(using, now),
         streams=tuple(streams),
         open_transaction=find_oldest_transaction(PostgreSQLStore(store.connection)) if streams else None,
-        last_hour=_last_hour(counts, now),
-        last_day=_last_day(counts, now),
+        last_hour=_add_up(counts, _floor(now, MINUTE), MINUTE, 60),
+        last_day=_add_up(counts, _floor(now, QUARTER), QUARTER, 96),
     )
     return replace(result, verdicts=judge(result))
 
@@ -246,16 +246,6 @@ def _read_counts(using: str, now: datetime.datetime) -> Counts:
     return {(minute, publisher): (int(a), int(b), int(c)) for minute, publisher, a, b, c in rows}
 
 
-def _last_hour(counts: Counts, now: datetime.datetime) -> tuple[PeriodCount, ...]:
-    """Return the counts of each of the last 60 minutes, the current one last."""
-    return _add_up(counts, _floor(now, MINUTE), MINUTE, 60)
-
-
-def _last_day(counts: Counts, now: datetime.datetime) -> tuple[PeriodCount, ...]:
-    """Return the counts of each quarter of an hour of the last 24 hours, the current one last."""
-    return _add_up(counts, _floor(now, QUARTER), QUARTER, 96)
-
-
 def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> tuple[int, ...]:
     """Return a publisher's counts of the last full minute, or of the current one if they are higher already."""
     minutes = [counts.get((_floor(now, MINUTE) - back, publisher), (0, 0, 0)) for back in (MINUTE, MINUTE * 0)]
@@ -296,6 +286,7 @@ def _from_timestamp(seconds: float | None, default: datetime.datetime) -> dateti
 def _add_up(
     counts: Counts, last: datetime.datetime, period: datetime.timedelta, number: int
 ) -> tuple[PeriodCount, ...]:
+    """Return the counts of each of the last periods, the current one last."""
     totals: defaultdict[datetime.datetime, list[int]] = defaultdict(lambda: [0, 0, 0])
     for (minute, _publisher), values in counts.items():
         total = totals[_floor(minute, period)]

@@ -145,7 +145,8 @@ def _purge(
         if archive:
             batch = _archive_batch(using, archive, seconds, after, is_stopping)
         else:
-            batch = _delete_batch(using, batch_size, seconds, after)
+            found = get_store(connections[using]).purge(seconds, batch_size, after)
+            batch = Removed(found.deleted, found.at, found.deleted < batch_size)
         position.advance(batch.deleted, batch.at)
         total += batch.deleted
         on_progress(total)
@@ -167,11 +168,6 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
             purged = stream.purge(seconds, batch_size, at, archive=archive)
             yield purged.deleted
             at = purged.at
-
-
-def _delete_batch(using: str, batch_size: int, seconds: float, after: Any) -> Removed:
-    batch = get_store(connections[using]).purge(seconds, batch_size, after)
-    return Removed(batch.deleted, batch.at, batch.deleted < batch_size)
 
 
 def _archive_batch(

@@ -38,6 +38,9 @@ MAX_WAIT = 3600.0
 """Maximum number of seconds for which messages wait, if AWS names a time."""
 
 
+SLOW = "AWS responds too slowly: there was no time to send the message"
+
+
 class Request(NamedTuple):
     """One batch request.
 
@@ -138,8 +141,15 @@ class AWSCall(Call[Message, Entry]):
         with self._lock:
             outcomes = list(self.outcomes)
             for destination, index, problem in self._failing:
-                outcomes[index] = self._judge_failing(destination, problem)
-            missing = self._missing_outcome()
+                # The message is to blame for an error of AWS only if AWS accepted others for the same destination.
+                outcomes[index] = (
+                    retry_later(problem.text, error_class=_error_class(problem))
+                    if destination in self._accepting
+                    else set_aside(problem.text, INTERNAL_WAIT, error_class=_error_class(problem))
+                )
+            missing = set_aside(SLOW, 0.0, error_class="aws.slow")
+            if self.outage or not self.has_response:
+                missing = unanswered(self.outage or "AWS has not responded in time")
             outcomes = [
                 outcome or (None if index in self._refused else missing) for index, outcome in enumerate(outcomes)
             ]
@@ -167,17 +177,6 @@ class AWSCall(Call[Message, Entry]):
                 outcome = self.closed.setdefault(destination, outcome)
             for index in indexes:
                 self.outcomes[index] = outcome
-
-    def _judge_failing(self, destination: str, problem: Problem) -> Outcome:
-        """Blame the message for an error of AWS only if AWS accepted others for the same destination."""
-        if destination in self._accepting:
-            return retry_later(problem.text, error_class=_error_class(problem))
-        return set_aside(problem.text, INTERNAL_WAIT, error_class=_error_class(problem))
-
-    def _missing_outcome(self) -> Outcome:
-        if self.outage or not self.has_response:
-            return unanswered(self.outage or "AWS has not responded in time")
-        return set_aside("AWS responds too slowly: there was no time to send the message", 0.0, error_class="aws.slow")
 
 
 def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[Request]:

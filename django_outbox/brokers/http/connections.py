@@ -272,7 +272,7 @@ class ServerConnections:
 
     def _exchange(self, request: Request | None, pool: httpcore.ConnectionPool) -> Response:
         """Send a request and return the response. At most `MAX_RESPONSE_BYTES` of its body are read."""
-        response = pool.handle_request(self._probe() if request is None else self._signed(request))
+        response = pool.handle_request(self._encode(request))
         try:
             found = read_response(response)
             size = 0
@@ -288,19 +288,16 @@ class ServerConnections:
             response.close()
         return found
 
-    def _signed(self, request: Request) -> httpcore.Request:
-        headers = self._options.encoder.sign(request, time.time())
-        return httpcore.Request(b"POST", self._url(request.target), headers=headers, content=request.body)
-
-    def _probe(self) -> httpcore.Request:
-        """Return a request that does nothing: https://www.rfc-editor.org/rfc/rfc9110#section-9.3.7."""
-        return httpcore.Request(
-            b"OPTIONS", self._url(b"*"), headers=[(b"host", self.origin.authority.encode()), (b"content-length", b"0")]
-        )
-
-    def _url(self, target: bytes) -> httpcore.URL:
+    def _encode(self, request: Request | None) -> httpcore.Request:
+        """Return a signed request; without one, https://www.rfc-editor.org/rfc/rfc9110#section-9.3.7 does nothing."""
         scheme, host, port = self.origin
-        return httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target)
+        target = b"*" if request is None else request.target
+        url = httpcore.URL(scheme=scheme.encode(), host=host.encode(), port=port, target=target)
+        if request is None:
+            headers = [(b"host", self.origin.authority.encode()), (b"content-length", b"0")]
+            return httpcore.Request(b"OPTIONS", url, headers=headers)
+        headers = self._options.encoder.sign(request, time.time())
+        return httpcore.Request(b"POST", url, headers=headers, content=request.body)
 
     def _make_pool(self) -> httpcore.ConnectionPool:
         options = self._options

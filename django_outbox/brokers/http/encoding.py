@@ -87,9 +87,8 @@ class RequestEncoder:
             if self._format == cloudevents.PLAIN:
                 found = [(_name(name), _value(value)) for name, value in text_headers(message)]
             else:
-                found = [(_name(name), _value(value)) for name, value in own_headers(message)]
                 # In structured mode too: readers detect binary mode by such headers.
-                found = [header for header in found if not header[0].startswith(b"ce-")]
+                found = [(_name(name), _value(value)) for name, value in own_headers(message, without="ce-")]
                 if self._format == cloudevents.STRUCTURED:
                     body = cloudevents.structured(message, self._source)
                     found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
@@ -122,12 +121,11 @@ def event_headers(attributes: Mapping[str, str]) -> Headers:
 
     https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values
     """
-    found = [(b"ce-" + name.encode(), _event_value(value)) for name, value in attributes.items()]
+    found = [
+        (b"ce-" + name.encode(), value.encode() if _EVENT_VALUE.fullmatch(value) else _percent_encode(value, ' "%'))
+        for name, value in attributes.items()
+    ]
     return [*found, (b"content-type", b"application/json")]
-
-
-def _event_value(value: str) -> bytes:
-    return value.encode() if _EVENT_VALUE.fullmatch(value) else _percent_encode(value, ' "%')
 
 
 def _value(value: str) -> bytes:

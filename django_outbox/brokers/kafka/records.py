@@ -47,20 +47,15 @@ def make_encoder(topic: Template, format: str, source: str) -> Callable[[Message
     def encode_binary(message: Message) -> Record:
         headers: Headers = [(PREFIX + name, value) for name, value in attributes(message, source).items()]
         headers.append((CONTENT_TYPE, "application/json"))
-        headers += _other_headers(message)
+        headers += own_headers(message, without=PREFIX)
         return (render(message), message.payload, message.key.encode() or None, headers)
 
     def encode_structured(message: Message) -> Record:
-        headers: Headers = [(CONTENT_TYPE, STRUCTURED_CONTENT_TYPE), *_other_headers(message)]
+        headers: Headers = [(CONTENT_TYPE, STRUCTURED_CONTENT_TYPE), *own_headers(message, without=PREFIX)]
         return (render(message), structured(message, source), message.key.encode() or None, headers)
 
     render = topic.render
     return {BINARY: encode_binary, STRUCTURED: encode_structured}.get(format, encode_plain)
-
-
-def _other_headers(message: Message) -> list[tuple[str, str]]:
-    """Return the message's own headers, without names that would be read as attributes of the event."""
-    return [(name, value) for name, value in own_headers(message) if not name.lower().startswith(PREFIX)]
 
 
 def read_record(tag: int, record: Received) -> Incoming:

@@ -75,9 +75,14 @@ class NatsEncoder:
         if self._format == cloudevents.PLAIN:
             headers = text_headers(message)
         elif self._format == cloudevents.BINARY:
-            headers = _event_headers(message, self._source)
+            attributes = cloudevents.attributes(message, self._source).items()
+            headers = [(PREFIX + name, quote(value, _PRINTABLE)) for name, value in attributes]
+            headers += [("ce-datacontenttype", "application/json"), *own_headers(message, without=PREFIX)]
         else:
-            headers = [(CONTENT_TYPE, cloudevents.STRUCTURED_CONTENT_TYPE), *_other_headers(message)]
+            headers = [
+                (CONTENT_TYPE, cloudevents.STRUCTURED_CONTENT_TYPE),
+                *own_headers(message, without=PREFIX),
+            ]
             payload = cloudevents.structured(message, self._source)
         return NatsMessage(encoded_subject, self._encode_headers(message, subject, headers), payload)
 
@@ -111,21 +116,6 @@ def encode_hpub(subject: bytes, reply: bytes, headers: bytes, payload: bytes) ->
     """Return a message with a block of headers."""
     size = len(headers)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
-
-
-def _event_headers(message: Message, source: str) -> list[tuple[str, str]]:
-    """Return the headers of an event in binary mode.
-
-    https://github.com/cloudevents/spec/blob/main/cloudevents/bindings/nats-protocol-binding.md
-    """
-    found = {f"ce-{name}": quote(value, _PRINTABLE) for name, value in cloudevents.attributes(message, source).items()}
-    found["ce-datacontenttype"] = "application/json"
-    return [*found.items(), *_other_headers(message)]
-
-
-def _other_headers(message: Message) -> list[tuple[str, str]]:
-    """Return the message's own headers, but none that would be taken for an attribute of the event."""
-    return [(name, value) for name, value in own_headers(message) if not name.lower().startswith("ce-")]
 
 
 # There are usually few of them.

@@ -216,11 +216,9 @@ class RedisCall(Call[Message, bytes]):
 
     def _split(self, indexes: Sequence[int]) -> Iterator[Pipeline]:
         if indexes:
-            for server, each, reason in self._servers.split(indexes, self._stream_of):
+            stream_of = self._encoder.stream_of
+            for server, each, reason in self._servers.split(indexes, lambda index: stream_of(self.messages[index])):
                 yield self._pipeline(server, each, reason=reason)
-
-    def _stream_of(self, index: int) -> str:
-        return self._encoder.stream_of(self.messages[index])
 
     def _pipeline(self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False) -> Pipeline:
         pool = self._servers.pool(server)

@@ -1,7 +1,6 @@
 """The admin of results: lists and shows them, read-only."""
 
 import uuid
-from typing import TYPE_CHECKING
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -11,14 +10,9 @@ from django.utils.translation import gettext_lazy as _
 from django_outbox.admin.changelist import BoundedPaginator, ReadOnly
 from django_outbox.contrib.django_tasks.models import TaskRecord
 
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[TaskRecord]
-else:
-    ModelAdmin = admin.ModelAdmin
-
 
 @admin.register(TaskRecord)
-class TaskRecordAdmin(ReadOnly, ModelAdmin):
+class TaskRecordAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists the newest results first. All its queries read the primary key, so it stays fast with millions of rows."""
 
     list_display = ("path", "status", "queue_name", "enqueued_at", "finished_at")

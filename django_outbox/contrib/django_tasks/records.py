@@ -71,15 +71,12 @@ def _follow_message(record: TaskRecord, using: str) -> None:
         if record.status != TaskResultStatus.SUCCESSFUL:
             record.status = TaskResultStatus.FAILED
             record.finished_at = record.finished_at or (message.failed_at if message else None)
-    elif message.status == Status.PENDING and not _is_leased(record, message):
-        record.status = TaskResultStatus.READY
-        record.finished_at = None
-
-
-def _is_leased(record: TaskRecord, message: OutboxMessage) -> bool:
-    """Return whether a relay runs the task: the relay has moved the time of the message ahead."""
-    at = message.available_at
-    return record.status == TaskResultStatus.RUNNING and at is not None and at > timezone.now()
+    elif message.status == Status.PENDING:
+        at = message.available_at
+        # A relay that runs the task has moved the time of the message ahead.
+        if record.status != TaskResultStatus.RUNNING or at is None or at <= timezone.now():
+            record.status = TaskResultStatus.READY
+            record.finished_at = None
 
 
 def make_payload(record: TaskRecord) -> dict[str, Any]:
