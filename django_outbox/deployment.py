@@ -80,11 +80,7 @@ def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[ty
 
 
 def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
-    """Return the first table or column of these models that this database lacks; blank if there is none.
-
-    Raises:
-        DatabaseError: the database is unavailable.
-    """
+    """Return the first table or column of these models that this database lacks; blank if there is none."""
     with connection.cursor() as cursor:
         tables = set(connection.introspection.table_names(cursor, include_views=True))
         for model in models:

@@ -69,7 +69,6 @@ class Unreadable(NamedTuple):
 
     @property
     def id(self) -> int:
-        """The row's id."""
         return self.message.id
 
     @property

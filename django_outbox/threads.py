@@ -38,7 +38,6 @@ class Threads:
         self._end: SimpleQueue[None] = SimpleQueue()
 
     def start(self, work: Callable[[], object], *, name: str) -> None:
-        """Call a function in a new thread."""
 
         def run() -> None:
             try:

@@ -185,11 +185,7 @@ class _Guarded:
 
 
 def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return headers that every database and broker can carry.
-
-    Raises:
-        ValueError: they are not short strings of printable ASCII characters.
-    """
+    """Return headers that every database and broker can carry, or raise ValueError."""
     found = dict(headers)
     if not found:
         return found

@@ -248,7 +248,6 @@ class MessageList(ChangeList):
 
     @property
     def empty_text(self) -> str:
-        """The text of an empty list."""
         if self.query:
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
         if self._filtered:

@@ -60,7 +60,6 @@ class ChoiceFilter(admin.SimpleListFilter, abc.ABC):
             }
 
     def text_of(self, value: str, name: Any, changelist: Any) -> Any:
-        """Return the text of a choice."""
         return name
 
 

@@ -227,11 +227,7 @@ class Applied(NamedTuple):
 
 
 def read_ids(text: str) -> list[int]:
-    """Read a comma-separated list of IDs.
-
-    Raises:
-        ValueError: the list is empty, has more than `LIMIT` entries, or an entry is not a valid ID.
-    """
+    """Read a comma-separated list of at most `LIMIT` IDs, or raise ValueError."""
     ids = list(dict.fromkeys(int(id) for id in text.split(",")))
     if len(ids) > LIMIT:
         raise ValueError(f"The list has {len(ids):,} IDs; the limit is {LIMIT:,}.")

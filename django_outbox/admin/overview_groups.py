@@ -305,11 +305,7 @@ class Progress:
 
     @classmethod
     def read(cls, text: str, user_id: str) -> "Progress":
-        """Read a signed state.
-
-        Raises:
-            BadSignature: it was made elsewhere, for another operator, or too long ago.
-        """
+        """Read a signed state. Raises BadSignature if it belongs to another operator, or is too old."""
         values = signing.loads(text, salt=SALT, max_age=MAX_AGE)
         if values["user_id"] != user_id:
             raise signing.BadSignature("another operator began it")
@@ -375,11 +371,7 @@ def _more_than(number: int, is_cut: bool) -> Count:
 
 
 def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
-    """Continue an operation for about this time, at least by one window, and return its new state.
-
-    Raises:
-        ArchiveUnavailable: messages could not be archived before they are discarded. Earlier batches were changed.
-    """
+    """Continue an operation for about this time, at least by one window. It may raise ArchiveUnavailable."""
     deadline = time.monotonic() + seconds
     while not progress.finished:
         progress = _advance_by_window(progress, by)

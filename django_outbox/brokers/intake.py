@@ -36,11 +36,7 @@ class Intake:
             return not self._was_full
 
     def take(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
-        """Remove and return the next messages; wait for the first one at most `seconds`.
-
-        Raises:
-            Unavailable: the connection has ended. Its messages cannot be settled any more.
-        """
+        """Remove and return the next messages; wait for the first one at most `seconds`. Raises `Unavailable`."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self._has_next and self._error is None and (left := deadline - time.monotonic()) > 0:
@@ -63,13 +59,11 @@ class Intake:
             self._is_held = True
 
     def release(self) -> None:
-        """Hand over messages again."""
         with self._changed:
             self._is_held = False
             self._changed.notify()
 
     def clear(self) -> None:
-        """Forget the messages."""
         with self._changed:
             self._messages.clear()
             self._size = 0

@@ -156,7 +156,6 @@ class Template:
         return all(read is None for _, read in self._parts)
 
     def render(self, message: Message) -> str:
-        """Return the name for a message."""
         if self._encode is not None:
             encode = self._encode
             return "".join(literal + (encode(read(message)) if read else "") for literal, read in self._parts)

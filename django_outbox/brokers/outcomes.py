@@ -76,11 +76,7 @@ def describe_publisher(publisher: Publisher) -> str:
 
 
 def read_outcome(given: object) -> Outcome:
-    """Return an outcome with fields of the right types, and a reason that is one line and not blank.
-
-    Raises:
-        TypeError: it is not an outcome, or its verdict is reserved for the relay.
-    """
+    """Return an outcome with fields of the right types and a reason on one line, or raise TypeError."""
     if given is ACCEPTED:
         return ACCEPTED
     if not isinstance(given, Outcome):

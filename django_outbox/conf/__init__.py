@@ -293,11 +293,7 @@ def _source(value: object) -> str:
 
 
 def read_consumers(value: object) -> dict[str, ConsumerConfig]:
-    """Read the entries of `OUTBOX["CONSUMERS"]`. Their classes and options are not checked.
-
-    Raises:
-        Mistakes: an entry is invalid.
-    """
+    """Read the entries of `OUTBOX["CONSUMERS"]`, or raise Mistakes. Classes and options are not checked."""
     if not isinstance(value, Mapping):
         raise ValueError("a dict of consumers by their aliases")
     mistakes = [
@@ -319,12 +315,7 @@ CONSUMER_HINT = 'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}}, and it
 
 
 def read_archive(value: object) -> ArchiveConfig | None:
-    """Read `ARCHIVE`. Whether its storage is configured is not checked.
-
-    Raises:
-        ValueError: it is neither a dict nor None.
-        Mistakes: all mistakes within the dict.
-    """
+    """Read `ARCHIVE`, or raise ValueError or Mistakes. Whether its storage is configured is not checked."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

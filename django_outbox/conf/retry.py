@@ -57,12 +57,7 @@ def override(policy: RetryPolicy | RetryFunction, entry: RetryEntry) -> RetryPol
 
 
 def read_rules(value: object) -> RetryRules:
-    """Read one `RETRY`.
-
-    Raises:
-        ValueError: it is neither a dict nor a function.
-        Mistakes: all mistakes within the dict.
-    """
+    """Read one `RETRY`, or raise ValueError or Mistakes."""
     entry = _read_entry(value, {**_READERS, "TYPES": _read_types})
     if not isinstance(entry, dict):
         return RetryRules(entry)
@@ -71,12 +66,7 @@ def read_rules(value: object) -> RetryRules:
 
 
 def read_entry(value: object) -> RetryEntry:
-    """Read the policy of one handler: a `RETRY` without `TYPES`.
-
-    Raises:
-        ValueError: it is neither a dict nor a function.
-        Mistakes: all mistakes within the dict.
-    """
+    """Read the policy of one handler, a `RETRY` without `TYPES`, or raise ValueError or Mistakes."""
     return _read_entry(value, _READERS)
 
 

@@ -22,12 +22,7 @@ def choose_publishers(type: str, routes: Routes) -> tuple[str, ...]:
 
 
 def read_routes(value: object) -> Routes:
-    """Read `ROUTES`. Whether the publishers are configured is not checked.
-
-    Raises:
-        ValueError: it is not a dict.
-        Mistakes: all mistakes within the dict.
-    """
+    """Read `ROUTES`, or raise ValueError or Mistakes. Whether the publishers are configured is not checked."""
     if not isinstance(value, Mapping):
         raise ValueError(EXAMPLE)
     mistakes: list[Mistake] = []

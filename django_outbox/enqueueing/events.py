@@ -26,11 +26,7 @@ class Encoder(Protocol):
     """Encodes the instances of one class of events."""
 
     def encode(self, event: Any) -> Encoded:
-        """Return the fields of the message.
-
-        Raises:
-            InvalidEvent: the event does not match its class.
-        """
+        """Return the fields of the message. Raises `InvalidEvent` if the event does not match its class."""
 
 
 class DataclassEvent(Protocol):
@@ -90,11 +86,7 @@ def merge_headers(own: dict[str, Any], headers: object) -> Any:
 
 
 def as_message(value: object) -> Any:
-    """Return an event as an unsaved message; return another value unchanged.
-
-    Raises:
-        InvalidEvent: it does not match its class.
-    """
+    """Return an event as an unsaved message, or raise InvalidEvent; return another value unchanged."""
     if not hasattr(type(value), ATTRIBUTE):
         return value
     event = encode(value)

@@ -147,11 +147,7 @@ def check_unsaved(message: object) -> OutboxMessage:
 
 
 def read_message_id(value: object) -> uuid.UUID:
-    """Return a message ID as a UUID.
-
-    Raises:
-        InvalidMessage: it is not a valid UUID.
-    """
+    """Return a message ID as a UUID. Raises `InvalidMessage` if it is not a valid UUID."""
     if isinstance(value, uuid.UUID):
         return value
     if isinstance(value, str):
@@ -163,11 +159,7 @@ def read_message_id(value: object) -> uuid.UUID:
 
 
 def read_available_at(delay: object, available_at: object) -> datetime.datetime | Combinable:
-    """Return the earliest time at which the message may be published, given one of `delay` and `available_at`.
-
-    Raises:
-        InvalidMessage: both are given, or the given one is invalid.
-    """
+    """Return the earliest time of publishing, given one of `delay` and `available_at`, or raise InvalidMessage."""
     if delay is None:
         return _read_time("available_at", available_at)
     if available_at is not None:
@@ -229,11 +221,7 @@ def _read_time(field: str, value: object) -> datetime.datetime:
 
 
 def _read_key(value: object) -> str:
-    """Return a key as text.
-
-    Raises:
-        InvalidMessage: it is not a string, an integer or a UUID.
-    """
+    """Return a key as text. Raises `InvalidMessage` if it is not a string, an integer or a UUID."""
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -45,7 +45,6 @@ class EventType:
 
     @property
     def path(self) -> str:
-        """The import path of the class."""
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def encode(self, event: Any) -> Encoded:

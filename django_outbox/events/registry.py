@@ -60,7 +60,6 @@ class EventRegistry:
 
     @property
     def names(self) -> list[str]:
-        """All types that are registered."""
         return sorted(self._types)
 
 

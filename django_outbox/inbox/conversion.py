@@ -59,7 +59,6 @@ class Content:
         check_message(cast(OutboxMessage, self), store, self.text)
 
     def to_model(self) -> OutboxMessage:
-        """Return it as an unsaved message."""
         message = OutboxMessage(
             message_id=self.message_id,
             type=self.type,

@@ -45,11 +45,9 @@ class Reader:
         self._has_settled = False
 
     def read(self) -> None:
-        """Read until the inbox stops."""
         self._work(is_done=self._state.is_done)
 
     def drain(self) -> None:
-        """Read until the source is empty."""
         self._work(is_done=lambda: self._state.is_done() or self._is_drained(), patience=self._limits.drain_patience)
 
     def read_once(self) -> None:

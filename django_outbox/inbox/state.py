@@ -110,7 +110,6 @@ class InboxState(ServiceState):
         return sorted(self._paused)
 
     def tally_of(self, alias: str) -> InboxTally:
-        """Return the counts of one consumer."""
         return self._tallies[alias]
 
     def outage_of(self, alias: str) -> Outage | None:
@@ -128,7 +127,6 @@ class InboxState(ServiceState):
         return None if self._max_messages is None else max(self._max_messages - self.tally.received, 0)
 
     def begin(self) -> None:
-        """Begin a batch."""
         with self._lock:
             self.open_batches += 1
 

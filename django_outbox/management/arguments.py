@@ -84,11 +84,7 @@ def add_pause_arguments(parser: CommandParser, *, publisher: str | None = None) 
 
 
 def require_publisher(alias: str | None) -> str:
-    """Return the alias of a publisher.
-
-    Raises:
-        CommandError: none was given, or it is not in the settings.
-    """
+    """Return the alias of a publisher. Raises `CommandError` if none was given, or it is not in the settings."""
     publishers = get_settings().publishers
     if alias is None or alias not in publishers:
         problem = "Name a publisher" if alias is None else f"There is no publisher {alias!r}"

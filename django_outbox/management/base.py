@@ -33,17 +33,12 @@ class OutboxCommand(BaseCommand):
         )
 
     def add_database_argument(self, parser: CommandParser) -> None:
-        """Add `--database`."""
         parser.add_argument(
             "--database", metavar="ALIAS", help="Alias of the database (default: the one that the router chooses)."
         )
 
     def get_database(self, options: dict[str, Any]) -> str:
-        """Return the alias of the database to work on.
-
-        Raises:
-            CommandError: there is no such database.
-        """
+        """Return the alias of the database to work on. Raises `CommandError` if there is no such database."""
         alias: str = options["database"] or router.db_for_write(OutboxMessage)
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r}; DATABASES has {', '.join(sorted(connections))}.")

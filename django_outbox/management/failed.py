@@ -180,11 +180,7 @@ def add_filters(parser: CommandParser, state: str, *, listed: str, participle: s
 
 
 def check_filters(options: dict[str, Any]) -> None:
-    """Check that the filters can choose something.
-
-    Raises:
-        CommandError: there is no filter, they contradict each other, or name a publisher that does not exist.
-    """
+    """Raise CommandError if the filters contradict each other, choose nothing, or name an unknown publisher."""
     if options["publisher"] is not None:
         require_publisher(options["publisher"])
     after, before = options["failed_after"], options["failed_before"]

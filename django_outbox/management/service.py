@@ -41,7 +41,6 @@ class ServiceCommand(OutboxCommand):
     signals: StopSignals
 
     def add_stop_arguments(self, parser: CommandParser) -> None:
-        """Add `--max-messages`, `--stop-timeout` and `--noreload`."""
         parser.add_argument(
             "--max-messages", metavar="N", type=whole_number, help="Stop after N messages (default: no limit)."
         )
@@ -120,11 +119,7 @@ class ServiceCommand(OutboxCommand):
             raise CommandError(problem)
 
     def report_findings(self, findings: Iterable[CheckResult], verbosity: int) -> None:
-        """Print the result of each check.
-
-        Raises:
-            CommandError: there are problems.
-        """
+        """Print the result of each check. Raises `CommandError` if there are problems."""
         problems = 0
         for finding in findings:
             if not finding.problem:

@@ -46,11 +46,7 @@ class View(NamedTuple):
 
 
 def watch(read: Callable[[], View], seconds: float) -> None:
-    """Show a view again and again until the key q, Ctrl-C or SIGTERM.
-
-    Raises:
-        CommandError: there is no terminal, or `rich` is not installed.
-    """
+    """Show a view every `seconds` until the key q, Ctrl-C or SIGTERM; it needs a terminal and `rich`."""
     try:
         from rich.console import Console  # noqa: PLC0415 - an optional dependency
         from rich.live import Live  # noqa: PLC0415

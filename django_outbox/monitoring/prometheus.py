@@ -89,7 +89,6 @@ class RelayMetrics:
         batch_settled.connect(self._count)
 
     def close(self) -> None:
-        """Stop counting."""
         batch_settled.disconnect(self._count)
         for metric in (self._messages, self._publishing):
             self._registry.unregister(metric)
@@ -110,11 +109,7 @@ class RelayMetrics:
 
 @contextmanager
 def serving(port: int, address: str) -> Iterator[None]:
-    """Count what relays deliver, and serve it with all metrics of this process, until the end of the block.
-
-    Raises:
-        OSError: nothing can listen there.
-    """
+    """Count what relays deliver, and serve it with all metrics of this process until the end of the block."""
     metrics = RelayMetrics(REGISTRY)
     try:
         server, thread = start_http_server(port, address, REGISTRY)

@@ -89,7 +89,6 @@ class Outages:
             )
 
     def remind(self) -> None:
-        """Log each outage in progress."""
         now = self._clock()
         for outage in self.current:
             logger.warning(

@@ -64,7 +64,6 @@ class ServiceState:
         return ", ".join(f"{outage.name} unavailable" for outage in self.outages.current)
 
     def is_stopping(self) -> bool:
-        """Return whether the process is stopping."""
         return self.stopping
 
     def pause(self, seconds: float) -> None:

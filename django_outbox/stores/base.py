@@ -486,11 +486,7 @@ def find_store(connection: BaseDatabaseWrapper) -> Store | None:
 
 
 def get_store(connection: BaseDatabaseWrapper) -> Store:
-    """Return the store for a connection.
-
-    Raises:
-        ImproperlyConfigured: the outbox does not support this kind of database.
-    """
+    """Return the store for a connection, or raise ImproperlyConfigured for another kind of database."""
     store = find_store(connection)
     if store is None:
         raise ImproperlyConfigured(

@@ -166,7 +166,6 @@ class Timeline:
         return self._sweeps.is_open and (overdue or not self._ready)
 
     def begin_piece(self) -> None:
-        """Begin a piece of a sweep."""
         self._swept_at = self.clock()
         self._sweep_now = False
 

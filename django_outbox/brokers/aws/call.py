@@ -133,11 +133,7 @@ class AWSCall(Call[Message, Entry]):
             self.outage = self.outage or reason
 
     def result(self) -> list[Outcome]:
-        """Return an outcome for each message.
-
-        Raises:
-            BatchRefused: AWS refused requests without naming the message to blame.
-        """
+        """Return an outcome for each message. Raises BatchRefused if AWS refused a request as a whole."""
         with self._lock:
             outcomes = list(self.outcomes)
             for destination, index, problem in self._failing:

@@ -82,7 +82,6 @@ class AWSOptions:
             )
 
     def make_config(self) -> Config:
-        """Return botocore's configuration."""
         arguments = {
             # Entries are valid as they are encoded; botocore would take a sixth of the time to verify them.
             "parameter_validation": False,

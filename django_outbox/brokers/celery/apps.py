@@ -82,11 +82,7 @@ def describe_broker(connection: Connection) -> str:
 
 
 def amqp_urls(connection: Connection) -> list[str]:
-    """Return a URL for each node of a RabbitMQ cluster, as the RabbitMQ publisher reads them.
-
-    Raises:
-        ImproperlyConfigured: the app uses a login that the publisher does not support.
-    """
+    """Return a URL for each node, as the RabbitMQ publisher reads them; refuse logins that it does not support."""
     if connection.login_method not in (None, "PLAIN", "AMQPLAIN"):
         raise ImproperlyConfigured(
             f"broker_login_method is {connection.login_method!r}; only PLAIN, with user and password, is supported."
@@ -95,11 +91,7 @@ def amqp_urls(connection: Connection) -> list[str]:
 
 
 def read_ssl(connection: Connection) -> dict[str, str] | None:
-    """Return the files that `broker_use_ssl` names, as the RabbitMQ publisher's option `ssl`; None without them.
-
-    Raises:
-        ImproperlyConfigured: the broker's certificate would not be verified.
-    """
+    """Return the files of `broker_use_ssl`, as the option `ssl`; refuse settings that do not verify the broker."""
     ssl: Any = connection.ssl
     if not isinstance(ssl, Mapping):
         return {} if ssl else None

@@ -74,11 +74,7 @@ class KombuTasks(Publisher):
             self._drop()
 
     def _connect(self) -> Connection:
-        """Return an open connection; the nodes of a failover list are tried in turn.
-
-        Raises:
-            Exception: no node can be reached. Transports raise errors of many classes.
-        """
+        """Return an open connection to the first node that responds, or raise the error of the transport."""
         if self._connection is None:
             self._connection = self._new_connection()
         self._connection.ensure_connection(
@@ -90,11 +86,7 @@ class KombuTasks(Publisher):
         return self._connection
 
     def _send_all(self, connection: Connection, messages: Sequence[Message]) -> Iterator[Outcome]:
-        """Send messages, and yield their outcomes.
-
-        Raises:
-            Exception: the connection failed; messages without an outcome are unanswered.
-        """
+        """Send messages and yield their outcomes. If the connection fails, the error of the transport is raised."""
         # Only newer releases of kombu have batches, and so do the stubs.
         producer: Any = Producer(connection.default_channel, auto_declare=False)
         size = CHUNK_SIZE if getattr(producer, "supports_batch_publish", False) else 1

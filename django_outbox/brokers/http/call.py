@@ -49,7 +49,6 @@ class HTTPCall(Call[Message, Request]):
             self._indexes.setdefault(request.origin, []).append(index)
 
     def publish(self) -> None:
-        """Send all messages; to a server that is suspended only one, and the others if that has a response."""
         self._suspensions.update()
         trials: dict[Origin, list[int]] = {}
         first: dict[Origin, list[int]] = {}
@@ -75,7 +74,6 @@ class HTTPCall(Call[Message, Request]):
         )
 
     def result(self) -> list[Outcome]:
-        """Return an outcome for each message."""
         responding = set()
         for origin, indexes in self._indexes.items():
             results = [self._results.get(index) for index in indexes]

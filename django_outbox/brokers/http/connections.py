@@ -187,7 +187,6 @@ class ServerConnections:
                 self._jobs.put(job)
 
     def close(self) -> None:
-        """Close the connections and end the threads."""
         with self._lock:
             self._is_closed = True
             for _ in self._threads:

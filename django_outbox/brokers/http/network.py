@@ -42,11 +42,7 @@ class AddressRefused(Exception):
 
 
 def resolve(host: str, port: int, *, allow_private: bool) -> list[str]:
-    """Return the IP addresses of a host that may be connected to, in the resolver's order.
-
-    Raises:
-        AddressRefused: it has addresses, but no public one.
-    """
+    """Return the IP addresses of a host that may be connected to; raise AddressRefused if there is none."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     permitted = [address for address in found if allow_private or is_public(address)]
     if not permitted:

@@ -32,7 +32,6 @@ class Origin(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """The value of the header `Host`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 

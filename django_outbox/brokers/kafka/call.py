@@ -146,7 +146,6 @@ class KafkaCall(Call[T, Record]):
             self._errors.append((index, error, delivered.partition() or 0))
 
     def _read_errors(self, producer: PooledProducer) -> None:
-        """Turn errors into outcomes."""
         batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
         for index, error, partition in self._errors:
             meaning, topic = meaning_of(error), self.encoded[index][0]

@@ -94,7 +94,6 @@ class DeadLetters:
         return next((outcome.error for outcome in outcomes if outcome is not ACCEPTED), "")
 
     def close(self) -> None:
-        """Close the connection."""
         self._pool.close()
 
     def _encode(self, record: Received) -> Record:

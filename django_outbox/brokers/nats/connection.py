@@ -137,7 +137,6 @@ class NatsConnection(ConnectionThread):
         """End the connection, even while it is being opened."""
 
     def _fail(self, error: BaseException) -> None:
-        """End the connection because of an error."""
         if not isinstance(error, OSError):
             logger.error(
                 "%(subject)s: the connection to NATS failed",

@@ -68,7 +68,6 @@ class NatsEncoder:
         self._source = source
 
     def encode(self, message: Message) -> NatsMessage:
-        """Encode a message."""
         subject = self._subject.render(message)
         encoded_subject = _encode_subject(subject)
         payload = message.payload

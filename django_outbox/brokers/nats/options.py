@@ -47,7 +47,6 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -146,11 +145,7 @@ def explain_invalid_subject(subject: str) -> str:
 
 
 def read_credentials(path: str) -> dict[str, Any]:
-    """Return nats-py's arguments for a `.creds` file, or for a file with the seed of an nkey.
-
-    Raises:
-        ImproperlyConfigured: it cannot be read, or contains neither. The error never shows what it contains.
-    """
+    """Return nats-py's arguments for a `.creds` file, or for a file with a seed. No error shows the contents."""
     try:
         text = Path(path).read_text("ascii").strip()
     except (OSError, ValueError) as error:

@@ -53,11 +53,7 @@ class NatsCall(PendingCall[Message, NatsMessage]):
         self._refusal: BatchRefused | None = None
 
     def result(self) -> list[Outcome]:
-        """Wait until every message has an outcome, and return them.
-
-        Raises:
-            BatchRefused: the server ended the connection because of a message that it did not identify.
-        """
+        """Wait until every message has an outcome, and return them. Raises BatchRefused if one is to blame."""
         self.wait()
         if self._refusal is not None:
             raise self._refusal

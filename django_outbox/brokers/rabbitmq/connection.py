@@ -81,12 +81,10 @@ class RabbitMQConnection(ConnectionThread):
 
     @property
     def address(self) -> str:
-        """Host and port of the node."""
         return f"{self.host.host}:{self.host.port}"
 
     @property
     def is_alive(self) -> bool:
-        """Whether its thread is running."""
         return self._thread.is_alive()
 
     def _run(self) -> None:

@@ -58,7 +58,6 @@ class Window:
         self._rejected: list[int] = []
 
     def note_delivery(self, tag: int) -> None:
-        """Note a delivery."""
         self._delivered = tag
 
     def note_stored(self, accepted: int, rejected: Sequence[int]) -> None:
@@ -87,7 +86,6 @@ class Window:
         return accepted, rejected
 
     def grow(self) -> None:
-        """Begin the next window."""
         self.size = self._limit(min(2 * self.size, self._max_size))
 
     def _limit(self, size: int) -> int:

@@ -150,11 +150,7 @@ class PartialCall(Call[Message, Message]):
                     self._set_aside(index, STALLED, STALLED_CLASS)
 
     def result(self) -> list[Outcome]:
-        """Return an outcome for each message. Messages for destinations that accept none are set aside.
-
-        Raises:
-            BatchRefused: the broker refused one of the messages without identifying it.
-        """
+        """Return an outcome for each message, or raise BatchRefused. Destinations that accept none are set aside."""
         self._set_nacked_aside()
         for index in self.unsettled():
             destination = self._destination(index)

@@ -200,7 +200,6 @@ class RedisCall(Call[Message, bytes]):
         self._trials: list[Address] = []
 
     def run(self) -> list[Outcome]:
-        """Send the messages, and return their outcomes."""
         self._suspensions.update()
         pipelines = [*self._split(self.unsettled())]
         try:

@@ -44,7 +44,6 @@ class Replies:
     _in_string: bool = False
 
     def feed(self, data: bytes) -> None:
-        """Read data from the socket."""
         lines = (self._rest + data).split(b"\r\n")
         self._rest = lines.pop()
         count, in_string = self.count, self._in_string
@@ -155,7 +154,6 @@ class RedisConnection:
             raise Lost(explain(error)) from error
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.disconnect()
 
     def _socket(self, deadline: float) -> socket.socket:
@@ -202,7 +200,6 @@ class RedisPool:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:

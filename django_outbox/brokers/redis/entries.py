@@ -28,7 +28,6 @@ class EntryEncoder:
         self._beginning = lru_cache(maxsize=1000)(self._encode_beginning)
 
     def stream_of(self, message: Message) -> str:
-        """Return the name of a message's stream."""
         return self._stream.render(message)
 
     def encode(self, message: Message) -> bytes:

@@ -152,11 +152,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
 
 
 def find_wrong_role(connection: RedisConnection) -> str:
-    """Return the problem if the server is a replica, which accepts no messages; an empty string otherwise.
-
-    Raises:
-        Lost: it does not respond.
-    """
+    """Return the problem if the server is a replica, which accepts no messages; otherwise a blank, or raise Lost."""
     try:
         role = connection.execute("ROLE")[0]
     except redis.ResponseError:

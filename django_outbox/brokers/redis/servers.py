@@ -57,11 +57,9 @@ class Servers:
         yield SINGLE, [*indexes], ""
 
     def connect(self, server: Address) -> RedisConnection:
-        """Open a connection."""
         return RedisConnection(self.options, self._find_master() if self.options.master else self.options.addresses[0])
 
     def all(self) -> Sequence[Address]:
-        """Return all servers."""
         return (SINGLE,)
 
     def others(self, servers: Collection[Address]) -> Iterator[tuple[Address, str]]:
@@ -73,7 +71,6 @@ class Servers:
         self.close()
 
     def pool(self, server: Address) -> RedisPool:
-        """Return the connections to a server."""
         with self._lock:
             found = self._pools.get(server)
             if found is None:
@@ -85,7 +82,6 @@ class Servers:
         self.suspensions.begin(server, reason, NODE_UNAVAILABLE, least=max(NODE_WAIT, waited * 10))
 
     def close(self) -> None:
-        """Close the idle connections."""
         with self._lock:
             closing, self._pools = self._pools, {}
         for pool in closing.values():

@@ -55,7 +55,6 @@ class BackendOptions(NamedTuple):
 
     @property
     def publishers(self) -> list[str]:
-        """The aliases of all publishers."""
         found = [self.values.get("publisher", DEFAULT_PUBLISHER)]
         for name in ("queues", "priorities"):
             aliases = self.values.get(name, {})

@@ -151,13 +151,7 @@ def call(record: TaskRecord) -> Any:
 
 
 def succeed(record: TaskRecord, returned: Any, using: str) -> None:
-    """Note in a record that the task has returned.
-
-    Raises:
-        TypeError: the return value is not JSON.
-        ValueError: the return value is bytes that are not UTF-8.
-        InvalidMessage: the database would not return it unchanged.
-    """
+    """Note in a record that the task has returned, or raise an error if its value cannot be stored."""
     value = normalize_json(returned)
     check_json("return_value", value, get_store(connections[using]))
     record.return_value = value

@@ -158,11 +158,7 @@ _BLANKS = {
 
 
 def decode(line: bytes) -> ArchivedMessage:
-    """Read a line.
-
-    Raises:
-        InvalidLine: it is not a message.
-    """
+    """Read a line. Raises `InvalidLine` if it is not a message."""
     try:
         text = line.decode().rstrip("\n")
         # All values before the headers are scalars, and in a string the quotes would be escaped.

@@ -44,7 +44,6 @@ class Filters:
     message_ids: tuple[str, ...] = ()
 
     def take(self, message: ArchivedMessage) -> bool:
-        """Return whether a message is chosen."""
         return (
             self.publisher in (None, message.publisher)
             and self.key in (None, message.key)

@@ -26,7 +26,6 @@ class InboxFigures:
         self._rate = Rate(inbox.tally.received)
 
     def read(self) -> LiveFigures:
-        """Return the figures now."""
         tally = self._inbox.tally
         texts = [f"{self._rate.read(tally.received):,.0f} msg/s"]
         texts += [f"{name} {getattr(tally, name):,}" for name in InboxTally.__dataclass_fields__]
