@@ -30,7 +30,6 @@ class Throttle:
 
     @property
     def is_open(self) -> bool:
-        """Whether the work is allowed now."""
         return self.clock() >= self._opens_at
 
     def spend(self, seconds: float) -> None:

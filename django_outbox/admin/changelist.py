@@ -117,7 +117,6 @@ class MessageList(ChangeList):
         return str(TITLES[self.state]) if count is None else f"{TITLES[self.state]} ({count})"
 
     def _columns_left_out(self) -> set[str]:
-        """Return the columns that have the same value in every row."""
         left_out = set() if self.show_admin_actions else {"action_checkbox"}
         configured = set(get_settings().publishers)
         if len(configured) == 1 and {message.publisher for message in self.result_list} <= configured:
@@ -211,7 +210,6 @@ class MessageList(ChangeList):
 
     @property
     def _more(self) -> bool:
-        """Return whether there are more messages than the list shows."""
         return self.paginator.more or not (self.looked_through_all or self.wanted or self.query)
 
     @property

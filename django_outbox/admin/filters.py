@@ -255,7 +255,6 @@ class TimeFilter(FieldFilter):
 
     @property
     def active(self) -> bool:
-        """Whether the list is limited to a period."""
         return bool(self.start or self.end)
 
     @property

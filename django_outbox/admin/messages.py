@@ -52,7 +52,6 @@ def _column(show: Callable[[Any], Any], title: Any) -> Callable[[Any, OutboxMess
 
 @admin.display(description=_("type"))
 def _type(message: OutboxMessage) -> str:
-    """Return the column of the type."""
     return admin_display.breakable(message.type)
 
 

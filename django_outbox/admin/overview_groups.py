@@ -296,7 +296,6 @@ class Progress:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the operator has confirmed it, so that it has begun."""
         return self.after is not None
 
     def sign(self) -> str:
@@ -390,7 +389,6 @@ def _advance_by_window(progress: Progress, by: str) -> Progress:
 
 
 def _change(progress: Progress, ids: list[int], by: str) -> Progress:
-    """Change one batch, and write its log."""
     operation = find_operation(progress.operation)
     messages = OutboxMessageQuerySet(OutboxMessage, using=progress.group.using)
     with logged_change(progress.group.using):

@@ -57,7 +57,6 @@ class Call(Generic[M, E]):
         return [index for index in (range(len(outcomes)) if indexes is None else indexes) if outcomes[index] is None]
 
     def take(self, indexes: Iterable[int], outcomes: Iterable[Outcome | None]) -> None:
-        """Take over the outcomes of some messages."""
         for index, outcome in zip(indexes, outcomes, strict=True):
             self.outcomes[index] = outcome
 

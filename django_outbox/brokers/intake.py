@@ -77,7 +77,6 @@ class Intake:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every message was taken."""
         return not self._messages
 
     @property
@@ -87,7 +86,6 @@ class Intake:
 
     @property
     def error(self) -> str | None:
-        """The reason why the connection has ended; None before."""
         return self._error
 
     def end(self, error: str) -> None:

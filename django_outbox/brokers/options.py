@@ -94,7 +94,6 @@ class UrlOption(NamedTuple):
 
     @property
     def unreadable(self) -> ImproperlyConfigured:
-        """The error about a URL that cannot be read."""
         return ImproperlyConfigured(
             f"{self.name}: a URL cannot be read (it is not shown because it may hold a password); write it as "
             f'"{self.example}", with every special character of user, password and path percent-encoded: '

@@ -212,7 +212,6 @@ class Codec:
 
 
 def _annotations(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the annotations of a class as text."""
     found: dict[str, Any] = {}
     # From Python 3.14 on, reading them evaluates them.
     with suppress(NameError):

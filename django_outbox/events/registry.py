@@ -31,7 +31,6 @@ class EventRegistry:
         self._types: dict[str, EventType] = {}
 
     def __iter__(self) -> Iterator[EventType]:
-        """Iterate over the types in the order of their names."""
         return iter(sorted(self._types.values(), key=lambda each: each.type))
 
     def add(self, event_type: EventType) -> None:
@@ -43,7 +42,6 @@ class EventRegistry:
             self._types[event_type.type] = event_type
 
     def find(self, type: str) -> EventType | None:
-        """Return the event that is registered for a type, or None."""
         return self._types.get(type)
 
     @contextmanager

@@ -116,7 +116,6 @@ class HandlerRegistry:
         return self._by_name.get(name)
 
     def for_type(self, type: str) -> list[AnyHandler]:
-        """Return the handlers of a type, in the order of their registration."""
         return self._by_type.get(type, [])
 
     def find_only(self, type: str) -> AnyHandler | None:

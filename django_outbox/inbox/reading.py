@@ -248,7 +248,6 @@ class Backlog:
         self.is_too_large = False
 
     def refresh(self) -> None:
-        """Count again if that is due."""
         if not self._counts.is_open:
             return
         began = time.monotonic()

@@ -93,7 +93,6 @@ class InboxState(ServiceState):
 
     @property
     def tally(self) -> InboxTally:
-        """The counts of all consumers together."""
         with self._lock:
             tallies = [*self._tallies.values()]
         return InboxTally(*(sum(getattr(each, name) for each in tallies) for name in InboxTally.__dataclass_fields__))
@@ -113,7 +112,6 @@ class InboxState(ServiceState):
         return self._tallies[alias]
 
     def outage_of(self, alias: str) -> Outage | None:
-        """Return the outage of a consumer's broker; None if it is available."""
         subject = name_consumer(alias)
         return next((outage for outage in self.outages.current if outage.subject == subject), None)
 
@@ -148,7 +146,6 @@ class InboxState(ServiceState):
             )
 
     def set_paused(self, alias: str, paused: bool) -> None:
-        """Note whether a consumer pauses because of its backlog."""
         (self._paused.add if paused else self._paused.discard)(alias)
 
 

@@ -56,7 +56,6 @@ class Storing:
 
     @property
     def models(self) -> Sequence[type[Model]]:
-        """The tables that it writes to."""
         return [OutboxMessage, HandledMessage] if self._consumer.remember else [OutboxMessage]
 
     def store(self, batch: Sequence[Incoming]) -> Stored:

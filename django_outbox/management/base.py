@@ -62,7 +62,6 @@ class OutboxCommand(BaseCommand):
         return sys.stdin is not None and sys.stdin.isatty()
 
     def ask(self, question: str) -> bool:
-        """Ask a person, and return whether the answer is yes."""
         self.stdout.write(f"{question} [y/N] ", ending="")
         self.stdout.flush()
         if sys.stdin.readline().strip().lower() in {"y", "yes"}:

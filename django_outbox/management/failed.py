@@ -63,7 +63,6 @@ class Choice:
         self.ids.append(id)
 
     def lines(self) -> list[str]:
-        """Return the groups as a table, the largest first."""
         lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
         for (type, error_class), group in sorted(self.groups.items(), key=lambda item: -item[1].count):
             names = (printable(type), printable(error_class) or "-")

@@ -186,7 +186,6 @@ class Rate:
         self._then, self._count = time.monotonic(), count
 
     def read(self, count: int) -> float:
-        """Return the rate since the last reading."""
         now = time.monotonic()
         rate = (count - self._count) / max(now - self._then, 0.001)
         self._then, self._count = now, count

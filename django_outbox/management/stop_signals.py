@@ -81,7 +81,6 @@ class StopSignals:
             relay.stop()
 
     def forget(self) -> None:
-        """Restore the previous signal handlers."""
         if self._handlers:
             signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._handlers.items():

@@ -81,7 +81,6 @@ class Count:
         return f"{number_format(self.number, force_grouping=True)}{'+' if self.more else ''}"
 
     def up_to(self, limit: int) -> "Count":
-        """Return this number, or the limit if it is higher."""
         return Count(limit, more=True) if self.number > limit else self
 
     def __add__(self, other: "Count") -> "Count":

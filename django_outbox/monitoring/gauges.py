@@ -38,7 +38,6 @@ class Gauge:
     unit: str = ""
 
     def samples(self, readings: Iterable[Reading]) -> Iterator[Sample]:
-        """Yield the samples of several databases."""
         for reading in readings:
             for labels, value in self.read(reading):
                 yield (reading.using, *labels), float(value)

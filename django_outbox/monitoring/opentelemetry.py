@@ -44,7 +44,6 @@ class _Readings:
         self._read_at = float("-inf")
 
     def get(self) -> list[Reading]:
-        """Return the latest readings, or new ones if those are too old."""
         with self._lock:
             if self._clock() - self._read_at > READING_SECONDS:
                 self._readings = self._read()

@@ -313,7 +313,6 @@ class Failures:
     blocking_ids: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def count(self, numbers: dict[str, int], publisher: str) -> Count:
-        """Return one of the counts of a publisher."""
         return Count(numbers.get(publisher, 0), more=not self.complete)
 
 

@@ -55,7 +55,6 @@ class Reading:
 
     @property
     def level(self) -> Level:
-        """The level of the most urgent finding."""
         return self.findings[0].level
 
     @property

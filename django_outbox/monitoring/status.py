@@ -279,7 +279,6 @@ def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayS
 
 
 def _from_timestamp(seconds: float | None, default: datetime.datetime) -> datetime.datetime:
-    """Return a time, given its Unix time; the default if there is none."""
     return default if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
 
 

@@ -45,7 +45,6 @@ class Outages:
 
     @property
     def current(self) -> list[Outage]:
-        """The outages in progress, the oldest first."""
         # Workers ask after each batch, so the usual answer takes no lock.
         if not self._current:
             return []

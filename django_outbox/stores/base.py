@@ -94,12 +94,10 @@ class Store(BatchReader):
         return None
 
     def can_store_uuid(self, value: uuid.UUID) -> bool:
-        """Return whether the database stores a UUID unchanged."""
         return True
 
     @property
     def encoding(self) -> str:
-        """The name of the encoding in which the database stores text."""
         return "UTF8"
 
     @property
@@ -265,7 +263,6 @@ class Store(BatchReader):
             )
 
     def find_paused_types(self, publisher: str) -> frozenset[str]:
-        """Return the types of a publisher that are paused now."""
         rows = Pause.objects.using(self.connection.alias).filter(publisher=publisher, resumed_at=None)
         return frozenset(type for alias, type in rows.values_list("publisher", "type") if type and alias == publisher)
 

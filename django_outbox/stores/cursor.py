@@ -152,7 +152,6 @@ class Cursor:
         return not self._complete if self.timeline is None else self.timeline.lags
 
     def mark_exhausted(self) -> None:
-        """Note that there is nothing to read at all."""
         self._complete, self._unfinished_round, self.unkeyed.swept = True, None, True
         self.timeline = None
 

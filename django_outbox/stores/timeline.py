@@ -129,7 +129,6 @@ class Timeline:
         return len(self._ready) < MAX_KNOWN
 
     def start(self) -> Any:
-        """Return the place from which to read."""
         self._began = self.clock()
         # A read that was cut continues where it ended.
         if not self._more:

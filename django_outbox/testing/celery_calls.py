@@ -32,7 +32,6 @@ class TaskCall(NamedTuple):
         return shorten(f"{self.message.type}({', '.join(values)})", 200)
 
     def has(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the arguments are these, as a worker gets them."""
         # The stubs lack the registry.
         registry: Any = vars(serialization)["registry"]
         serializer = registry.type_to_name[self.message.content_type]

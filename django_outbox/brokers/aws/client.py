@@ -167,7 +167,6 @@ class AWSClient:
         return client
 
     def drop(self) -> None:
-        """Close the client's connections; the next one reads the credentials again."""
         client, self._client = self._client, None
         if client is not None:
             client.close()

@@ -163,7 +163,6 @@ class AWSPublisher(AWSOptions, Publisher):
             return explain_failure(error)
 
     def _try(self, work: Callable[[Any], T]) -> T | Problem:
-        """Call AWS, and return the result or the problem."""
         try:
             return work(self._client.get())
         except ClientError as error:

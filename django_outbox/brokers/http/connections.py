@@ -108,7 +108,6 @@ class Results:
         self._done = threading.Event()
 
     def put(self, index: int, result: Result) -> None:
-        """Add the only result of a request."""
         # Adding to a dict and reading its size are atomic, so the last thread sees the full size.
         self._found[index] = result
         if len(self._found) == len(self._indexes):

@@ -67,7 +67,6 @@ class KafkaCall(Call[T, Record]):
         return bool(self._outage or self._is_stalled or self._refusal)
 
     def _send(self, producer: PooledProducer, indexes: Sequence[int]) -> None:
-        """Send messages and wait for their reports."""
         records, report, deadline = self.encoded, self._report, self._deadline
         missing = self._find_missing_topics(producer, indexes)
         self._missing = 0

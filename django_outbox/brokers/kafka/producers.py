@@ -59,7 +59,6 @@ class PooledProducer:
         return "" if self.state.is_connected else self.state.reason
 
     def responds(self, seconds: float) -> bool:
-        """Return whether a broker responds within some seconds."""
         self._list_topics(None, time.monotonic() + seconds)
         return self.state.is_connected
 

@@ -59,7 +59,6 @@ class Session(ConsumerConnection):
         self._problem = ""
 
     def open(self) -> None:
-        """Connect, and begin to join the group."""
         deadline = time.monotonic() + self._timeout
         for topic in self._topics:
             wanted = None if topic.startswith("^") else topic

@@ -158,7 +158,6 @@ class BatchChannel:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can take a batch."""
         return self.is_open and self.batch is None
 
     @property

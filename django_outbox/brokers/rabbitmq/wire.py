@@ -154,7 +154,6 @@ class Loop(IOLoop):
             self._resumption = self.call_later(max_seconds, self.resume_reading)
 
     def resume_reading(self) -> None:
-        """Read from the socket again."""
         if self._resumption is not None:
             self.remove_timeout(self._resumption)
             self._resumption = None

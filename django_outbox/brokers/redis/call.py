@@ -128,7 +128,6 @@ class Pipeline:
             self._lose(str(error), started)
 
     def receive(self) -> None:
-        """Read the replies, and give the connection back."""
         connection, count, replicas = self._connection, self._step * len(self.indexes), self._guarantees.replicas
         if connection is None:
             return
@@ -148,7 +147,6 @@ class Pipeline:
             self._pool.put(connection)
 
     def _sort(self, count: int) -> None:
-        """Sort the messages by their replies."""
         step, received, errors = self._step, self._replies.count, self._replies.errors
         accepted = self.indexes[: min(received, count) // step]
         if errors:

@@ -241,7 +241,6 @@ class ConsumerGroup(ConsumerConnection):
 
     @property
     def has_begun(self) -> bool:
-        """Whether new entries are read."""
         return self._waits_since is None
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
@@ -443,7 +442,6 @@ class ConsumerGroup(ConsumerConnection):
         return entries
 
     def _read_group(self) -> dict[bytes, Any]:
-        """Return Redis's information about this group."""
         return self._find_group(self._command("XINFO", "GROUPS", self._options.stream))
 
     def _find_group(self, groups: Any) -> dict[bytes, Any]:
@@ -464,7 +462,6 @@ class ConsumerGroup(ConsumerConnection):
         return reply
 
     def _commands(self, *commands: Sequence[str | int | bytes]) -> list[Any]:
-        """Execute commands in one round trip."""
         self._read_owed()
         try:
             return self._connection.execute_all(commands)

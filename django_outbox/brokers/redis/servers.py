@@ -47,7 +47,6 @@ class Servers:
         self._lock = threading.Lock()
 
     def find(self, stream: str) -> Address:
-        """Return the server that has a stream."""
         return SINGLE
 
     def split(

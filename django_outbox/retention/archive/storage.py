@@ -81,7 +81,6 @@ class Manifest:
     sha256: str
 
     def to_json(self) -> bytes:
-        """Return the manifest as the text of its file."""
         values = {"version": VERSION, **asdict(self), "archived_at": self.archived_at.isoformat()}
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
 
