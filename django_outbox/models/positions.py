@@ -8,7 +8,7 @@ from django_outbox.db.snapshots import NOTHING, Snapshot
 
 
 class StreamPosition(models.Model):
-    """How far a publisher's stream is delivered: one row for each publisher with `SOURCE` "snapshot", on PostgreSQL.
+    """The position of a publisher's stream: one row for each publisher with `SOURCE` "snapshot", on PostgreSQL.
 
     Attributes:
         server: the identifier of the server that counts the transactions.

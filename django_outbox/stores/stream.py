@@ -279,7 +279,7 @@ class OpenTransaction:
 
 
 class Purged(NamedTuple):
-    """How many messages of a stream were deleted, and the transaction at which to go on; None at the end."""
+    """The number of deleted messages of a stream, and the transaction at which to go on; None at the end."""
 
     deleted: int
     at: str | None
