@@ -180,9 +180,7 @@ def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) 
     for message in messages:
         if reason := reason_not_restorable(message):
             logger.warning(
-                "Message %s cannot be restored: %s",
-                message.message_id,
-                reason,
+                "Message %(message_id)s cannot be restored: %(reason)s",
                 event="archive.message_not_restored",
                 message_id=str(message.message_id),
                 reason=reason,
