@@ -16,6 +16,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Min, Model, Q
 
 from django_outbox.conf import get_settings
+from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
 from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet, RateLimit
 
@@ -67,7 +68,7 @@ def require_schema(connection: BaseDatabaseWrapper, error: Exception, models: Se
     """Raise NotMigrated if an error of the database comes from a table or a column of these models that is missing."""
     problem = ""
     with suppress(DatabaseError, InterfaceError):
-        if connection.connection is not None and connection.is_usable():
+        if is_usable(connection):
             problem = describe_missing_schema(connection, models)
     if problem:
         raise NotMigrated(problem) from error

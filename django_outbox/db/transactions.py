@@ -98,6 +98,12 @@ def check_task_transaction(task: str, *, using: str, instead: str, remedy: str, 
     return False
 
 
+def is_usable(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the server answers over a connection; False if it was closed."""
+    # Django's own method raises an AttributeError on MySQL if there is no connection.
+    return connection.connection is not None and connection.is_usable()
+
+
 def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], Result]) -> Result:
     """Call a function that runs its own transaction, and once more if that shows that the connection was lost.
 
@@ -110,7 +116,7 @@ def outlive_connection(connection: BaseDatabaseWrapper, query: Callable[[bool], 
         return query(False)
     except (InterfaceError, OperationalError):
         # Leaving an atomic block, Django may have opened another one already.
-        if connection.in_atomic_block or (connection.connection is session and connection.is_usable()):
+        if connection.in_atomic_block or (connection.connection is session and is_usable(connection)):
             raise
         if connection.connection is session:
             connection.close()

@@ -42,6 +42,7 @@ class Reader:
         self._is_paused = False
         self._broker_outages = 0
         self._failed_attempts = 0
+        self._patience: int | None = None
         self._has_settled = False
 
     def read(self) -> None:
@@ -62,12 +63,19 @@ class Reader:
         self._work(is_done=is_done, patience=1)
 
     def _work(self, *, is_done: Callable[[], bool], patience: int | None = None) -> None:
+        """Read until done.
+
+        Args:
+            is_done: returns True if no further batch is to be read.
+            patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
+        """
+        self._patience = patience
         try:
             while not is_done():
                 try:
-                    self._read_batch(patience)
+                    self._read_batch()
                 except Unavailable as error:
-                    self._wait_for_broker(error, patience)
+                    self._wait_for_broker(error)
         finally:
             self._close()
 
@@ -81,8 +89,8 @@ class Reader:
         limits = [self._state.left, None if self._end_at is None else self._end_at - self._received]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def _read_batch(self, patience: int | None) -> None:
-        self._use_database(self._backlog.refresh, patience)
+    def _read_batch(self) -> None:
+        self._use_database(self._backlog.refresh)
         if self._left == 0 or self._state.stopping:
             return
         self._open()
@@ -99,7 +107,7 @@ class Reader:
         settled: Stored | None = None
         self._state.begin()
         try:
-            stored = self._store(allowed, patience)
+            stored = self._store(allowed)
             # Messages that were given back are received again, and recognized.
             if stored is not None and self._is_open:
                 self._consumer.settle(allowed, stored.rejected)
@@ -114,13 +122,13 @@ class Reader:
             # The broker has the others back; later ones must not be settled before them.
             self._close()
 
-    def _store(self, batch: list[Incoming], patience: int | None) -> Stored | None:
+    def _store(self, batch: list[Incoming]) -> Stored | None:
         """Store a batch; return None if the inbox stops before that was possible."""
         found: list[Stored] = []
-        self._use_database(lambda: found.append(self._storing.store(batch)), patience)
+        self._use_database(lambda: found.append(self._storing.store(batch)))
         return found[0] if found else None
 
-    def _use_database(self, work: Callable[[], object], patience: int | None) -> None:
+    def _use_database(self, work: Callable[[], object]) -> None:
         """Do some work in the database, again and again until it succeeds or the inbox stops.
 
         The broker has its messages back after a while, but the work goes on: it proves that the database can store
@@ -140,7 +148,7 @@ class Reader:
                 connection.close()
                 failures += 1
                 reason = describe(error).rstrip(".")
-                if patience is not None and failures >= patience:
+                if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
                 self._state.outages.note(self._database, reason, seconds)
@@ -202,28 +210,28 @@ class Reader:
         try:
             return self._is_open and self._consumer.is_drained()
         except Refused as error:
-            self._count_failure(str(error), self._limits.drain_patience)
+            self._count_failure(str(error))
         except Unavailable:
             pass
         return False
 
-    def _wait_for_broker(self, error: Unavailable, patience: int | None) -> None:
+    def _wait_for_broker(self, error: Unavailable) -> None:
         lasted = time.monotonic() - self._opened_at if self._is_open else 0.0
         if lasted > self._limits.healthy_time and not isinstance(error, Refused):
             self._failed_attempts = 0
         self._close()
         reason = str(error)
-        self._count_failure(reason, patience)
+        self._count_failure(reason)
         self._broker_outages += 1
         seconds = self._limits.broker_wait.after(self._broker_outages)
         name = self._consumer.broker_name
         self._state.outages.note(self._name, reason, seconds, name=name)
         self._state.pause(seconds)
 
-    def _count_failure(self, reason: str, patience: int | None) -> None:
+    def _count_failure(self, reason: str) -> None:
         self._has_settled = False
         self._failed_attempts += 1
-        if patience is not None and self._failed_attempts >= patience:
+        if self._patience is not None and self._failed_attempts >= self._patience:
             raise self._unavailable(reason)
 
     def _unavailable(self, reason: str) -> RelayUnavailable:

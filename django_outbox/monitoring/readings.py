@@ -7,6 +7,7 @@ from typing import TypeVar
 from django.db import DatabaseError, InterfaceError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.monitoring.figures import Finding, Level, Status
@@ -101,7 +102,7 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
     try:
         result = query(using)
     except (DatabaseError, InterfaceError) as error:
-        if connection.connection is not None and connection.is_usable():
+        if is_usable(connection):
             raise _unreadable(using, UNREADABLE, error) from None
         if not was_open or connection.in_atomic_block:
             raise _unreadable(using, DATABASE_UNAVAILABLE, error) from None

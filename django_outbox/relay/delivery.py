@@ -8,6 +8,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
+from django_outbox.db.transactions import is_usable
 from django_outbox.deployment import require_schema
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import Batches, PublishedBatches
@@ -19,6 +20,9 @@ from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
 from django_outbox.text import describe
+
+MAX_CHECK_SECONDS = 30.0
+"""Time after which a connection that hangs while it is checked is ended."""
 
 
 class Attempt(NamedTuple):
@@ -71,7 +75,7 @@ class Delivery:
         self._batches = make_batches(publisher, source, state)
         self._connects = type(publisher).prepare is not Publisher.prepare
         rate = state.settings.rate_limit_of(publisher.alias)
-        self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
+        self._limiter = RateLimiter(state.using, publisher.alias, rate, source, state.database_calls) if rate else None
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
@@ -96,7 +100,11 @@ class Delivery:
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
         connection = connections[self._state.using]
-        if connection.connection is not None and not connection.in_atomic_block and not connection.is_usable():
+        if connection.connection is None or connection.in_atomic_block:
+            return
+        with self._state.database_calls.watch(connection, MAX_CHECK_SECONDS):
+            usable = is_usable(connection)
+        if not usable:
             connection.close()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from django.db import Error, InterfaceError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
+from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Batch, Decided
@@ -22,6 +23,7 @@ from django_outbox.relay.handling import (
     refresh_other_connections,
 )
 from django_outbox.relay.recorder import Recorder
+from django_outbox.relay.sources import Source
 from django_outbox.relay.tally import Tally
 from django_outbox.stores import Lease, Settlement
 from django_outbox.text import describe, is_interrupt
@@ -61,7 +63,7 @@ class LeasedMessages(HandledMessages):
                 lease = self.source.lease(batch.messages[0]) if batch.messages else None
                 settlement = Settlement() if batch.messages else self._settle(batch, Decided.blocked(0))
             if lease is not None:
-                with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source.using) as keeper:
+                with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source) as keeper:
                     settlement = self._handle_leased(batch, keeper, recorder)
             elif batch.messages:
                 # Another relay works on the key of this message.
@@ -83,12 +85,12 @@ class LeasedMessages(HandledMessages):
             try:
                 return self._store_result(batch, keeper, decide, recorder)
             except (Error, TransactionLost) as error:
-                is_over = failures and isinstance(error, OUTAGES) and keeper.lease.may_have_ended
-                if is_over or self._connection.in_atomic_block:
+                is_outage = isinstance(error, OUTAGES)
+                if self._connection.in_atomic_block or (failures and is_outage and keeper.lease.may_have_ended):
                     raise
-                decide = self._note_failure(keeper.message, error, decide)
+                decide = self._note_failure(keeper.message, error, decide, is_first=not failures)
             self._forget_connection()
-            if failures:
+            if failures and is_outage:
                 time.sleep(RETRY_INTERVAL)
         raise AssertionError
 
@@ -101,7 +103,7 @@ class LeasedMessages(HandledMessages):
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            if isinstance(error, OUTAGES) and not nested and not connection.is_usable():
+            if isinstance(error, OUTAGES) and not nested and not is_usable(connection):
                 return partial(self._judge, TransactionLost(message, error))
             outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         if not nested and _roll_back(connection) and outcome is ACCEPTED:
@@ -136,7 +138,7 @@ class LeasedMessages(HandledMessages):
             return self._settle(replace(batch, claim=claim), decided)
 
     def _note_failure(
-        self, message: Message, error: BaseException, decide: Callable[[], Decided]
+        self, message: Message, error: BaseException, decide: Callable[[], Decided], *, is_first: bool
     ) -> Callable[[], Decided]:
         """Return the function that decides the new state of a message whose result could not be stored."""
         logger.warning(
@@ -149,6 +151,9 @@ class LeasedMessages(HandledMessages):
             id=message.id,
             reason=describe(error),
         )
+        if isinstance(error, TransactionLost) and not is_first:
+            # What the publisher writes about its result may end the session each time.
+            return partial(self._judge, error)
         cause = error.error if isinstance(error, TransactionLost) else error
         if isinstance(cause, OUTAGES):
             return decide
@@ -172,14 +177,15 @@ class _Keeper:
         lease: the lease.
         message: its message.
         publisher_alias: the publisher that works on it.
-        using: the database alias.
+        source: renews the lease.
     """
 
-    def __init__(self, lease: Lease, message: Message, publisher_alias: str, using: str) -> None:
+    def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: Source) -> None:
         self.lease = lease
         self.message = message
         self._publisher_alias = publisher_alias
-        self._using = using
+        self._source = source
+        self._using = source.using
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="outbox-lease", daemon=True)
@@ -205,7 +211,7 @@ class _Keeper:
         if not self.lease.may_have_ended:
             return True
         with self._lock:
-            if self.lease.renew():
+            if self._source.renew(self.lease):
                 return True
         self.report_lost("it is not handled here")
         return False
@@ -244,7 +250,7 @@ class _Keeper:
     def _renew(self) -> bool:
         """Renew the lease; return False if that is to be tried again soon."""
         try:
-            if not self.lease.renew():
+            if not self._source.renew(self.lease):
                 self.report_lost("its result will be discarded")
                 self._ended.set()
         except Exception as error:

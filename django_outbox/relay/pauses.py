@@ -8,9 +8,14 @@ from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
 
+from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.models import Pause
+from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.text import describe
+
+MAX_SECONDS = 30.0
+"""Time after which the connection is ended if the query hangs."""
 
 
 class PauseReason(NamedTuple):
@@ -38,6 +43,7 @@ class Pauses:
         using: the database alias.
         publisher_aliases: the publishers that are served.
         interval: seconds for which a result of the query is used.
+        calls: watches the query.
         clock: returns the time in seconds.
     """
 
@@ -46,11 +52,14 @@ class Pauses:
         using: str,
         publisher_aliases: Collection[str],
         interval: float,
+        *,
+        calls: DatabaseCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._using = using
         self._publisher_aliases = frozenset(publisher_aliases)
         self._interval = interval
+        self._calls = calls or DatabaseCalls()
         self._clock = clock
         self._paused: Paused = {}
         self._read_at: float | None = None
@@ -88,7 +97,7 @@ class Pauses:
         # A savepoint, because in a test's own transaction a failed query would make all others fail.
         savepoint = transaction.atomic(using=self._using) if connection.in_atomic_block else nullcontext()
         try:
-            with savepoint:
+            with self._calls.watch(connection, MAX_SECONDS), savepoint:
                 found = {
                     (publisher, type): PauseReason(by, reason)
                     for publisher, type, by, reason in rows.values_list("publisher", "type", "paused_by", "reason")
@@ -105,7 +114,7 @@ class Pauses:
         connection = connections[self._using]
         usable = False
         with suppress(DatabaseError, InterfaceError):
-            usable = connection.in_atomic_block or (connection.connection is not None and connection.is_usable())
+            usable = connection.in_atomic_block or is_usable(connection)
         if not usable:
             # The database is unavailable, which the next claim reports. Read the pauses again then.
             connection.close()

@@ -38,10 +38,11 @@ class Recorder:
         self._publishing_began_ns = time.time_ns()
 
     def published(self, messages: Sequence[Message], outcomes: Sequence[Outcome]) -> None:
-        """Record the outcome of each message."""
-        self._publishing_ended_ns = time.time_ns()
+        """Record the outcome of each message; again if it was decided again, because it could not be stored."""
         self._published, self._outcomes = messages, outcomes
-        self._publish_seconds = self._finish_phase("publish", len(messages))
+        if not self._publishing_ended_ns:
+            self._publishing_ended_ns = time.time_ns()
+            self._publish_seconds = self._finish_phase("publish", len(messages))
 
     def settled(self, count: int, batch: Sequence[Message], settlement: Settlement, *, unreadable: int) -> Tally:
         """Record the new states, which are committed, and return the counts.

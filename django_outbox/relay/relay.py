@@ -25,7 +25,7 @@ from django_outbox.relay.reports import announcing, reporting
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Budget, Tally
 from django_outbox.relay.wake_ups import WakeUps, listening
-from django_outbox.relay.watchdog import watching
+from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import DrainingWorker, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage, Outages
@@ -83,7 +83,7 @@ class Relay:
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
         self._abandoned = False
-        outages = Outages()
+        outages, database_calls = Outages(), DatabaseCalls()
         names = {publisher.alias: publisher.broker_name for publisher in self.publishers}
         self._state = RelayState(
             using=self.using,
@@ -94,10 +94,11 @@ class Relay:
             budget=Budget(self._aliases, max_messages, settings.batch_bytes),
             breakers=Breakers(self.using, self._aliases, limits, outages=outages, broker_names=names),
             outages=outages,
-            pauses=Pauses(self.using, self._aliases, limits.pause_interval),
+            pauses=Pauses(self.using, self._aliases, limits.pause_interval, calls=database_calls),
             turns={alias: Turns() for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
+            database_calls=database_calls,
         )
 
     def __enter__(self) -> "Relay":
@@ -214,7 +215,9 @@ class Relay:
     def close(self) -> None:
         """Close the publishers in parallel, and wait for that at most `stop_timeout` seconds."""
         threads = Threads()
-        for publisher in {*self.publishers, *filter(None, [self._state.dead_letters])}:
+        dead_letters = self._state.dead_letters
+        unserved = [dead_letters] if dead_letters and dead_letters.alias not in self._aliases else []
+        for publisher in [*self.publishers, *unserved]:
             threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
         if not threads.wait(0 if self._abandoned else self._stop_timeout):
             logger.warning(

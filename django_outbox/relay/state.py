@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
@@ -49,7 +49,7 @@ class RelayState(ServiceState):
     turns: Mapping[str, Turns]
     wake_ups: WakeUps
     dead_letters: Publisher | None
-    database_calls: DatabaseCalls = field(default_factory=DatabaseCalls)
+    database_calls: DatabaseCalls
 
     def is_done(self) -> bool:
         """Return whether no further batch may begin: the relay is stopping, or `max_messages` are settled."""

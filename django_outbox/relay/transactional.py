@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from django.db import Error
 
+from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import (
     Message,
@@ -59,22 +60,33 @@ class TransactionalBatches(HandledMessages):
     def deliver(self, limit: int) -> Tally:
         refresh_other_connections(self.source.using)
         tally, suspects = self._attempt(self._conflicts.limit(limit))
-        if self._conflict is not None:
-            self._note(self._conflict)
-        elif tally.claimed:
+        if self._conflict is None and tally.claimed:
             self._conflicts.grow(limit)
         for _ in range(suspects):
             if self.is_stopping():
                 break
-            single, _ = self._attempt(1)
+            try:
+                single, _ = self._attempt(1)
+            except Error:
+                if not tally.claimed:
+                    raise
+                # The others are committed, and the next claim meets the same outage.
+                self._forget_connection()
+                break
             if not single.claimed:
                 break
             tally += single
         return tally
 
     def _attempt(self, limit: int) -> tuple[Tally, int]:
-        """Deliver a batch; return its tally, and the number of messages to retry individually."""
+        """Deliver a batch; return its tally, and the number of messages to deliver one by one."""
         self._claimed, self._conflict = (), None
+        result = self._try_batch(limit)
+        if self._conflict is not None:
+            self._back_off(self._conflict)
+        return result
+
+    def _try_batch(self, limit: int) -> tuple[Tally, int]:
         try:
             with ExitStack() as self._turn:
                 return self._deliver(self._committing(self.source.claim(limit)), self._publish), 0
@@ -145,7 +157,7 @@ class TransactionalBatches(HandledMessages):
         """Return whether another transaction was in the way of a message, which has not conflicted too often."""
         return self._store.is_conflict(error) and self._conflicts.admit(message.id)
 
-    def _note(self, conflict: Conflict) -> None:
+    def _back_off(self, conflict: Conflict) -> None:
         """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
         if self._conflicts.shrink(len(self._claimed)):
             logger.warning(
@@ -183,7 +195,7 @@ class TransactionalBatches(HandledMessages):
         except TransactionLost as again:
             lost = again
         except Error as error:
-            if self._connection.in_atomic_block:
+            if self._connection.in_atomic_block or not is_usable(self._connection):
                 raise
             # What deals with failed messages may have written something that cannot be committed.
             lost = TransactionLost(lost.message, error, lost.attempted or retry_later(describe(lost.error)))

@@ -4,10 +4,10 @@ A server that stands still while its kernel goes on, as with a stalled disk, ack
 the driver or of TCP ends the wait.
 """
 
+import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.logs import logger
+from django_outbox.stores.clock import boot_time
 from django_outbox.text import duration
 from django_outbox.threads import in_background
 
@@ -25,7 +26,7 @@ class _Call:
 
     Args:
         using: the database alias.
-        began: when it began, on the monotonic clock.
+        began: when it began, on the clock of `DatabaseCalls`.
         max_seconds: time after which the connection is ended.
         link: a duplicate of the connection's socket, because only the thread that uses a connection may ask it for
             anything; None until it is connected, and for a database without a network connection.
@@ -41,11 +42,12 @@ class DatabaseCalls:
     """The claims and settlements in progress of a relay's workers. Thread-safe.
 
     Args:
-        clock: returns the monotonic time in seconds.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = boot_time) -> None:
         self._clock = clock
+        self._responded_at = -math.inf
         self._open: set[_Call] = set()
         self._lock = threading.Lock()
 
@@ -65,6 +67,7 @@ class DatabaseCalls:
                 connection.ensure_connection()
             call.link = _duplicate_socket(connection)
             yield
+            self._responded_at = self._clock()
         finally:
             with self._lock:
                 self._open.discard(call)
@@ -72,10 +75,11 @@ class DatabaseCalls:
                     call.link.close()
 
     @property
-    def oldest(self) -> float:
-        """The age of the oldest call in seconds; 0 if there is none."""
+    def seconds_without_answer(self) -> float:
+        """The age of the oldest call since the database has answered another one; 0 if there is none."""
         with self._lock:
-            return max((self._clock() - call.began for call in self._open), default=0.0)
+            began = min((call.began for call in self._open), default=math.inf)
+            return max(self._clock() - max(began, self._responded_at), 0.0)
 
     def end_overdue(self) -> None:
         """End the connection of each call that takes longer than its limit; the waiting thread gets a DatabaseError."""
@@ -112,16 +116,16 @@ def watching(
 
     Args:
         calls: the calls to watch.
-        note: called with a reason at each interval while a call takes longer than `patience`.
+        note: called with a reason at each interval while the database answers nothing for longer than `patience`.
         interval: time between two looks in seconds.
-        patience: time in seconds after which a call is reported.
+        patience: this time in seconds.
     """
 
     def work(left: threading.Event) -> None:
         while not left.wait(interval):
-            oldest = calls.oldest
-            if oldest > patience:
-                note(f"it has not responded for {duration(oldest)}")
+            seconds = calls.seconds_without_answer
+            if seconds > patience:
+                note(f"it has not responded for {duration(seconds)}")
             calls.end_overdue()
 
     return in_background(work, name="outbox-watchdog", patience=0)

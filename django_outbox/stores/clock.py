@@ -1,6 +1,7 @@
-"""The time on a database's clock."""
+"""The time on the clock of a database, and on one of this machine that never stands still."""
 
 import datetime
+import time
 
 from django.db.models import Max
 from django.db.models.functions import Coalesce
@@ -15,3 +16,8 @@ def read_clock(using: str) -> datetime.datetime:
     clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(DatabaseNow()), DatabaseNow()))
     now: datetime.datetime = clock["now"]
     return now
+
+
+def boot_time() -> float:
+    """Return the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -6,7 +6,6 @@ later messages of its key, and pay nothing for that.
 """
 
 import datetime
-import time
 import zlib
 from collections.abc import Collection
 
@@ -16,7 +15,7 @@ from django.db.models import QuerySet
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import KeyLock, OutboxMessage
-from django_outbox.stores.clock import read_clock
+from django_outbox.stores.clock import boot_time, read_clock
 
 KEY_LOCKS = 1024
 """Number of locks that keys share, so that a transaction with 100,000 keys does not use up the server's locks."""
@@ -65,17 +64,17 @@ class Lease:
         self._due = due
         # The end that is stored: one of two if the answer to a renewal was lost.
         self._ends = [end]
-        self._taken_at = time.monotonic()
+        self._taken_at = boot_time()
         self.ended = False
 
     @property
     def may_have_ended(self) -> bool:
         """Whether so much time has passed that another relay may have the message."""
-        return time.monotonic() - self._taken_at > self.seconds
+        return boot_time() - self._taken_at > self.seconds
 
     def renew(self) -> bool:
         """Let it last `seconds` from now on; return False if it is lost."""
-        began = time.monotonic()
+        began = boot_time()
         end = read_clock(self._using) + datetime.timedelta(seconds=self.seconds)
         self._ends.append(end)
         with transaction.atomic(using=self._using):

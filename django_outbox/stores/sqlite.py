@@ -13,6 +13,7 @@ from django.db import OperationalError, transaction
 from django_outbox.logs import logger
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
+from django_outbox.stores.clock import boot_time
 from django_outbox.stores.cursor import Cursor, Span
 from django_outbox.stores.heads import SIZE, OwnedHeads, Queued, Row, choose, read_batch
 from django_outbox.stores.locks import FIRST_PARTITION, lock_number
@@ -251,7 +252,7 @@ class LeasedBatch:
     """A claimed batch. Its mark is the end of its lease, stored in `available_at` and in `held_until`.
 
     `due` has the original `available_at` of each message that is not settled yet, by id. `end` is the end of the lease
-    on the monotonic clock.
+    on the clock of `boot_time`.
     """
 
     mark: str
@@ -364,7 +365,7 @@ class SQLiteStore(Store):
                 with transaction.atomic(using=self.connection.alias):
                     return write()
             except OperationalError as error:
-                if nested or not self.is_conflict(error) or time.monotonic() >= lease.end:
+                if nested or not self.is_conflict(error) or boot_time() >= lease.end:
                     raise
                 if not logged:
                     logger.warning(
@@ -441,7 +442,7 @@ class SQLiteStore(Store):
             yield
 
     def _lease(self, publisher: str, max_seconds: float, read: Callable[[], list[Row]]) -> Claim:
-        end = time.monotonic() + max_seconds
+        end = boot_time() + max_seconds
         with self.transaction(max_seconds, transactional=False):
             rows = read()
             if not rows:

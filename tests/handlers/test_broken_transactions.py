@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 
 from django_outbox import OutboxMessage
+from django_outbox.exceptions import RelayUnavailable
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.handling import LOST
+from django_outbox.relay.handling import LOST, TransactionLost
+from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.tally import Tally
+from django_outbox.relay.transactional import TransactionalBatches
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, end_session, kill
 from tests.support.effects import HANDLERS, deliver_once, drain_all, effects, leave, states
@@ -212,6 +216,49 @@ def test_a_handler_that_always_loses_the_connection_fails_in_the_end(using: str)
     drain_all(using)
     assert sorted(effects(using)) == ["0", "1", "3", "4"]
     assert states(using).count(Status.FAILED) == 1
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_an_outage_while_a_lost_transaction_is_noted_fails_no_message(using: str, monkeypatch: pytest.MonkeyPatch):
+    break_at(using, lambda: kill(using))
+    ids = put(3, using)
+    deliver_once(using)
+    assert row(using, ids[BAD]).error_class == LOST
+    settle_alone = TransactionalBatches._settle_alone
+    outages = [OperationalError("made up")]
+
+    def fail_once(batches: TransactionalBatches, lost: TransactionLost) -> Tally:
+        if outages:
+            connections[using].close()
+            raise outages.pop()
+        return settle_alone(batches, lost)
+
+    monkeypatch.setattr(TransactionalBatches, "_settle_alone", fail_once)
+    OutboxMessage.objects.using(using).retry_now()
+    with pytest.raises(RelayUnavailable, match="made up"):
+        deliver_once(using)
+    assert (row(using, ids[BAD]).status, row(using, ids[BAD]).attempts) == (Status.PENDING, 0)
+
+
+def test_messages_that_are_committed_one_by_one_count_although_an_outage_follows(
+    using: str, monkeypatch: pytest.MonkeyPatch
+):
+    settle = PollingSource.settle
+    outage = OperationalError("made up")
+    errors = iter([DatabaseError("made up"), None, None, outage, outage, outage])
+
+    def fail(*arguments: Any) -> None:
+        if (error := next(errors, None)) is not None:
+            raise error
+        settle(*arguments)
+
+    monkeypatch.setattr(PollingSource, "settle", fail)
+    break_at(using, lambda: None)
+    put(5, using)
+    with Relay(using=using) as relay:
+        assert relay.deliver_once().processed == 2
+        assert relay.drain(max_seconds=30).processed == 5
+    assert states(using) == [Status.PROCESSED] * 5
 
 
 @contextmanager

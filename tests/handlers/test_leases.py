@@ -19,6 +19,8 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message, Outcome, rejected
 from django_outbox.models import KeyLock, Status
 from django_outbox.pausing import pause, resume
+from django_outbox.relay.handling import LOST
+from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import kill
 from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
@@ -347,6 +349,57 @@ def test_a_lost_connection_is_not_counted_as_an_attempt_the_first_time(using: st
     assert (row(using, id).status, row(using, id).attempts) == (Status.PENDING, 0)
     drain_all(using)
     assert (row(using, id).status, row(using, id).attempts) == (Status.FAILED, 3)
+
+
+@pytest.mark.parametrize("using", LOCKING, indirect=True)
+def test_a_message_fails_in_the_end_if_storing_its_result_always_ends_the_session(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        pass
+
+    work.finisher = lambda message, alias: kill(alias)
+    (id,) = put(1, using)
+    drain_all(using)
+    assert (row(using, id).status, row(using, id).attempts) == (Status.FAILED, 3)
+
+
+@pytest.mark.parametrize("using", LOCKING, indirect=True)
+def test_the_time_of_publishing_is_recorded_once_although_the_result_is_stored_twice(using: str):
+    ended: list[int] = []
+    phases: list[str] = []
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        pass
+
+    def end_first(message: Message, alias: str) -> None:
+        if not ended:
+            ended.append(message.id)
+            kill(alias)
+
+    def note(*, phase: str, **_: Any) -> None:
+        phases.append(phase)
+
+    work.finisher = end_first
+    put(1, using)
+    phase_finished.connect(note)
+    try:
+        deliver_once(using)
+    finally:
+        phase_finished.disconnect(note)
+    assert phases == ["claim", "publish", "settle"]
+    assert states(using) == [Status.PROCESSED]
+
+
+def test_a_handler_that_closes_the_connection_and_raises_an_outage_stops_no_worker(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        connections[using].close()
+        raise OperationalError("of another database")
+
+    (id,) = put(1, using)
+    deliver_once(using)
+    assert (row(using, id).status, row(using, id).error_class) == (Status.PENDING, LOST)
 
 
 def test_messages_of_a_paused_type_are_held(using: str):

@@ -373,7 +373,7 @@ class TestAfterResume:
 class TestPauses:
     def test_are_read_once_in_an_interval_for_all_workers(self, using: str):
         clock = Clock()
-        pauses = Pauses(using, ["default"], 1.0, clock)
+        pauses = Pauses(using, ["default"], 1.0, clock=clock)
         with CaptureQueriesContext(connections[using]) as queries:
             for now in (0.0, 0.5, 0.9, 1.0, 1.9, 2.0):
                 clock.now = now

@@ -42,6 +42,9 @@ class ListSource(Source):
     def lease(self, message: Message) -> None:
         raise AssertionError
 
+    def renew(self, lease: Lease) -> bool:
+        raise AssertionError
+
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
         raise AssertionError
 

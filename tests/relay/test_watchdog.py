@@ -45,11 +45,16 @@ def proxy(using: str, transactional_db: None, monkeypatch: pytest.MonkeyPatch) -
         yield proxy
 
 
-def test_a_database_that_hangs_is_reported_and_given_up(using: str, proxy: Proxy, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("check_after", [0.0, 0.5])
+def test_a_database_that_hangs_is_reported_and_given_up(
+    using: str, proxy: Proxy, check_after: float, caplog: pytest.LogCaptureFixture
+):
+    """It hangs in a claim, or while an idle worker checks its connection."""
+    limits = replace(WATCHFUL, check_connection_after=check_after)
     caplog.set_level(logging.INFO, "django_outbox")
     with (
         override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "CLAIM_TIMEOUT": 2, "NOTIFY": False}),
-        relays_in_threads(using=using, poll_interval=0.05, limits=WATCHFUL) as start,
+        relays_in_threads(using=using, poll_interval=0.05, limits=limits) as start,
     ):
         relay = start()
         put(1, using)
@@ -72,11 +77,21 @@ def test_only_the_database_calls_of_a_claim_are_watched(using: str):
     calls = DatabaseCalls(lambda: float(next(now)))
     source = PollingSource(using, "default", get_settings(), calls=calls)
     with source.claim(10) as claim:
-        assert calls.oldest == 0
+        assert calls.seconds_without_answer == 0
         calls.end_overdue()
         source.settle(claim, Settlement(processed=[message.id for message in claim.messages]))
-        assert calls.oldest == 0
+        assert calls.seconds_without_answer == 0
     assert OutboxMessage.objects.using(using).processed().count() == 1
     with calls.watch(connections[using], 5):
-        assert calls.oldest == 1
-    assert calls.oldest == 0
+        assert calls.seconds_without_answer == 1
+    assert calls.seconds_without_answer == 0
+
+
+def test_a_call_that_hangs_alone_is_no_outage(using: str):
+    """Another worker would report its end at once, and so on with each of its claims."""
+    times = iter([0.0, 10.0, 11.0, 15.0, 40.0])
+    calls = DatabaseCalls(lambda: next(times))
+    with calls.watch(connections[using], 60):
+        with calls.watch(connections[using], 60):
+            pass
+        assert calls.seconds_without_answer == 4

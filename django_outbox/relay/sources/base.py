@@ -38,6 +38,10 @@ class Source(abc.ABC):
         """Take the lease of a message of the open claim, or return None if another relay works on it or on its key."""
 
     @abc.abstractmethod
+    def renew(self, lease: Lease) -> bool:
+        """Let a lease last from now on; return False if it is lost. Any thread may call it, on its own connection."""
+
+    @abc.abstractmethod
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
         """Claim a message that this worker has leased, if it has not lost the lease."""
 

@@ -1,7 +1,6 @@
 """Claims by queries: each one looks for due messages from where the last one ended."""
 
 import sys
-import time
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 
@@ -12,6 +11,7 @@ from django_outbox.messages import Message
 from django_outbox.relay.sources.base import Source
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Claim, Lease, Settlement, Store, get_store
+from django_outbox.stores.clock import boot_time
 from django_outbox.stores.cursor import Cursor
 
 
@@ -62,7 +62,12 @@ class PollingSource(Source):
         return self._watched(self._store.claim_one(self._publisher_alias, message, max_seconds=self._claim_timeout))
 
     def lease(self, message: Message) -> Lease | None:
-        return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
+        with self._watch():
+            return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
+
+    def renew(self, lease: Lease) -> bool:
+        with self._watch():
+            return lease.renew()
 
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
         self._begin_claim()
@@ -70,14 +75,15 @@ class PollingSource(Source):
 
     @property
     def is_late(self) -> bool:
-        return now() > self._late_at
+        return boot_time() > self._late_at
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         with self._watch():
             self._store.settle(claim, settlement, delete_processed=self._settings.deletes_processed)
 
     def find_paused_types(self) -> frozenset[str]:
-        return self._store.find_paused_types(self._publisher_alias)
+        with self._watch():
+            return self._store.find_paused_types(self._publisher_alias)
 
     def rewind(self) -> None:
         self._cursor.rewind()
@@ -126,9 +132,4 @@ class PollingSource(Source):
 
     def _begin_claim(self) -> None:
         # Before the claim, because the process may be stopped right after it.
-        self._late_at = now() + self._claim_timeout / 2
-
-
-def now() -> float:
-    """Return the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+        self._late_at = boot_time() + self._claim_timeout / 2
