@@ -55,6 +55,8 @@ def main(arguments: list[str]) -> int:
         return run_in_virtualenv(arguments, yes=options.yes)
     if options.yes:
         system_packages.answer_yes()
+    # Each of the hundreds of processes that tests start would compile the package again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     install()
     install_browser()
     install_prometheus()
@@ -108,7 +110,7 @@ def quick_checks(scratch: Path) -> Steps:
 def all_tests(*, coverage: bool) -> Steps:
     """Return the step that takes minutes."""
     # Tests wait more than they compute.
-    processes = min(2 * (os.cpu_count() or 1), 8)
+    processes = min(3 * (os.cpu_count() or 1), 12)
     measuring = ["--cov", "--cov-report=term:skip-covered"] if coverage else []
     if coverage and sys.version_info >= (3, 12):
         # It costs next to nothing.

@@ -27,7 +27,8 @@ DATABASES = {
 if env.str("MYSQL_URL", default=""):
     DATABASES["mysql"] = env.db_url("MYSQL_URL")
 DATABASES["default"]["TEST"] = {"NAME": str(Path(tempfile.gettempdir()) / f"outbox_tests{RUN}.sqlite3")}
-DATABASES["default"]["OPTIONS"] = {"timeout": 20}
+# Nothing here has to survive a crash of the machine.
+DATABASES["default"]["OPTIONS"] = {"timeout": 20, "init_command": "PRAGMA synchronous = OFF"}
 for alias in DATABASES.keys() - {"default"}:
     DATABASES[alias]["TEST"] = {"NAME": f"test_outbox{RUN}"}
 

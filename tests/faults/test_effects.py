@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 
-import django
 import pytest
 
 from tests.faults.effects.__main__ import DATABASES
@@ -25,16 +24,8 @@ def run(*arguments: object) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("database", DATABASES)
 def test_each_effect_exists_once_although_relays_are_killed_at_each_point_of_a_batch(database: str):
-    output = run("--database", database, "--messages", 300, "--kills", 30)
+    output = run("--database", database, "--messages", 150, "--kills", 2 * len(POINTS))
     for point in POINTS:
         assert re.search(rf"\d {point}[,)]", output)
     assert "0 effects missing, 0 twice, 0 of no message, 0 out of order, 0 messages not processed" in output
     assert "0 results of tasks wrong, 0 long tasks run by two relays at a time" in output
-
-
-@pytest.mark.skipif(django.VERSION < (6, 0), reason="Django 5.2 has no django.tasks")
-def test_each_django_task_has_its_effect_once_although_relays_are_killed():
-    """The test above is too slow for each version of Django, and this one is quick enough."""
-    output = run("--database", "sqlite", "--messages", 60, "--kills", len(POINTS))
-    assert "0 effects missing, 0 twice, 0 of no message" in output
-    assert "0 results of tasks wrong" in output

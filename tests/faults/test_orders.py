@@ -20,17 +20,17 @@ def run(**options: Any) -> Result:
 
 @pytest.mark.slow
 def test_each_committed_order_has_one_invoice_although_everything_is_killed():
-    result = run(orders=400, kills=KINDS)
+    result = run(orders=250, kills=KINDS)
     if not result.good:
         pytest.fail(table(result), pytrace=False)
     assert len({kill.name for kill in result.kills}) == KINDS
-    assert result.ledger.orders == 400
+    assert result.ledger.orders == 250
     assert result.ledger.rolled_back > 0
 
 
 @pytest.mark.slow
 def test_a_run_notices_an_inbox_that_forgets_what_it_has_stored():
-    result = run(orders=400, kills=6, each=1, mutant="forget-ids", kinds=("connections-cut",))
+    result = run(orders=150, kills=6, each=1, mutant="forget-ids", kinds=("connections-cut",))
     broken = {name for name, count in result.promises.items() if count}
     assert broken == {"orders with two or more invoices"}, table(result)
     assert "A PROMISE WAS BROKEN." in table(result)

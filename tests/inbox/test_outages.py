@@ -86,12 +86,13 @@ def test_heartbeats_are_sent_while_the_database_is_slow(source, make_inbox, monk
     store = Storing.store
 
     def slowly(self, batch):
-        time.sleep(10)
+        # RabbitMQ ends a connection after two or three intervals without one.
+        time.sleep(5)
         return store(self, batch)
 
     monkeypatch.setattr(Storing, "store", slowly)
     source.send(1)
-    inbox = make_inbox(heartbeat=2)
+    inbox = make_inbox(heartbeat=1)
     inbox.drain()
     assert source.unsettled() == 0
     assert inbox.tally.received == 1
@@ -286,8 +287,9 @@ def run_inbox(start: StartProcess, source) -> StartProcess:
     return run
 
 
+# The contract suite has PostgreSQL, with each kind of queue.
+@pytest.mark.parametrize("using", [alias for alias in ALIASES if alias != "postgresql"])
 @pytest.mark.parametrize("point", ["before", "inside", "committed", "settled"])
-@pytest.mark.usefixtures("kind")
 def test_a_killed_inbox_loses_nothing_and_stores_nothing_twice(using, source, run_inbox, make_inbox, point):
     source.send(*range(50))
     eventually(lambda: source.unsettled() == 50)

@@ -179,7 +179,7 @@ def servers() -> Iterator[list[NatsServer]]:
 @pytest.mark.slow
 def test_a_cluster_that_loses_servers(servers: list[NatsServer], make_jetstream: MakeJetStream):
     """One test, because a cluster takes seconds to start."""
-    publisher = make_jetstream([server.url for server in servers], timeout=6.0)
+    publisher = make_jetstream([server.url for server in servers], timeout=2.0)
     with Nats(servers[0].url) as nats:
         lonely = nats.stream(placement=Placement(cluster="test"), storage="file")
         shared = nats.stream(num_replicas=3, storage="file")

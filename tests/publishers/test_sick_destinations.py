@@ -291,7 +291,7 @@ class RedisPlace(Place):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"url": [node.url for node in self._nodes], "cluster": True, "stream": "{type}", "timeout": 6.0}
+        return {"url": [node.url for node in self._nodes], "cluster": True, "stream": "{type}", "timeout": 4.0}
 
     def heal(self) -> None:
         self._readable += self.sick
@@ -361,17 +361,7 @@ def fill(place: Place) -> int:
     return len(sick)
 
 
-@pytest.mark.parametrize(
-    ("count", "relays"),
-    [
-        (1, 1),
-        (20, 2),
-        pytest.param(1, 2, marks=pytest.mark.slow),
-        pytest.param(20, 1, marks=pytest.mark.slow),
-        pytest.param(200, 1, marks=pytest.mark.slow),
-        pytest.param(200, 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("count", "relays"), [(1, 1), pytest.param(200, 2, marks=pytest.mark.slow)])
 def test_sick_destinations_at_the_front_of_a_backlog_hold_up_no_others(place: Place, relays: int):
     sick = fill(place)
     publisher = {"BACKEND": f"django_outbox.brokers.{place.backend}", "OPTIONS": place.options}

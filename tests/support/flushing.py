@@ -7,9 +7,10 @@ delete and create again on each database.
 import threading
 from typing import Any
 
-from django.core.management.commands import flush
-from django.db import DatabaseError
+from django.core.management.color import no_style
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.test import TransactionTestCase
 
 from django_outbox.apps import add_key_locks
 
@@ -23,10 +24,24 @@ _tables: dict[str, list[str]] = {}
 
 
 def flush_quickly() -> None:
-    """Let the command `flush` do that from now on."""
-    command: Any = flush
-    command.sql_flush = _sql_flush
-    command.emit_post_migrate_signal = lambda _verbosity, _interactive, using: add_key_locks(using=using)
+    """Let the tests do that instead of calling the command `flush`."""
+    test_case: Any = TransactionTestCase
+    test_case._fixture_teardown = _flush
+
+
+def _flush(test: Any) -> None:
+    _end_reports()
+    for alias in test._databases_names(include_mirrors=False):
+        connection = connections[alias]
+        try:
+            tables = _filled_tables(connection)
+        except DatabaseError:
+            # A test has changed the tables.
+            tables = _find_tables(connection)
+        if tables:
+            ops = connection.ops
+            ops.execute_sql_flush(ops.sql_flush(no_style(), tables, allow_cascade=True))
+        add_key_locks(using=alias)
 
 
 def _end_reports() -> None:
@@ -34,16 +49,6 @@ def _end_reports() -> None:
     for thread in threading.enumerate():
         if thread.name == "outbox-reports":
             thread.join(10)
-
-
-def _sql_flush(style: Any, connection: BaseDatabaseWrapper, reset_sequences: bool, allow_cascade: bool) -> list[str]:
-    _end_reports()
-    try:
-        tables = _filled_tables(connection)
-    except DatabaseError:
-        # A test has changed the tables.
-        tables = _find_tables(connection)
-    return connection.ops.sql_flush(style, tables, reset_sequences=reset_sequences, allow_cascade=True)
 
 
 def _filled_tables(connection: BaseDatabaseWrapper) -> list[str]:
