@@ -48,7 +48,8 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 
 @pytest.mark.slow
 def test_every_promise_is_kept_by_streams_under_faults():
-    run(database="postgresql", source="snapshot", messages=4_000, keys=100, faults=8, notify=True)
+    kinds = ("all-relays-killed", "relay-paused-too-long", "backends-ended", "database-killed", "snapshot-held")
+    run(database="postgresql", source="snapshot", messages=3_000, faults=len(kinds), kinds=kinds, notify=True)
 
 
 @pytest.mark.slow

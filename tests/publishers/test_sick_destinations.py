@@ -291,7 +291,8 @@ class RedisPlace(Place):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"url": [node.url for node in self._nodes], "cluster": True, "stream": "{type}", "timeout": 4.0}
+        urls = [node.url for node in self._nodes]
+        return {"url": urls, "cluster": True, "stream": "{type}", "timeout": 4.0, "connect_timeout": 0.5}
 
     def heal(self) -> None:
         self._readable += self.sick

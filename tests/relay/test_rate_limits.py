@@ -192,7 +192,7 @@ execute_from_command_line(["manage.py", "run_outbox", "--database", alias, "--dr
 """
 
 RATE = 100
-MESSAGES = 300
+MESSAGES = 200
 
 
 def test_two_processes_keep_the_limit_together(using: str, start: StartProcess):
