@@ -118,7 +118,7 @@ class KafkaCall(Call[T, Record]):
         sent = missing = self._missing
         changed = time.monotonic()
         while self._missing:
-            producer.poll(self._deadline - time.monotonic())
+            producer.flush(self._deadline - time.monotonic())
             now = time.monotonic()
             if self._missing < missing:
                 missing, changed = self._missing, now

@@ -1,7 +1,7 @@
 """The connections of a client of librdkafka, as far as its errors and responses show."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -42,8 +42,12 @@ class ConnectionState:
 
     def poll(self, client: Any, seconds: float) -> None:
         """Let the client call its callbacks, and note a fatal error."""
+        self.call(client.poll, seconds)
+
+    def call(self, work: Callable[[float], object], seconds: float) -> None:
+        """Do what lets the client call its callbacks, and note a fatal error."""
         try:
-            client.poll(seconds)
+            work(seconds)
         except KafkaException as error:
             self.is_broken = True
             self.is_connected = False

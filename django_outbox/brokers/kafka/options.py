@@ -56,8 +56,8 @@ _PUBLISHER_DEFAULTS: Mapping[str, Any] = {
     **_DEFAULTS,
     # Like Java's producer, so that a key is in the same partition as the records of other services.
     "partitioner": "murmur2_random",
-    # Messages are handed over in batches, so they need not wait long for each other.
-    "linger.ms": 1,
+    # Messages wait for more only while a batch is handed over; then all are sent.
+    "linger.ms": 20,
     # The default of the brokers' message.max.bytes.
     "message.max.bytes": 1_048_588,
 }

@@ -37,7 +37,7 @@ class PooledProducer:
 
     Attributes:
         state: the state of its connections.
-        produce: librdkafka's own method. `poll` passes the report of each message to a function, once.
+        produce: librdkafka's own method. `flush` and `poll` pass the report of each message to a function, once.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -113,6 +113,10 @@ class PooledProducer:
                 self.poll(POLL_TIME)
             else:
                 return
+
+    def flush(self, seconds: float) -> None:
+        """Send what waits for more, and wait for all reports, for at most a tenth of a second."""
+        self.state.call(self._producer.flush, max(min(seconds, POLL_TIME), 0.0))
 
     def poll(self, seconds: float) -> None:
         """Wait for reports, for at most a tenth of a second."""
