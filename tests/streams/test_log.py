@@ -70,6 +70,10 @@ class Worker:
         eventually(lambda: self.deliver() == 0 and self.source.follows)
         self.woken.clear()
 
+    def opens(self) -> bool:
+        """Return whether it has begun to open the log."""
+        return self.source._feed is not None
+
     def receive(self) -> None:
         """Wait until the log has brought something."""
         assert self.woken.wait(5)
@@ -449,3 +453,105 @@ def has_published(scripted: Script, count: int) -> bool:
 def refuse(self: LogReader, slot: str, table: int) -> None:
     """Send a command that the server refuses in the same words as it does without wal_level = logical."""
     raise LogUnavailable(f"logical decoding requires wal_level >= logical. {REMEDIES['55000']}")
+
+
+def test_a_message_that_is_committed_just_before_the_log_begins_is_delivered(
+    worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    begins = threading.Event()
+    start = LogReader.start
+
+    def start_later(self: LogReader, slot: str, table: int) -> None:
+        assert begins.wait(30)
+        start(self, slot, table)
+
+    monkeypatch.setattr(LogReader, "start", start_later)
+    worker.deliver_until(worker.opens)
+    ids = put(1, LOG)
+    begins.set()
+    worker.receive()
+    worker.follow()
+    assert scripted.published() == ids
+
+
+@pytest.fixture
+def absent_standby() -> Iterator[Callable[[], None]]:
+    """Let commits with `synchronous_commit = on` wait for a standby that is absent, until it is called."""
+
+    def reset() -> None:
+        for setting in ("synchronous_standby_names", "synchronous_commit"):
+            execute(f"ALTER SYSTEM RESET {setting}")
+        execute("SELECT pg_reload_conf()")
+
+    execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+    execute("ALTER SYSTEM SET synchronous_commit = 'local'")
+    execute("SELECT pg_reload_conf()")
+    eventually(lambda: execute("SHOW synchronous_commit") == [("local",)])
+    yield reset
+    reset()
+
+
+@contextmanager
+def committing(cursor: Any) -> Iterator[None]:
+    """Commit in a thread, and wait until the commit waits for the standby; wait for its end after the block."""
+    thread = threading.Thread(target=cursor.connection.commit)
+    thread.start()
+    eventually(lambda: execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+    try:
+        yield
+    finally:
+        thread.join(30)
+
+
+def begin(cursor: Any) -> int:
+    cursor.execute("SET LOCAL synchronous_commit = 'on'")
+    cursor.execute("SELECT pg_current_xact_id()::text::bigint")
+    return int(cursor.fetchone()[0])
+
+
+def wait_for_walsender(xid: int) -> None:
+    """Wait until the creation of a slot waits for the end of a transaction."""
+    sql = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid::text::bigint = %s"
+    eventually(lambda: execute(sql, [xid]), f"the slot waits for {xid}")
+
+
+def test_a_message_is_delivered_when_the_synchronous_standby_has_its_transaction(
+    worker: Worker, scripted: Script, absent_standby: Callable[[], None]
+):
+    worker.follow()
+    with open_transaction() as cursor:
+        begin(cursor)
+        late = insert(cursor)
+        with committing(cursor):
+            worker.receive()
+            assert worker.deliver() == 0
+            ids = put(1, LOG)
+            worker.receive()
+            assert worker.deliver() == 1
+            absent_standby()
+    worker.deliver_until(lambda: scripted.published() == [*ids, late])
+
+
+def test_a_transaction_that_is_in_the_log_before_it_begins_and_visible_later_is_delivered(
+    worker: Worker, scripted: Script, absent_standby: Callable[[], None]
+):
+    """The log does not bring it: the slot waits for the transactions that it knows, and not for newer ones."""
+    with open_transaction() as first, open_transaction() as second, open_transaction() as third:
+        second.connection.rollback()
+        third.connection.rollback()
+        first_xid = begin(first)
+        worker.deliver_until(worker.opens)
+        wait_for_walsender(first_xid)
+        second_xid = begin(second)
+        first.connection.rollback()
+        wait_for_walsender(second_xid)
+        begin(third)
+        late = insert(third)
+        with committing(third):
+            second.connection.rollback()
+            worker.follow()
+            absent_standby()
+    ids = put(1, LOG)
+    worker.deliver_until(lambda: ids[0] in scripted.published())
+    worker.follow()
+    assert sorted(scripted.published()) == [late, *ids]
