@@ -13,6 +13,7 @@ from django.test.utils import override_settings
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.stores.log import CREATE_PUBLICATION
 from tests.benchmarks.measuring import BenchmarkError
 
 
@@ -34,6 +35,9 @@ def scratch_database() -> Iterator[None]:
         connection.settings_dict["TEST"]["NAME"] = name
         try:
             connection.creation.create_test_db(verbosity=0, autoclobber=True)
+            if connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute(CREATE_PUBLICATION)
             yield
         finally:
             if connection.settings_dict["NAME"] == name:

@@ -16,6 +16,8 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.checks import check_databases
 from django_outbox.conf import get_settings
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, retry_later
 from django_outbox.models import StreamPosition
 from django_outbox.relay import Relay
@@ -25,8 +27,10 @@ from django_outbox.stores.log import CREATE_PUBLICATION
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from tests.streams.conftest import LOG, execute
 from tests.support.databases import statements
+from tests.support.effects import HANDLERS
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("scripted", "log")
@@ -45,9 +49,10 @@ def from_log() -> Iterator[None]:
 class Worker:
     """A worker that delivers when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, using: str = LOG) -> None:
+        self.using = using
         self.woken = threading.Event()
-        self.source = LogSource(LOG, "default", get_settings(), wake=self.wake)
+        self.source = LogSource(using, "default", get_settings(), wake=self.wake)
         self.batches = PublishedBatches(
             publisher=ScriptedPublisher("default"), source=self.source, settings=get_settings()
         )
@@ -60,7 +65,7 @@ class Worker:
 
     def lists(self) -> bool:
         """Deliver, and return whether the database was searched for streamed messages."""
-        with CaptureQueriesContext(connections[LOG]) as queries:
+        with CaptureQueriesContext(connections[self.using]) as queries:
             self.deliver()
         return any("xid >=" in query["sql"] for query in queries.captured_queries)
 
@@ -555,3 +560,76 @@ def test_a_transaction_that_is_in_the_log_before_it_begins_and_visible_later_is_
     worker.deliver_until(lambda: ids[0] in scripted.published())
     worker.follow()
     assert sorted(scripted.published()) == [late, *ids]
+
+
+def assert_delivered_once_in_order(scripted: Script, ids: list[int]) -> None:
+    published = [message for batch in scripted.batches for message in batch]
+    assert sorted(message.id for message in published) == sorted(ids)
+    for key in {message.key for message in published}:
+        of_key = [message.id for message in published if message.key == key]
+        assert of_key == sorted(of_key)
+
+
+def test_two_relays_with_two_workers_each_deliver_everything_once_and_in_order(scripted: Script):
+    ids: list[int] = []
+    with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
+        start()
+        start()
+        eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NOT NULL"))
+        for _ in range(40):
+            ids += put(5, LOG, keys=3)
+        eventually(lambda: len(scripted.published()) >= len(ids))
+    assert_delivered_once_in_order(scripted, ids)
+    assert not execute("SELECT 1 FROM pg_replication_slots")
+
+
+def test_the_source_changes_again_and_again_while_messages_are_written(scripted: Script):
+    ids: list[int] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            ids.extend(put(2, LOG, keys=3))
+            time.sleep(0.002)
+        connections[LOG].close()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for source in ("log", "table", "log", "snapshot", "table", "snapshot", "log"):
+            publishers = {"default": {**SCRIPTED, "SOURCE": source}}
+            with (
+                override_settings(OUTBOX={"PUBLISHERS": publishers}),
+                relays_in_threads(using=LOG, workers=2, limits=QUICK) as start,
+            ):
+                start()
+                before = len(scripted.published())
+                eventually(partial(has_passed, scripted, before + 50))
+                if source == "log":
+                    eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn > '0/0'"))
+                    before = len(scripted.published())
+                    eventually(partial(has_passed, scripted, before + 50))
+    finally:
+        ended.set()
+        thread.join()
+    with Relay(using=LOG) as relay:
+        relay.drain()
+    assert_delivered_once_in_order(scripted, ids)
+
+
+def has_passed(scripted: Script, count: int) -> bool:
+    return len(scripted.published()) >= count
+
+
+def test_handlers_get_each_message_of_the_log_once():
+    handled: list[Any] = []
+    publishers = {"default": {**HANDLERS, "SOURCE": "log"}}
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}), registry.scratch():
+        handler("t")(lambda payload, message: handled.append(payload))
+        with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
+            start()
+            eventually(lambda: execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn IS NOT NULL"))
+            for first in range(0, 20, 4):
+                put(4, LOG, keys=2, first=first)
+            eventually(lambda: len(handled) >= 20)
+    assert sorted(handled) == [*range(20)]

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
+from django_outbox.stores.log import CREATE_PUBLICATION
+from tests.streams.test_log import Worker
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
 from tests.support.ports import free_port
@@ -24,7 +26,7 @@ from tests.support.waiting import eventually
 OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}
 OPTIONS = [
     *("-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="),
-    *("-c", "max_prepared_transactions=5"),
+    *("-c", "max_prepared_transactions=5", "-c", "wal_level=logical"),
 ]
 
 
@@ -127,6 +129,36 @@ def test_a_promoted_standby_goes_on_where_the_position_stands(new_server: Callab
     assert standby.drain() == 5
     assert scripted.published() == waiting + more
     assert standby.states() == {Status.PROCESSED}
+
+
+def test_a_promoted_standby_goes_on_with_its_own_log(new_server: Callable[[], Server], scripted: Any):
+    primary, standby = new_server(), new_server()
+    primary.make()
+    primary.start()
+    primary.migrate()
+    primary.fetch(CREATE_PUBLICATION)
+    worker = Worker(primary.alias)
+    worker.follow()
+    standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
+    standby.start()
+    ids = put(2, primary.alias, keys=1)
+    worker.receive()
+    assert worker.deliver() == 2
+    ids += put(2, primary.alias, keys=1)
+    written = primary.fetch("SELECT pg_current_wal_lsn()::text")
+    eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
+    primary.kill()
+    with pytest.raises(DatabaseError):
+        worker.deliver()
+    connections[primary.alias].close()
+    standby.run("pg_ctl", "-D", standby.data, "-w", "promote")
+    connections[primary.alias].settings_dict["PORT"] = standby.port
+    worker.follow()
+    ids += put(2, primary.alias, keys=1)
+    worker.receive()
+    assert worker.deliver() == 2
+    assert scripted.published() == ids
+    worker.source.close()
 
 
 def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
