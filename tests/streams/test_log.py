@@ -259,6 +259,15 @@ def test_a_transaction_that_is_larger_than_a_batch_is_read_from_the_table(worker
     assert scripted.published() == ids + more
 
 
+def test_transactions_that_do_not_fit_into_a_batch_are_in_the_next(worker: Worker, scripted: Script):
+    worker.follow()
+    ids = [id for _ in range(5) for id in put(1, LOG)]
+    feed = worker.source._feed
+    eventually(lambda: feed is not None and feed.arrived == 5)
+    assert [worker.deliver(2) for _ in range(3)] == [2, 2, 1]
+    assert scripted.published() == ids
+
+
 def test_messages_that_are_deleted_or_moved_to_the_table_are_not_delivered_from_the_log(
     worker: Worker, scripted: Script
 ):

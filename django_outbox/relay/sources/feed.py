@@ -84,8 +84,8 @@ class Feed:
             while self._waiting and passed.sees(self._waiting[0].xid):
                 self._bytes -= self._waiting.popleft().size
 
-    def list_next(self, passed: Snapshot, limit: int, max_bytes: int) -> "list[Transaction] | None":
-        """Return the first transactions that have not passed and fit into a batch; None if the first does not."""
+    def list_next(self, passed: Snapshot, limit: int, max_bytes: int) -> "tuple[list[Transaction], bool]":
+        """Return the first transactions that have not passed and fit into a batch, and whether these are all."""
         batch: list[Transaction] = []
         with self._lock:
             for transaction in self._waiting:
@@ -94,11 +94,9 @@ class Feed:
                 limit -= len(transaction.messages)
                 max_bytes -= transaction.size
                 if limit < 0 or max_bytes < 0:
-                    return batch or None
+                    return batch, False
                 batch.append(transaction)
-                if not limit:
-                    break
-        return batch
+        return batch, True
 
     def has_reached(self, lsn: int) -> bool:
         """Return whether everything that was committed before a place in the log has arrived."""

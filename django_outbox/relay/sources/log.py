@@ -146,8 +146,8 @@ class LogSource(SnapshotSource):
         if claim is None:
             self._look_at = 0.0
             claim = super()._read(stream, place, limit)
-            if self._feed is not None and self._stream_is_empty:
-                # The position is not stored then.
+            if self._feed is not None:
+                # The position is not stored if nothing is new.
                 self._seen = Snapshot.read(self._passed)
             has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
             if self._feed is None and has_caught_up and time.monotonic() >= self._open_at:
@@ -161,8 +161,8 @@ class LogSource(SnapshotSource):
             passed = passed.union(self._seen)
         arrived = feed.arrived
         feed.forget(passed)
-        batch = feed.list_next(passed, limit, self._settings.batch_bytes)
-        inspection = stream.inspect([message.id for each in batch or () for message in each.messages])
+        batch, complete = feed.list_next(passed, limit, self._settings.batch_bytes)
+        inspection = stream.inspect([message.id for each in batch for message in each.messages])
         visible = inspection.visible
         if feed.server != (stream.find_server() if self._start is None else feed.server[0], inspection.timeline):
             self._close_feed("it is the log of another server")
@@ -170,7 +170,7 @@ class LogSource(SnapshotSource):
         if self._start is None:
             self._start = visible.end
             self._report("")
-        if batch is None or not self._has_passed_start(passed, visible):
+        if not (batch or complete) or not self._has_passed_start(passed, visible):
             return None
         ready = [transaction for transaction in batch if visible.sees(transaction.xid)]
         xids = {transaction.xid for transaction in ready}
@@ -180,8 +180,8 @@ class LogSource(SnapshotSource):
         if sampled is None:
             return None
         self._look_at = time.monotonic() + LOOK_INTERVAL
-        takes_all = len(ready) == len(batch)
-        self._goes_on = not takes_all and feed.is_fresh
+        takes_all = complete and len(ready) == len(batch)
+        self._goes_on = not complete or (not takes_all and feed.is_fresh)
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         if not messages:
             # If there were some, they are in the table.
