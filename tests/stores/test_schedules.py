@@ -17,7 +17,7 @@ from tests.stores.schedules.stage import Stage, staged
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
-SCHEDULES = int(os.environ.get("OUTBOX_SCHEDULES", "25"))
+SCHEDULES = int(os.environ.get("OUTBOX_SCHEDULES", "15"))
 """Number of schedules that are tried on each database."""
 
 PROMISES = "one owner|one fate|order|sent twice|IntegrityError"

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
@@ -24,16 +23,29 @@ def database_before_server(django_db_setup: None) -> None:
     """Create the test database first: until then, all threads of the server would share a database in memory."""
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     options = webdriver.ChromeOptions()
-    for switch in (*SWITCHES, f"--user-data-dir={tmp_path}"):
+    for switch in (*SWITCHES, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(switch)
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     options.binary_location = next(filter(None, map(shutil.which, names)), "")
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
+    """A new tab; what a test has stored and logged goes with it."""
+    chromium.switch_to.new_window("tab")
+    yield chromium
+    origin = chromium.execute_script("return location.origin")
+    chromium.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    chromium.execute_cdp_cmd("Network.clearBrowserCookies", {})
+    chromium.get_log("browser")
+    chromium.close()
+    chromium.switch_to.window(chromium.window_handles[0])
 
 
 @pytest.fixture
