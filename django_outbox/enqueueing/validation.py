@@ -276,6 +276,9 @@ class _Encoder(DjangoJSONEncoder):
         return super().default(o)
 
 
+# Made once: `json.dumps` makes one for each value, which costs a quarter of the encoding of a small payload.
+_ENCODER = _Encoder(allow_nan=False, ensure_ascii=False)
+
 # An escaped NUL: an odd number of backslashes before u0000.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -310,7 +313,7 @@ def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
 
 
 def _encode(value: Any) -> str:
-    return json.dumps(value, cls=_Encoder, allow_nan=False, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def _needs_closer_look(text: str, size: int, store: Store) -> bool:
