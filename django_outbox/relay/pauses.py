@@ -82,10 +82,6 @@ class Pauses:
         """Return whether a publisher was paused when the pauses were read last. Makes no query."""
         return (publisher_alias, "") in self._paused
 
-    def reason(self, publisher_alias: str) -> PauseReason:
-        """Return who paused a publisher, and why."""
-        return self._paused.get((publisher_alias, ""), PauseReason())
-
     def paused_types(self, publisher_alias: str) -> frozenset[str]:
         """Return the types of a publisher that were paused when the pauses were read last. Makes no query."""
         paused = self._paused

@@ -50,7 +50,7 @@ class Worker(abc.ABC):
         """Return whether no further batch is to begin."""
 
     @abc.abstractmethod
-    def _wait_when_idle(self) -> float:
+    def _seconds_when_idle(self) -> float:
         """Return the seconds to wait after a claim that found nothing."""
 
     def _deliver(self) -> float:
@@ -58,18 +58,18 @@ class Worker(abc.ABC):
         self._state.pauses.refresh()
         if self._state.pauses.is_paused(self._alias):
             self._empty_claims = 0
-            return self._wait_while_paused()
+            return self._seconds_while_paused()
         permit = self._state.breakers.admit(self._alias, self._state.batch_sizes[self._alias])
         if permit is None:
-            return self._wait_for_broker()
+            return self._seconds_until_trial()
         attempt = self._attempt(permit)
         self._note(attempt)
         if attempt.tally.claimed == permit.size:
             # There is more, and another worker may be asleep.
             self._state.wake_ups.wake([self._alias])
         if attempt.database_outage:
-            return self._wait_for_database()
-        return self._wait_when_idle() if attempt.found_nothing else attempt.wait
+            return self._seconds_until_reconnect()
+        return self._seconds_when_idle() if attempt.found_nothing else attempt.wait
 
     def _attempt(self, permit: Permit) -> Attempt:
         """Deliver a batch and report to the circuit breaker."""
@@ -96,13 +96,13 @@ class Worker(abc.ABC):
         if attempt.looked:
             self._state.outages.end(self._database)
 
-    def _wait_for_broker(self) -> float:
+    def _seconds_until_trial(self) -> float:
         return max(self._state.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
 
-    def _wait_while_paused(self) -> float:
+    def _seconds_while_paused(self) -> float:
         return self._limits.pause_interval
 
-    def _wait_for_database(self) -> float:
+    def _seconds_until_reconnect(self) -> float:
         seconds = self._limits.database_wait.after(self._database_outages)
         reason = self._database_outage.removeprefix(f"database {self._state.using!r}: ")
         self._state.outages.note(self._database, reason, seconds)
@@ -127,7 +127,7 @@ class RunningWorker(Worker):
     def _is_done(self) -> bool:
         return self._state.is_done()
 
-    def _wait_when_idle(self) -> float:
+    def _seconds_when_idle(self) -> float:
         if self._source.lags:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)
@@ -175,7 +175,7 @@ class DrainingWorker(Worker):
     def _is_done(self) -> bool:
         return self._drained or self._state.is_done() or time.monotonic() >= self._deadline
 
-    def _wait_when_idle(self) -> float:
+    def _seconds_when_idle(self) -> float:
         self._drained = self._source.exhausted
         # A drain may end only after a sweep that finds nothing, and an idle worker has time for one.
         self._source.sweep_next()
@@ -187,23 +187,23 @@ class DrainingWorker(Worker):
             self._require_broker()
         return attempt
 
-    def _wait_for_broker(self) -> float:
+    def _seconds_until_trial(self) -> float:
         # Other workers may have made the attempts.
         self._require_broker()
-        return super()._wait_for_broker()
+        return super()._seconds_until_trial()
 
     def _require_broker(self) -> None:
         if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
             raise unavailable(self._alias, self._state.breakers.reason(self._alias))
 
-    def _wait_while_paused(self) -> float:
+    def _seconds_while_paused(self) -> float:
         self._drained = True
         return 0.0
 
-    def _wait_for_database(self) -> float:
+    def _seconds_until_reconnect(self) -> float:
         if self._database_outages >= self._limits.drain_patience:
             raise unavailable(self._alias, self._database_outage)
-        return super()._wait_for_database()
+        return super()._seconds_until_reconnect()
 
     def _pause(self, seconds: float) -> None:
         super()._pause(min(seconds, self._deadline - time.monotonic()))

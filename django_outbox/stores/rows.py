@@ -54,10 +54,10 @@ class NewRow(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A batch that is locked for this relay; `lease` is the store's own mark of it, if it needs one."""
+    """A batch that is locked for this relay; `mark` is what its store or source needs to know of it."""
 
     messages: list[Message | Unreadable]
-    lease: Any = None
+    mark: Any = None
 
 
 class Failed(NamedTuple):

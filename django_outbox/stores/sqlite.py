@@ -304,8 +304,8 @@ class SQLiteStore(Store):
         try:
             yield claim
         finally:
-            if claim.lease and claim.lease.due:
-                self._while_leased(claim.lease, partial(self._release, claim.lease, claim.lease.due))
+            if claim.mark and claim.mark.due:
+                self._while_leased(claim.mark, partial(self._release, claim.mark, claim.mark.due))
 
     def limit_statements(self, seconds: float | None) -> None:
         self.connection.ensure_connection()
@@ -332,7 +332,7 @@ class SQLiteStore(Store):
         return self.fetch(READ, [json.dumps(ids)])
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
-        lease = claim.lease
+        lease = claim.mark
         if lease is None:
             settled = self._write(settlement, PENDING_STILL, [], delete_processed=delete_processed)
             self._hold(settlement.held, PENDING_STILL, [])

@@ -77,10 +77,10 @@ class TestPausedPublisher:
         def note(worker: RunningWorker) -> float:
             if worker._alias == "default":
                 waiting.add(threading.get_ident())
-            return wait_while_paused(worker)
+            return seconds_while_paused(worker)
 
-        wait_while_paused = RunningWorker._wait_while_paused
-        monkeypatch.setattr(RunningWorker, "_wait_while_paused", note)
+        seconds_while_paused = RunningWorker._seconds_while_paused
+        monkeypatch.setattr(RunningWorker, "_seconds_while_paused", note)
         relay = running(using=using, workers=2)
         put(5, using)
         eventually(lambda: len(processed(using)) == 5)

@@ -108,7 +108,7 @@ class SnapshotSource(PollingSource):
         return self._watched(self._open_one(message))
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        if isinstance(claim.lease, Streamed):
+        if isinstance(claim.mark, Streamed):
             with self._watch():
                 self._settle_streamed(self._stream, claim, settlement)
         else:
@@ -238,7 +238,7 @@ class SnapshotSource(PollingSource):
             place = self._listing.place
 
     def _settle_streamed(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
-        batch: Streamed = claim.lease
+        batch: Streamed = claim.mark
         changed = _Changed.of(claim, settlement)
         if changed.to_table or changed.processed or batch.waiting:
             stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
