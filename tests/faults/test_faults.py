@@ -47,9 +47,10 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 
 
 @pytest.mark.slow
-def test_every_promise_is_kept_by_streams_under_faults():
+@pytest.mark.parametrize("source", ["snapshot", "log"])
+def test_every_promise_is_kept_by_streams_under_faults(source: str):
     kinds = ("all-relays-killed", "relay-paused-too-long", "backends-ended", "database-killed", "snapshot-held")
-    run(database="postgresql", source="snapshot", messages=3_000, faults=len(kinds), kinds=kinds, notify=True)
+    run(database="postgresql", source=source, messages=3_000, faults=len(kinds), kinds=kinds, notify=True)
 
 
 @pytest.mark.slow
