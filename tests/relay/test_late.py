@@ -74,7 +74,7 @@ def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(usin
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that the relay measures its claims with."""
     clock = Clock()
-    monkeypatch.setattr(polling, "now", clock)
+    monkeypatch.setattr(polling, "boot_time", clock)
     return clock
 
 

@@ -150,5 +150,5 @@ def staged(using: str, *, writers: int, relays: int) -> Iterator[Stage]:
         # Before any of them connects.
         connection_created.connect(stage.clock.install)
         stack.callback(connection_created.disconnect, stage.clock.install)
-        with mock.patch.object(polling, "now", stage.seconds):
+        with mock.patch.object(polling, "boot_time", stage.seconds):
             yield stage
