@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.contrib.auth.models import User
@@ -19,6 +20,7 @@ from django_outbox.admin.operations import CANCEL, HOLD, RETRY_NOW, Operation, a
 from django_outbox.conf import get_settings
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_OPERATOR, OutboxMessageQuerySet, StreamPosition
+from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
@@ -233,3 +235,20 @@ def test_the_list_and_the_page_of_a_streamed_message_offer_to_hold_and_cancel(ad
     assert [name for name in names if f'value="{name}"' in page] == ["hold", "cancel"]
     page = admin_client.get(url("change", id)).content.decode()
     assert [name for name in names if url(name) in page] == ["hold", "cancel"]
+
+
+def test_every_statement_runs_with_parameters_that_the_server_binds(scripted: Script):
+    connections[PG].close()
+    options = {"server_side_binding": True, "prepare_threshold": 0}
+    with mock.patch.dict(connections.settings[PG]["OPTIONS"], options):
+        ids = put(6, PG, keys=2)
+        drain()
+        more = put(6, PG, keys=2)
+        assert the(more[2]).hold() == 1
+        assert the(more[3]).cancel() == 1
+        assert read_status(PG).streams[0].waiting.number == 4
+        assert drain() == 3
+        assert the(more[2]).retry_now() == 1
+        assert drain() == 2
+    connections[PG].close()
+    assert sorted(scripted.published()) == sorted({*ids, *more} - {more[3]})
