@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from django.db import connections
 
-from django_outbox.db.snapshots import Snapshot
+from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.logs import logger
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
@@ -132,7 +132,7 @@ class LogSource(SnapshotSource):
             if stream.has_reader(self._slot):
                 self._listing, self._stream_is_empty = None, True
                 self._stream_at = time.monotonic() + STANDBY_INTERVAL
-                self._passed = stream.read_passed()
+                self._passed = stream.read_passed() or NOTHING
                 return None
             self._stands_by_until = self._open_at = 0.0
         return super()._lock(stream)

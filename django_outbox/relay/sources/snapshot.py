@@ -182,8 +182,10 @@ class SnapshotSource(PollingSource):
             self._listing, self._stream_is_empty = None, True
             # Once, another worker may only have looked.
             self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
-            self._passed = stream.read_passed()
-            self._has_position = bool(self._passed)
+            passed = stream.read_passed()
+            self._has_position = bool(passed)
+            # The one that makes the position may not have committed it yet.
+            self._passed = passed or NOTHING
         self._stands_by = place is None
         return place
 
