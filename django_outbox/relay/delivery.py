@@ -21,9 +21,6 @@ from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
 from django_outbox.text import describe
 
-MAX_CHECK_SECONDS = 30.0
-"""Time after which a connection that hangs while it is checked is ended."""
-
 
 class Attempt(NamedTuple):
     """The result of one attempt to deliver a batch.
@@ -71,11 +68,12 @@ class Delivery:
 
     def __init__(self, publisher: Publisher, source: Source, state: RelayState) -> None:
         self._publisher = publisher
+        self._source = source
         self._state = state
         self._batches = make_batches(publisher, source, state)
         self._connects = type(publisher).prepare is not Publisher.prepare
         rate = state.settings.rate_limit_of(publisher.alias)
-        self._limiter = RateLimiter(state.using, publisher.alias, rate, source, state.database_calls) if rate else None
+        self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
     def attempt(self, wanted: int) -> Attempt:
         """Deliver a batch of at most `wanted` messages.
@@ -102,7 +100,7 @@ class Delivery:
         connection = connections[self._state.using]
         if connection.connection is None or connection.in_atomic_block:
             return
-        with self._state.database_calls.watch(connection, MAX_CHECK_SECONDS):
+        with self._source.watch():
             usable = is_usable(connection)
         if not usable:
             connection.close()

@@ -14,9 +14,6 @@ from django_outbox.models import Pause
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.text import describe
 
-MAX_SECONDS = 30.0
-"""Time after which the connection is ended if the query hangs."""
-
 
 class PauseReason(NamedTuple):
     """The operator who paused something, and the reason; both may be blank."""
@@ -44,6 +41,7 @@ class Pauses:
         publisher_aliases: the publishers that are served.
         interval: seconds for which a result of the query is used.
         calls: watches the query.
+        max_seconds: time after which the connection is ended if the query hangs.
         clock: returns the time in seconds.
     """
 
@@ -54,12 +52,14 @@ class Pauses:
         interval: float,
         *,
         calls: DatabaseCalls | None = None,
+        max_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._using = using
         self._publisher_aliases = frozenset(publisher_aliases)
         self._interval = interval
         self._calls = calls or DatabaseCalls()
+        self._max_seconds = max_seconds
         self._clock = clock
         self._paused: Paused = {}
         self._read_at: float | None = None
@@ -93,7 +93,7 @@ class Pauses:
         # A savepoint, because in a test's own transaction a failed query would make all others fail.
         savepoint = transaction.atomic(using=self._using) if connection.in_atomic_block else nullcontext()
         try:
-            with self._calls.watch(connection, MAX_SECONDS), savepoint:
+            with self._calls.watch(connection, self._max_seconds), savepoint:
                 found = {
                     (publisher, type): PauseReason(by, reason)
                     for publisher, type, by, reason in rows.values_list("publisher", "type", "paused_by", "reason")

@@ -9,7 +9,6 @@ from django.db import connections, transaction
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import RateLimit
 from django_outbox.relay.sources import Source
-from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import get_store
 
 SLOT = 0.2
@@ -36,17 +35,13 @@ class RateLimiter:
         publisher_alias: the publisher.
         rate: messages a second.
         source: finds out whether messages are due.
-        calls: watches the calls to the database.
     """
 
-    def __init__(
-        self, using: str, publisher_alias: str, rate: float, source: Source, calls: DatabaseCalls | None = None
-    ) -> None:
+    def __init__(self, using: str, publisher_alias: str, rate: float, source: Source) -> None:
         self._using = using
         self._publisher_alias = publisher_alias
         self._rate = rate
         self._source = source
-        self._calls = calls or DatabaseCalls()
         self._size = max(round(rate * SLOT), 1)
         self._begins_at = -math.inf
         self._is_idle = True
@@ -91,7 +86,7 @@ class RateLimiter:
         rows = limits.filter(publisher=self._publisher_alias)
         connection = connections[self._using]
         nested = connection.in_atomic_block
-        with self._calls.watch(connection, MAX_SECONDS), transaction.atomic(using=self._using):
+        with self._source.watch(), transaction.atomic(using=self._using):
             if not nested:
                 get_store(connection).begin(MAX_SECONDS)
             # This locks the row, or the database, before it is read.

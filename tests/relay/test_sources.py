@@ -52,6 +52,9 @@ class ListSource(Source):
         assert self.open, "a batch is settled while it is claimed"
         self.settlements.append(settlement)
 
+    def watch(self) -> AbstractContextManager[None]:
+        raise AssertionError
+
     def find_paused_types(self) -> frozenset[str]:
         raise AssertionError
 

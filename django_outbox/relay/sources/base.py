@@ -50,6 +50,10 @@ class Source(abc.ABC):
         """Write the new states of the claim's messages."""
 
     @abc.abstractmethod
+    def watch(self) -> AbstractContextManager[None]:
+        """Watch the database calls of a block, and end the connection of one that takes longer than a claim may."""
+
+    @abc.abstractmethod
     def find_paused_types(self) -> frozenset[str]:
         """Return the types of this publisher that are paused now."""
 

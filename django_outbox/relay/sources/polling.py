@@ -62,11 +62,11 @@ class PollingSource(Source):
         return self._watched(self._store.claim_one(self._publisher_alias, message, max_seconds=self._claim_timeout))
 
     def lease(self, message: Message) -> Lease | None:
-        with self._watch():
+        with self.watch():
             return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
 
     def renew(self, lease: Lease) -> bool:
-        with self._watch():
+        with self.watch():
             return lease.renew()
 
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
@@ -78,11 +78,11 @@ class PollingSource(Source):
         return boot_time() > self._late_at
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        with self._watch():
+        with self.watch():
             self._store.settle(claim, settlement, delete_processed=self._settings.deletes_processed)
 
     def find_paused_types(self) -> frozenset[str]:
-        with self._watch():
+        with self.watch():
             return self._store.find_paused_types(self._publisher_alias)
 
     def rewind(self) -> None:
@@ -107,22 +107,22 @@ class PollingSource(Source):
     def wake_ups(self) -> Set[str]:
         return frozenset([self._publisher_alias])
 
-    def _watch(self) -> AbstractContextManager[None]:
+    def watch(self) -> AbstractContextManager[None]:
         return self._calls.watch(connections[self.using], self._claim_timeout)
 
     @contextmanager
     def _watched(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
         """Watch how a claim begins and ends, but not what happens in between."""
-        with self._watch():
+        with self.watch():
             claim = claiming.__enter__()
         try:
             yield claim
         except BaseException:
-            with self._watch():
+            with self.watch():
                 if not claiming.__exit__(*sys.exc_info()):
                     raise
         else:
-            with self._watch():
+            with self.watch():
                 claiming.__exit__(None, None, None)
 
     @property

@@ -109,7 +109,7 @@ class SnapshotSource(PollingSource):
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         if isinstance(claim.mark, Streamed):
-            with self._watch():
+            with self.watch():
                 self._settle_streamed(self._stream, claim, settlement)
         else:
             super().settle(claim, settlement)
