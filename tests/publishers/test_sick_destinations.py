@@ -292,7 +292,7 @@ class RedisPlace(Place):
     @property
     def options(self) -> dict[str, Any]:
         urls = [node.url for node in self._nodes]
-        return {"url": urls, "cluster": True, "stream": "{type}", "timeout": 4.0, "connect_timeout": 0.5}
+        return {"url": urls, "cluster": True, "stream": "{type}", "timeout": 4.0}
 
     def heal(self) -> None:
         self._readable += self.sick

@@ -24,6 +24,10 @@ Address = tuple[str, int]
 """The host and the port of a server; the path and 0 of a Unix socket."""
 
 
+STALL_SHARE = 6
+"""The share of `timeout` without progress after which a node of a cluster is given up, so that others get the rest."""
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class RedisOptions:
     """The options of both ends: how to connect. `RedisStreamsPublisher` describes them.
@@ -31,6 +35,7 @@ class RedisOptions:
     No error shows a url, which may hold a password.
 
     Attributes:
+        stall_timeout: seconds without progress after which a server is given up.
         addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; blank without Sentinels.
@@ -44,6 +49,7 @@ class RedisOptions:
     timeout: float = 30.0
     connect_timeout: float = 5.0
     ssl: Mapping[str, str] | None = None
+    stall_timeout: float = field(init=False)
     scheme: str = field(init=False)
     addresses: tuple[Address, ...] = field(init=False, default=())
     arguments: Mapping[str, Any] = field(init=False)
@@ -55,7 +61,8 @@ class RedisOptions:
         require_seconds("timeout", self.timeout)
         require_seconds("connect_timeout", self.connect_timeout)
         require_flag("cluster", self.cluster)
-        seconds = min(self.connect_timeout, self.timeout)
+        self.stall_timeout = self.timeout / STALL_SHARE if self.cluster else self.timeout
+        seconds = min(self.connect_timeout, self.stall_timeout)
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         read = [_read_url(URL, parts) for _, parts in URL.read(self.url)]
         self.scheme, (host, port), login = read[0]

@@ -21,9 +21,6 @@ from django_outbox.threads import after_fork
 MAX_LENGTH = 2**53
 MAX_REPLICAS = 1000
 
-STALL_SHARE = 6
-"""The share of `timeout` without progress after which a node of a cluster is given up."""
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class RedisStreamsPublisher(RedisOptions, Publisher):
@@ -52,7 +49,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
             master's reply is enough.
         replica_timeout: seconds that the replicas have for it; at most half of the remaining `timeout`.
         timeout: seconds for connecting and for all replies to a batch. At most a day, like all timeouts.
-        connect_timeout: seconds for connecting; at most `timeout`.
+        connect_timeout: seconds for connecting; at most `timeout`, or a sixth of it in a cluster.
         ssl: for `rediss://`, a dict with any of `cafile` (the authority to trust instead of the system's), `certfile`
             and `keyfile` (the client's certificate), all paths of PEM files. The server is always verified.
 
@@ -81,8 +78,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         require_seconds("replica_timeout", self.replica_timeout)
         self._encoder = EntryEncoder(Template("stream", self.stream), self.max_length)
         # A server that is the only one may take all of the time.
-        stall_timeout = self.timeout / STALL_SHARE if self.cluster else self.timeout
-        self._guarantees = Guarantees(self.replicas, self.replica_timeout, self.timeout, stall_timeout)
+        self._guarantees = Guarantees(self.replicas, self.replica_timeout, self.timeout, self.stall_timeout)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
