@@ -300,3 +300,15 @@ def test_many_messages_are_streamed_by_one_insert():
         enqueue_many([OutboxMessage(type="t", payload=n) for n in range(3)], using=PG)
     assert {row["available_at"] for row in rows(PG).values()} == {None}
     assert drain() == 3
+
+
+def test_a_delayed_message_waits_for_a_stream_that_another_relay_begins_at_the_moment():
+    """The relay that makes the position has not committed it, or was ended before."""
+    with transaction.atomic(using=PG):
+        enqueue("t", 1, key="k", using=PG)
+        enqueue("t", 2, key="k", using=PG, delay=0.001)
+    source = SnapshotSource(PG, "default", get_settings(), streams=True)
+    source._has_position = True
+    with source.claim(10) as claim:
+        assert claim.messages == []
+    assert drain() == 2
