@@ -2,12 +2,19 @@
 
 import datetime
 import time
+from collections.abc import Callable
+from functools import partial
 
 from django.db.models import Max
 from django.db.models.functions import Coalesce
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import Heartbeat
+
+boot_time: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Returns the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
 
 
 def read_clock(using: str) -> datetime.datetime:
@@ -16,8 +23,3 @@ def read_clock(using: str) -> datetime.datetime:
     clock = Heartbeat.objects.using(using).aggregate(now=Coalesce(Max(DatabaseNow()), DatabaseNow()))
     now: datetime.datetime = clock["now"]
     return now
-
-
-def boot_time() -> float:
-    """Return the seconds of a clock that goes on while the process is stopped, and on Linux while the machine is."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
