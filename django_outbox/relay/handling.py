@@ -107,13 +107,14 @@ class HandledMessages(Batches):
             try:
                 finish(hook())
             except NotRun as error:
-                logger.error("A function given to on_commit() %s.", error, event="relay.on_commit_failed", reason=error)
+                logger.error(
+                    "A function given to on_commit() %(reason)s.", event="relay.on_commit_failed", reason=error
+                )
             except BaseException as error:
                 if is_interrupt(error):
                     raise
                 logger.error(
-                    "A function given to on_commit() raised an exception: %s",
-                    describe(error),
+                    "A function given to on_commit() raised an exception: %(reason)s",
                     exc_info=error,
                     event="relay.on_commit_failed",
                     reason=describe(error),
@@ -157,10 +158,7 @@ class HandledMessages(Batches):
             except TransactionBroken:
                 raise OperationalError("The transaction was lost.") from error
             logger.error(
-                "Publisher %r: the failure of message %d could not be recorded: %s",
-                self.publisher.alias,
-                message.id,
-                describe(error),
+                "Publisher %(publisher)r: the failure of message %(id)d could not be recorded: %(reason)s",
                 exc_info=error,
                 event="relay.failure_not_recorded",
                 publisher=self.publisher.alias,

@@ -142,10 +142,7 @@ class LeasedMessages(HandledMessages):
     ) -> Callable[[], Decided]:
         """Return the function that decides the new state of a message whose result could not be stored."""
         logger.warning(
-            "Publisher %r: the result of message %d could not be stored: %s",
-            self.publisher.alias,
-            message.id,
-            describe(error),
+            "Publisher %(publisher)r: the result of message %(id)d could not be stored: %(reason)s",
             event="relay.result_not_stored",
             publisher=self.publisher.alias,
             id=message.id,
@@ -256,10 +253,7 @@ class _Keeper:
         except Exception as error:
             connections[self._using].close()
             logger.warning(
-                "Publisher %r: the lease of message %d could not be renewed yet: %s",
-                self._publisher_alias,
-                self.message.id,
-                describe(error),
+                "Publisher %(publisher)r: the lease of message %(id)d could not be renewed yet: %(reason)s",
                 event="relay.lease_not_renewed",
                 publisher=self._publisher_alias,
                 id=self.message.id,

@@ -119,9 +119,7 @@ class Pauses:
         if not self._failed:
             self._failed = True
             logger.warning(
-                "Database %r: the pauses cannot be read, so that pausing has no effect: %s",
-                self._using,
-                describe(error),
+                "Database %(database)r: the pauses cannot be read, so that pausing has no effect: %(reason)s",
                 event="relay.pauses_unreadable",
                 database=self._using,
                 reason=describe(error),

@@ -233,8 +233,7 @@ class Relay:
             )
         for error in threads.errors:
             logger.error(
-                "A publisher could not be closed: %s",
-                type(error).__name__,
+                "A publisher could not be closed: %(reason)s",
                 exc_info=error,
                 event="relay.publisher_not_closed",
                 database=self.using,
@@ -297,8 +296,7 @@ class Relay:
             self._abandoned = not threads.wait(self._stop_timeout)
             if self._abandoned:
                 logger.warning(
-                    "The current batches were not finished within %g s.",
-                    self._stop_timeout,
+                    "The current batches were not finished within %(seconds)g s.",
                     event="relay.batches_unfinished",
                     database=self.using,
                     seconds=self._stop_timeout,

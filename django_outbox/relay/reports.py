@@ -115,10 +115,8 @@ def _warn_of_unknown_publishers(using: str) -> None:
     with suppress(DatabaseError, InterfaceError), own_connection(using):
         for alias in find_unknown_publishers(using):
             logger.warning(
-                "The database %r has pending messages of the publisher %r, which is not in OUTBOX['PUBLISHERS']. No "
-                "relay delivers them until it is.",
-                using,
-                alias,
+                "The database %(database)r has pending messages of the publisher %(publisher)r, which is not in "
+                "OUTBOX['PUBLISHERS']. No relay delivers them until it is.",
                 event="relay.unknown_publisher",
                 database=using,
                 publisher=alias,

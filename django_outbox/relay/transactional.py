@@ -105,9 +105,8 @@ class TransactionalBatches(HandledMessages):
             if len(self._claimed) == 1:
                 return self._blame(TransactionLost(self._claimed[0], error)), 0
             logger.warning(
-                "Publisher %r: a batch could not be committed, so its messages are delivered one by one: %s",
-                self.publisher.alias,
-                describe(error),
+                "Publisher %(publisher)r: a batch could not be committed, so its messages are delivered one by one: "
+                "%(reason)s",
                 event="relay.batch_not_committed",
                 publisher=self.publisher.alias,
                 count=len(self._claimed),
@@ -161,11 +160,8 @@ class TransactionalBatches(HandledMessages):
         """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
         if self._conflicts.shrink(len(self._claimed)):
             logger.warning(
-                "Publisher %r: the work on message %d was rolled back because of another transaction. It begins again, "
-                "and batches are smaller for a while: %s",
-                self.publisher.alias,
-                conflict.message.id,
-                describe(conflict.error),
+                "Publisher %(publisher)r: the work on message %(id)d was rolled back because of another transaction. "
+                "It begins again, and batches are smaller for a while: %(reason)s",
                 event="relay.conflict",
                 publisher=self.publisher.alias,
                 id=conflict.message.id,
@@ -180,10 +176,8 @@ class TransactionalBatches(HandledMessages):
         The server or its connection may be to blame, and an outage must not use up attempts.
         """
         logger.warning(
-            "Publisher %r: message %d lost the transaction of its batch, which is rolled back: %s",
-            self.publisher.alias,
-            lost.message.id,
-            describe(lost.error),
+            "Publisher %(publisher)r: message %(id)d lost the transaction of its batch, which is rolled back: "
+            "%(reason)s",
             event="relay.transaction_lost",
             publisher=self.publisher.alias,
             id=lost.message.id,

@@ -92,9 +92,8 @@ class Listener:
                 with own_connection(self._using):
                     if not self._listen():
                         logger.info(
-                            "Database %r: a connection pool between the relay and PostgreSQL passes on no "
+                            "Database %(database)r: a connection pool between the relay and PostgreSQL passes on no "
                             "notifications, so the relay polls. PgBouncer's transaction mode does that.",
-                            self._using,
                             event="relay.polling",
                             database=self._using,
                         )

@@ -275,9 +275,7 @@ class LogSource(SnapshotSource):
             )
         else:
             logger.info(
-                "Publisher %r: messages are read from the log of database %r.",
-                self._publisher_alias,
-                self.using,
+                "Publisher %(publisher)r: messages are read from the log of database %(database)r.",
                 event="relay.log_read",
                 publisher=self._publisher_alias,
                 database=self.using,
