@@ -14,7 +14,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
-from django_outbox.relay.sources import LogSource, PollingSource, SnapshotSource, Source
+from django_outbox.relay.sources import LogSource, SnapshotSource, Source, TableSource
 from django_outbox.relay.state import RelayState
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
@@ -149,8 +149,11 @@ def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Bat
     return LeasedMessages(publisher=publisher, **options)
 
 
-def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> PollingSource:
+def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> TableSource:
     """Return a source of the messages of one publisher.
+
+    On PostgreSQL it delivers from the table and from a stream, because a publisher that has none by its settings may
+    have left one.
 
     Args:
         publisher: its messages.
@@ -160,7 +163,7 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     transactional = isinstance(publisher, TransactionalPublisher)
     options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
     if not get_store(connections[state.using]).streams:
-        return PollingSource(state.using, publisher.alias, state.settings, **options)
+        return TableSource(state.using, publisher.alias, state.settings, **options)
     # A lease is taken of a message in the table.
     only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
     if reads_log and publisher.alias in state.settings.from_log and not only_from_table:

@@ -17,7 +17,7 @@ from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.relay.handling import LOST, TransactionLost
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.relay.tally import Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
@@ -243,7 +243,7 @@ def test_an_outage_while_a_lost_transaction_is_noted_fails_no_message(using: str
 def test_messages_that_are_committed_one_by_one_count_although_an_outage_follows(
     using: str, monkeypatch: pytest.MonkeyPatch
 ):
-    settle = PollingSource.settle
+    settle = TableSource.settle
     outage = OperationalError("made up")
     errors = iter([DatabaseError("made up"), None, None, outage, outage, outage])
 
@@ -252,7 +252,7 @@ def test_messages_that_are_committed_one_by_one_count_although_an_outage_follows
             raise error
         settle(*arguments)
 
-    monkeypatch.setattr(PollingSource, "settle", fail)
+    monkeypatch.setattr(TableSource, "settle", fail)
     break_at(using, lambda: None)
     put(5, using)
     with Relay(using=using) as relay:

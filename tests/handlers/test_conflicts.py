@@ -19,7 +19,7 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.conflicts import MAX_CONFLICTS, TURNS, Conflicts, Turns
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
@@ -350,7 +350,7 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
 
     def deliver() -> None:
         settings = get_settings()
-        source = PollingSource("postgresql", "default", settings, transactional=True)
+        source = TableSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
         assert isinstance(publisher, TransactionalPublisher)
         TransactionalBatches(publisher=publisher, source=source, settings=settings, turns=turns).deliver(1)

@@ -14,7 +14,7 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.relay import Relay
-from django_outbox.relay.sources import polling
+from django_outbox.relay.sources import table
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES
 from tests.support.effects import HANDLERS
@@ -74,7 +74,7 @@ def test_a_process_that_was_stopped_between_claim_and_publish_sends_nothing(usin
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that the relay measures its claims with."""
     clock = Clock()
-    monkeypatch.setattr(polling, "boot_time", clock)
+    monkeypatch.setattr(table, "boot_time", clock)
     return clock
 
 

@@ -21,7 +21,7 @@ from django_outbox.models import RateLimit
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery, make_source
 from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -35,7 +35,7 @@ OUTBOX = {"PUBLISHERS": {"default": {**SCRIPTED, "RATE_LIMIT": 100}}}
 
 
 def limiter(using: str, rate: float) -> RateLimiter:
-    return RateLimiter(using, "default", rate, PollingSource(using, "default", get_settings()))
+    return RateLimiter(using, "default", rate, TableSource(using, "default", get_settings()))
 
 
 def reserved_until(using: str) -> datetime.datetime:

@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage
 from django_outbox.conf import get_settings
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Settlement
 from tests.conftest import ALIASES, LOCKING
@@ -75,7 +75,7 @@ def test_only_the_database_calls_of_a_claim_are_watched(using: str):
     put(1, using)
     now = iter(range(1000))
     calls = DatabaseCalls(lambda: float(next(now)))
-    source = PollingSource(using, "default", get_settings(), calls=calls)
+    source = TableSource(using, "default", get_settings(), calls=calls)
     with source.claim(10) as claim:
         assert calls.seconds_without_answer == 0
         calls.end_overdue()

@@ -2,7 +2,7 @@
 
 from django_outbox.relay.sources.base import Source
 from django_outbox.relay.sources.log import LogSource
-from django_outbox.relay.sources.polling import PollingSource
 from django_outbox.relay.sources.snapshot import SnapshotSource
+from django_outbox.relay.sources.table import TableSource
 
-__all__ = ["LogSource", "PollingSource", "SnapshotSource", "Source"]
+__all__ = ["LogSource", "SnapshotSource", "Source", "TableSource"]

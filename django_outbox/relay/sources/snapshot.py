@@ -12,7 +12,7 @@ from django.db import connections
 from django_outbox.db.snapshots import NOTHING
 from django_outbox.deployment import name_process
 from django_outbox.messages import Message
-from django_outbox.relay.sources.polling import PollingSource
+from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import read_messages
@@ -49,7 +49,7 @@ class Streamed:
     waiting: Set[int]
 
 
-class SnapshotSource(PollingSource):
+class SnapshotSource(TableSource):
     """Claims the messages of one publisher from its stream, and from the table those that are due there.
 
     A streamed message is moved to the table if it is not delivered at once: it failed, is to be tried again, is held,
@@ -58,10 +58,10 @@ class SnapshotSource(PollingSource):
     Args:
         using: the alias of a PostgreSQL database.
         publisher_alias: its messages are claimed.
-        args: the other arguments of `PollingSource`.
+        args: the other arguments of `TableSource`.
         streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
-        options: the options of `PollingSource`.
+        options: the options of `TableSource`.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_outbox.relay.handling import HandledMessages
 from django_outbox.relay.savepoints import Savepoint
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.signals import phase_finished
 from django_outbox.stores import Claim
 
@@ -48,8 +48,8 @@ def arm() -> None:
         return run
 
     Savepoint.release = after("after the savepoint", Savepoint.release)  # type: ignore[method-assign]
-    settle = before("before the settlement", PollingSource.settle)
-    PollingSource.settle = after("after the settlement", settle)  # type: ignore[method-assign]
+    settle = before("before the settlement", TableSource.settle)
+    TableSource.settle = after("after the settlement", settle)  # type: ignore[method-assign]
     committing = HandledMessages._committing
 
     @contextmanager

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.stores import Claim, Failed, Retried, Settlement
 from django_outbox.stores.cursor import Cursor
 from django_outbox.stores.timeline import Timeline
@@ -36,7 +36,7 @@ class Relay:
     name: str
     alias: str
     cursor: Cursor
-    source: PollingSource
+    source: TableSource
     context: AbstractContextManager[Claim] | None = None
     claim: Claim | None = None
     hand: Hand | None = None

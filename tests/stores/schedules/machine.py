@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.retention import discard
 from django_outbox.retention.purge import purge
 from django_outbox.stores.locks import key_lock_numbers
@@ -67,7 +67,7 @@ class Schedules(RuleBasedStateMachine):
         self.others = Writer("other writers", others)
         settings = replace(get_settings(), claim_timeout=LEASE)
         self.relays = [
-            Relay(f"relay {n}", alias, new_cursor(by_time=self.by_time), PollingSource(alias, "default", settings))
+            Relay(f"relay {n}", alias, new_cursor(by_time=self.by_time), TableSource(alias, "default", settings))
             for n, alias in enumerate(self.stage.relays, 1)
         ]
         self.holder = Operator(self.stage.operator)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from django_outbox.relay.sources import PollingSource
+from django_outbox.relay.sources import TableSource
 from django_outbox.stores import mysql, postgresql, sqlite
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.cursor import Span
@@ -40,7 +40,7 @@ def without_row_locks(patch: pytest.MonkeyPatch) -> None:
 
 def without_deadline(patch: pytest.MonkeyPatch) -> None:
     """Let a relay publish however long ago it has claimed."""
-    patch.setattr(PollingSource, "is_late", False)
+    patch.setattr(TableSource, "is_late", False)
 
 
 def without_guard(patch: pytest.MonkeyPatch) -> None:

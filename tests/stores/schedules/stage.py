@@ -13,7 +13,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from django_outbox.relay.sources import polling
+from django_outbox.relay.sources import table
 from tests.stores.schedules.model import Row
 from tests.support.databases import another_alias
 
@@ -150,5 +150,5 @@ def staged(using: str, *, writers: int, relays: int) -> Iterator[Stage]:
         # Before any of them connects.
         connection_created.connect(stage.clock.install)
         stack.callback(connection_created.disconnect, stage.clock.install)
-        with mock.patch.object(polling, "boot_time", stage.seconds):
+        with mock.patch.object(table, "boot_time", stage.seconds):
             yield stage

@@ -1,4 +1,4 @@
-"""Claims by queries: each one looks for due messages from where the last one ended."""
+"""Claims from the table, by queries: each one looks for due messages from where the last one ended."""
 
 import sys
 from collections.abc import Iterator, Set
@@ -15,8 +15,8 @@ from django_outbox.stores.clock import boot_time
 from django_outbox.stores.cursor import Cursor
 
 
-class PollingSource(Source):
-    """Claims the messages of one publisher by queries.
+class TableSource(Source):
+    """Claims the messages of one publisher from the table.
 
     Args:
         using: the database alias.
