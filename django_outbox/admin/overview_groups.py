@@ -103,7 +103,7 @@ class Group:
         return " · ".join(filter(None, [self.error_class, self.type, self.publisher]))
 
 
-class Window(NamedTuple):
+class ListedWindow(NamedTuple):
     """Messages of all groups, the place after them, and whether none follows."""
 
     ids: list[int]
@@ -130,7 +130,7 @@ class Members(abc.ABC):
         self._until = until
 
     @abc.abstractmethod
-    def list_window(self, after: Place | None) -> Window:
+    def list_window(self, after: Place | None) -> ListedWindow:
         """List messages of all groups after a place; None to begin at the start."""
 
     def select(self, ids: Sequence[int]) -> list[Member]:
@@ -165,13 +165,13 @@ class FailedMembers(Members):
 
     state = Status.FAILED
 
-    def list_window(self, after: Place | None) -> Window:
+    def list_window(self, after: Place | None) -> ListedWindow:
         # The end is not a condition: PostgreSQL would expect fewer rows than there are, and sort all of them.
         rows = (
             _list_by_time(self._messages, "failed_at", after) if after else _list(self._messages.failed(), "failed_at")
         )
         found = [(time, id) for time, id in rows if time <= self._until]
-        return Window([id for _, id in found], _place(found, after), len(found) < WINDOW)
+        return ListedWindow([id for _, id in found], _place(found, after), len(found) < WINDOW)
 
     def _in_state(self) -> OutboxMessageQuerySet:
         return self._messages.failed().filter(failed_at__lte=self._until)
@@ -188,20 +188,20 @@ class WaitingMembers(Members):
     WITH_KEY: ClassVar[Place] = (0, 0)
     """The place before the messages with a key."""
 
-    def list_window(self, after: Place | None) -> Window:
+    def list_window(self, after: Place | None) -> ListedWindow:
         if after is None or isinstance(after[0], str):
             return self._list_unkeyed(after or (self._until.isoformat(), 0))
         partition, last = int(after[0]), after[1]
         # Each is one range of the index.
         keyed = self._list_keyed(Q(partition=partition, id__gt=last), WINDOW)
         keyed += self._list_keyed(Q(partition__gt=partition), WINDOW - len(keyed))
-        return Window([id for _, id in keyed], keyed[-1] if keyed else after, len(keyed) < WINDOW)
+        return ListedWindow([id for _, id in keyed], keyed[-1] if keyed else after, len(keyed) < WINDOW)
 
-    def _list_unkeyed(self, after: Place) -> Window:
+    def _list_unkeyed(self, after: Place) -> ListedWindow:
         messages = self._messages.filter(WITHOUT_KEY, publisher=self._group.publisher, available_at__lt=HELD_BY_PAUSE)
         found = _list_by_time(messages, "available_at", after)
         is_full = len(found) == WINDOW
-        return Window([id for _, id in found], _place(found, after) if is_full else self.WITH_KEY, at_end=False)
+        return ListedWindow([id for _, id in found], _place(found, after) if is_full else self.WITH_KEY, at_end=False)
 
     def _list_keyed(self, where: Q, limit: int) -> list[tuple[int, int]]:
         messages = self._messages.filter(where, publisher=self._group.publisher, blocks_key=True)

@@ -11,7 +11,7 @@ ATTRIBUTE = "__outbox_event__"
 """The attribute of an event's class that holds its encoder."""
 
 
-class Encoded(NamedTuple):
+class EncodedEvent(NamedTuple):
     """An event as the fields of a message. `publisher` is None if the event leaves the choice to `OUTBOX["ROUTES"]`."""
 
     type: str
@@ -22,10 +22,10 @@ class Encoded(NamedTuple):
     publisher: str | None = None
 
 
-class Encoder(Protocol):
+class EventEncoder(Protocol):
     """Encodes the instances of one class of events."""
 
-    def encode(self, event: Any) -> Encoded:
+    def encode(self, event: Any) -> EncodedEvent:
         """Return the fields of the message. Raises `InvalidEvent` if the event does not match its class."""
 
 
@@ -52,14 +52,14 @@ Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, 
 """The types of events for a type checker: a dataclass, a pydantic model, a NamedTuple or a TypedDict."""
 
 
-def encode(event: object) -> Encoded:
+def encode(event: object) -> EncodedEvent:
     """Return an event as the fields of a message.
 
     Raises:
         InvalidEvent: it does not match its class.
         InvalidMessage: it is not an event.
     """
-    encoder: Encoder | None = getattr(type(event), ATTRIBUTE, None)
+    encoder: EventEncoder | None = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
         raise InvalidMessage(
             "type",

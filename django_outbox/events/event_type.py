@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 
-from django_outbox.enqueueing.events import Encoded
+from django_outbox.enqueueing.events import EncodedEvent
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
 from django_outbox.text import describe, is_interrupt
 
@@ -47,7 +47,7 @@ class EventType:
     def path(self) -> str:
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
-    def encode(self, event: Any) -> Encoded:
+    def encode(self, event: Any) -> EncodedEvent:
         """Return an instance as the fields of a message."""
         if type(event) is not self.cls:
             if self.codec.is_parametrized(type(event)):
@@ -64,7 +64,7 @@ class EventType:
             payload = self.codec.dump(event)
         except InvalidEvent as error:
             raise self._invalid(str(error)) from None
-        return Encoded(
+        return EncodedEvent(
             self.type, payload, {VERSION_HEADER: self.version}, self._make_key(event), self.topic, self.publisher
         )
 

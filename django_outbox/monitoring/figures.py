@@ -21,7 +21,7 @@ __all__ = [
     "FailureGroup",
     "Finding",
     "Level",
-    "Outage",
+    "OutageFigure",
     "PausedType",
     "PeriodCount",
     "PublisherStatus",
@@ -222,7 +222,7 @@ class BlockedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class OutageFigure:
     """Why a relay cannot reach a publisher's broker, and since when."""
 
     reason: str
@@ -257,7 +257,7 @@ class RelayStatus:
     processed: int
     retried: int
     failed: int
-    outages: dict[str, Outage] = field(default_factory=dict)
+    outages: dict[str, OutageFigure] = field(default_factory=dict)
 
 
 NOT_READ = "not_read"

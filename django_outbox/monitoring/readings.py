@@ -25,7 +25,7 @@ _problems: dict[str, str] = {}
 """The problem of each database that could not be read the last time, so that an outage is logged once."""
 
 
-class Unreadable(Exception):
+class FiguresUnreadable(Exception):
     """Nothing could be read from a database. The text is the code of the reason."""
 
 
@@ -84,7 +84,7 @@ def read(using: str) -> Reading:
     """Read the figures of one database."""
     try:
         return Reading(using, attempt(using, status))
-    except Unreadable as error:
+    except FiguresUnreadable as error:
         return Reading(using, None, str(error))
 
 
@@ -95,7 +95,7 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
     called once more with a new connection.
 
     Raises:
-        Unreadable: the function raised an error of the database.
+        FiguresUnreadable: the function raised an error of the database.
     """
     connection = connections[using]
     was_open = connection.connection is not None
@@ -116,7 +116,7 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
     return attempt(using, query)
 
 
-def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
+def _unreadable(using: str, code: str, error: Exception) -> FiguresUnreadable:
     if _problems.get(using) != code:
         _problems[using] = code
         logger.warning(
@@ -125,7 +125,7 @@ def _unreadable(using: str, code: str, error: Exception) -> Unreadable:
             database=using,
             reason=error,
         )
-    return Unreadable(code)
+    return FiguresUnreadable(code)
 
 
 def _close(connection: BaseDatabaseWrapper) -> None:

@@ -20,7 +20,7 @@ from django_outbox.monitoring.figures import (
     BlockedKey,
     ConsumerStatus,
     Count,
-    Outage,
+    OutageFigure,
     PausedType,
     PeriodCount,
     PublisherStatus,
@@ -271,7 +271,7 @@ def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayS
         retried=report.retried,
         failed=report.failed,
         outages={
-            alias: Outage(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
+            alias: OutageFigure(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
             for alias, state in report.publishers.items()
             if state.get("reason")
         },

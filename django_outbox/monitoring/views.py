@@ -11,8 +11,8 @@ from django.views.decorators.http import require_safe
 
 from django_outbox.monitoring.figures import Level, PublisherStatus, StreamStatus
 from django_outbox.monitoring.readings import (
+    FiguresUnreadable,
     Reading,
-    Unreadable,
     attempt,
     default_databases,
     holds_outbox,
@@ -109,7 +109,7 @@ def http_status(level: Level) -> int:
 def _answers(using: str) -> bool:
     try:
         attempt(using, _select_one)
-    except Unreadable:
+    except FiguresUnreadable:
         return False
     return True
 

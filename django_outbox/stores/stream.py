@@ -19,6 +19,7 @@ from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.heads import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
+from django_outbox.stores.rows import Purged
 
 STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
 
@@ -276,13 +277,6 @@ class OpenTransaction:
     pid: int | None
     name: str
     seconds: float | None
-
-
-class Purged(NamedTuple):
-    """The number of deleted messages of a stream, and the transaction at which to go on; None at the end."""
-
-    deleted: int
-    at: str | None
 
 
 class Stream:

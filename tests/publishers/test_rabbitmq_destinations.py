@@ -6,7 +6,7 @@ import time
 import pytest
 
 from django_outbox.brokers import suspensions
-from django_outbox.brokers.rabbitmq.channel import NACKED, Batch
+from django_outbox.brokers.rabbitmq.channel import NACKED, ChannelCall
 from django_outbox.brokers.rabbitmq.destinations import Destinations
 from django_outbox.brokers.rabbitmq.encoding import Encoder
 from django_outbox.messages import ACCEPTED, Message, Verdict
@@ -17,8 +17,8 @@ from tests.support.rabbitmq.tools import Broker, MakePublisher, verdicts
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
-def make_batch(message: Message) -> Batch:
-    return Batch([message], Encoder(exchange="", mandatory=True, persistent=True, key_header="key").encode)
+def make_batch(message: Message) -> ChannelCall:
+    return ChannelCall([message], Encoder(exchange="", mandatory=True, persistent=True, key_header="key").encode)
 
 
 def test_a_trial_that_is_confirmed_late_resumes_the_destination():

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django_outbox.brokers.aws.encoding import Entry, EntryEncoder
+from django_outbox.brokers.aws.encoding import AWSEncoder, Entry
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_code
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
@@ -41,7 +41,7 @@ MAX_WAIT = 3600.0
 SLOW = "AWS responds too slowly: there was no time to send the message"
 
 
-class Request(NamedTuple):
+class AWSRequest(NamedTuple):
     """One batch request.
 
     Args:
@@ -67,7 +67,7 @@ class AWSCall(Call[Message, Entry]):
     """
 
     def __init__(
-        self, messages: Sequence[Message], encoder: EntryEncoder, carrier: str, *, one_destination: bool
+        self, messages: Sequence[Message], encoder: AWSEncoder, carrier: str, *, one_destination: bool
     ) -> None:
         super().__init__(messages, encoder.encode, carrier=carrier, error_class="aws")
         self.outage = ""
@@ -80,14 +80,14 @@ class AWSCall(Call[Message, Entry]):
         self._refusal: Problem | None = None
         self._lock = threading.Lock()
 
-    def requests(self, max_bytes: int) -> list[Request]:
+    def requests(self, max_bytes: int) -> list[AWSRequest]:
         """Divide messages, each at most `max_bytes` large, into requests for their destinations, in their order."""
         by_destination: dict[str, list[tuple[int, Entry]]] = {}
         for index, entry in self.encoded.items():
             by_destination.setdefault(entry.destination, []).append((index, entry))
         return [request for each in by_destination.items() for request in _divide(*each, max_bytes)]
 
-    def take_response(self, request: Request, response: Mapping[str, Any]) -> list[Problem]:
+    def take_response(self, request: AWSRequest, response: Mapping[str, Any]) -> list[Problem]:
         """Record the response for each entry, and return the problems."""
         left = {**request.indexes}
         accepted = [left.pop(each["Id"]) for each in response.get("Successful") or () if each["Id"] in left]
@@ -107,7 +107,7 @@ class AWSCall(Call[Message, Entry]):
             self._take_problem(request.destination, left.values(), found[-1])
         return found
 
-    def take_refusal(self, request: Request, problem: Problem) -> None:
+    def take_refusal(self, request: AWSRequest, problem: Problem) -> None:
         """Record that AWS refused a request as a whole, or that it got no response."""
         indexes = request.indexes.values()
         # Internal errors of a whole request are an outage.
@@ -121,7 +121,7 @@ class AWSCall(Call[Message, Entry]):
         else:
             self._take_problem(request.destination, indexes, problem)
 
-    def take_closed(self, request: Request) -> None:
+    def take_closed(self, request: AWSRequest) -> None:
         """Give messages that are not sent the outcome of their destination."""
         with self._lock:
             for index in request.indexes.values():
@@ -175,12 +175,12 @@ class AWSCall(Call[Message, Entry]):
                 self.outcomes[index] = outcome
 
 
-def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[Request]:
-    request, size = Request(destination, {}, []), 0
+def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[AWSRequest]:
+    request, size = AWSRequest(destination, {}, []), 0
     for index, entry in entries:
         if len(request.entries) == MAX_ENTRIES or (request.entries and size + entry.size > max_bytes):
             yield request
-            request, size = Request(destination, {}, []), 0
+            request, size = AWSRequest(destination, {}, []), 0
         entry.fields["Id"] = id = str(len(request.entries))
         request.indexes[id] = index
         request.entries.append(entry.fields)

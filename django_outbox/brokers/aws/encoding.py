@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     fields: dict[str, Any]
 
 
-class EntryEncoder:
+class AWSEncoder:
     """Encodes messages for one service.
 
     Args:

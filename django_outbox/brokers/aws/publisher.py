@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar
 from botocore.exceptions import ClientError
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.aws.call import AWSCall, Request
+from django_outbox.brokers.aws.call import AWSCall, AWSRequest
 from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, AWSClient, AWSOptions, call_within, send_all
-from django_outbox.brokers.aws.encoding import EntryEncoder
+from django_outbox.brokers.aws.encoding import AWSEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
@@ -61,7 +61,7 @@ class AWSPublisher(AWSOptions, Publisher):
         super().__post_init__()
         self.max_payload_bytes = self.max_message_bytes
         self._destination = self._read_destination()
-        self._encoder = EntryEncoder(
+        self._encoder = AWSEncoder(
             self._destination,
             self.max_message_bytes,
             body_name=self.body_name,
@@ -140,7 +140,7 @@ class AWSPublisher(AWSOptions, Publisher):
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Send a batch request, and return the response."""
 
-    def _send(self, request: Request, call: AWSCall) -> None:
+    def _send(self, request: AWSRequest, call: AWSCall) -> None:
         if call.outage:
             return
         if request.destination in call.closed:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.http.connections import UNAVAILABLE, Job, Result, Results, ServerConnections
 from django_outbox.brokers.http.encoding import Request, RequestEncoder
-from django_outbox.brokers.http.responses import Failure, Response, Statuses
+from django_outbox.brokers.http.responses import FailedRequest, Response, Statuses
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import FIRST_WAIT, MIN_WAIT, Suspensions
 from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
@@ -81,7 +81,7 @@ class HTTPCall(Call[Message, Request]):
                 responding.add(origin)
             else:
                 for result in results:
-                    if isinstance(result, Failure):
+                    if isinstance(result, FailedRequest):
                         self._suspensions.begin(origin, result.error, UNAVAILABLE)
                         break
         all_suspended = all(server.is_suspended for server in self._servers.values())
@@ -107,12 +107,12 @@ class HTTPCall(Call[Message, Request]):
         origin = self.encoded[index].origin
         if isinstance(result, Response):
             return self._response_outcome(result, origin)
-        if isinstance(result, Failure) and origin in responding:
+        if isinstance(result, FailedRequest) and origin in responding:
             return _failure_outcome(origin, result)
         suspended = self._suspensions.outcome(origin)
         if suspended is None:
             return set_aside(LATE, MIN_WAIT, error_class="http.late")
-        reason = f"{origin}: {result.error if isinstance(result, Failure) else suspended.error}"
+        reason = f"{origin}: {result.error if isinstance(result, FailedRequest) else suspended.error}"
         if all_suspended:
             return unanswered(reason)
         return replace(suspended, error=reason)
@@ -127,7 +127,7 @@ class HTTPCall(Call[Message, Request]):
         return set_aside(text, max(seconds or 0.0, MIN_WAIT), error_class=f"http.{response.status}")
 
 
-def _failure_outcome(origin: Origin, failure: Failure) -> Outcome:
+def _failure_outcome(origin: Origin, failure: FailedRequest) -> Outcome:
     """Return the outcome of a message without a response, although others for the same server have one."""
     error = f"{origin}: {failure.error}"
     if failure.sent:

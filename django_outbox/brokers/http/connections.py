@@ -18,7 +18,7 @@ from django_outbox.brokers.http.network import Deadline, Network
 from django_outbox.brokers.http.responses import (
     BEFORE_SENDING,
     DISCONNECTED,
-    Failure,
+    FailedRequest,
     Response,
     Statuses,
     explain,
@@ -49,10 +49,10 @@ MAX_ASKED_WAIT = 300.0
 
 UNAVAILABLE = "http.unavailable"
 
-Result = Response | Failure | Outcome | None
+Result = Response | FailedRequest | Outcome | None
 """The result of a request: an outcome if HTTP could not carry it, None if it was not sent."""
 
-NO_RESPONSE = Failure("no response in time", "http.timeout", sent=True)
+NO_RESPONSE = FailedRequest("no response in time", "http.timeout", sent=True)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -175,7 +175,7 @@ class ServerConnections:
         with self._lock:
             if self._is_closed:
                 for job in jobs:
-                    job.results.put(job.place, Failure("the publisher was closed", "http.closed", sent=False))
+                    job.results.put(job.place, FailedRequest("the publisher was closed", "http.closed", sent=False))
                 return
             while len(self._threads) < min(self._options.concurrency, len(jobs)):
                 name = f"outbox-http-{self._options.alias}"
@@ -205,7 +205,7 @@ class ServerConnections:
         job = self._jobs.get()
         if job is None:
             return False
-        result: Result = Failure("the request could not be sent", "http.connection", sent=False)
+        result: Result = FailedRequest("the request could not be sent", "http.connection", sent=False)
         try:
             result = self._process(job, pool)
         except Exception as error:
@@ -224,13 +224,13 @@ class ServerConnections:
         if time.monotonic() > job.begin_until or (self.is_suspended and not job.is_trial):
             return None
         result = self._send(job.request, pool)
-        if isinstance(result, Failure):
+        if isinstance(result, FailedRequest):
             self._note_failure(result)
         elif isinstance(result, Response):
             self._note_response(result, is_busy=job.request is not None and self._options.statuses.is_busy(result))
         return result
 
-    def _note_failure(self, failure: Failure) -> None:
+    def _note_failure(self, failure: FailedRequest) -> None:
         """Suspend the server, unless the request may be to blame."""
         with self._lock:
             self.is_known = False

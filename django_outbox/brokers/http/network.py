@@ -124,11 +124,11 @@ class Network(httpcore.NetworkBackend):
                 if number == len(addresses):
                     raise
             else:
-                return Stream(stream, self._deadline)
+                return DeadlineStream(stream, self._deadline)
         raise AssertionError("a host has at least one address")
 
 
-class Stream(httpcore.NetworkStream):
+class DeadlineStream(httpcore.NetworkStream):
     """A connection on which each operation ends with the request."""
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: Deadline) -> None:
@@ -151,7 +151,7 @@ class Stream(httpcore.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore.NetworkStream:
         seconds = self._deadline.left(httpcore.ConnectTimeout)
-        return Stream(self._stream.start_tls(ssl_context, server_hostname, seconds), self._deadline)
+        return DeadlineStream(self._stream.start_tls(ssl_context, server_hostname, seconds), self._deadline)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from django_outbox.brokers.http.call import HTTPCall
 from django_outbox.brokers.http.connections import HTTPOptions, Job, Results, ServerConnections
-from django_outbox.brokers.http.responses import Failure, Response
+from django_outbox.brokers.http.responses import FailedRequest, Response
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
@@ -108,7 +108,7 @@ class HTTPPublisher(HTTPOptions, Publisher):
         for index, server in enumerate(servers):
             server.submit([Job(results, index, None, begin_until, is_trial=True)])
         return [
-            f"{servers[index].origin}: {result.error if isinstance(result, Failure) else 'no response in time'}"
+            f"{servers[index].origin}: {result.error if isinstance(result, FailedRequest) else 'no response in time'}"
             for index, result in results.wait(self.timeout + 1).items()
             if not isinstance(result, Response)
         ]

@@ -65,7 +65,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedRequest:
     """A request without a response.
 
     Args:
@@ -110,7 +110,7 @@ class Statuses:
         return rejected(text, error_class=error_class)
 
 
-def explain(error: Exception) -> Failure:
+def explain(error: Exception) -> FailedRequest:
     """Return why a request failed."""
     sent = not isinstance(error, BEFORE_SENDING)
     cause = _root(error)
@@ -125,7 +125,7 @@ def explain(error: Exception) -> Failure:
     elif not text and isinstance(cause, OSError) and cause.errno:
         text = os.strerror(cause.errno)
     text = text or "the connection was lost, or the response is not HTTP"
-    return Failure(text, error_class, sent)
+    return FailedRequest(text, error_class, sent)
 
 
 def _root(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ NACKED = retry_later(
 )
 
 
-class Batch(PendingCall[Message, Encoded]):
+class ChannelCall(PendingCall[Message, Encoded]):
     """Messages that were submitted together.
 
     After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
@@ -145,7 +145,7 @@ class BatchChannel:
     ) -> None:
         self.is_open = False
         self.nacked = False
-        self.batch: Batch | None = None
+        self.batch: ChannelCall | None = None
         self._options = options
         self._write = write
         self._on_free = on_free
@@ -202,7 +202,7 @@ class BatchChannel:
 
     # Sending
 
-    def take(self, batch: Batch) -> None:
+    def take(self, batch: ChannelCall) -> None:
         """Take a batch, to be sent by `send`."""
         self.batch = batch
         self.restart_clock()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.rabbitmq.channel import Batch
+from django_outbox.brokers.rabbitmq.channel import ChannelCall
 from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.destinations import Destinations, PartialCall
 from django_outbox.brokers.rabbitmq.encoding import Encoded, Encoder, Events
@@ -152,8 +152,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         for connection in connections:
             connection.close()
 
-    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> Batch:
-        batch = Batch(messages, self._encode)
+    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> ChannelCall:
+        batch = ChannelCall(messages, self._encode)
         usable_connection = self._usable_trials if is_trial else self._usable_connection
         while batch.missing and not usable_connection().submit(batch):
             pass

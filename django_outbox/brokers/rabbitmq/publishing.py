@@ -13,7 +13,7 @@ from pika.exceptions import ConnectionBlockedTimeout
 from pika.frame import Method
 from pika.spec import Connection as ConnectionMethods
 
-from django_outbox.brokers.rabbitmq.channel import Batch, BatchChannel
+from django_outbox.brokers.rabbitmq.channel import BatchChannel, ChannelCall
 from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
@@ -56,7 +56,7 @@ class PublishingConnection(RabbitMQConnection):
         self._is_for_trials = is_for_trials
         self._on_ready = on_ready
         self._lock = Lock()
-        self._unsent: deque[Batch] = deque()
+        self._unsent: deque[ChannelCall] = deque()
         self._accepts_batches = True
         self._channels: list[BatchChannel] = []
         # Abandoned channels that the broker has not closed yet.
@@ -72,7 +72,7 @@ class PublishingConnection(RabbitMQConnection):
         """Whether it is neither retired nor ended."""
         return self._accepts_batches
 
-    def submit(self, batch: Batch) -> bool:
+    def submit(self, batch: ChannelCall) -> bool:
         """Accept a batch, to be sent as soon as possible; False if the connection is retired or has ended."""
         with self._lock:
             if not self._accepts_batches:
@@ -296,7 +296,7 @@ class PublishingConnection(RabbitMQConnection):
     # Ending
 
     @property
-    def _in_flight(self) -> list[Batch]:
+    def _in_flight(self) -> list[ChannelCall]:
         return [channel.batch for channel in self._channels if channel.batch is not None]
 
     def _close_if_retired(self) -> None:
