@@ -1,4 +1,4 @@
-"""One attempt to deliver a batch, and why it failed if it did."""
+"""One round of a worker: connect, claim, publish and settle within the limits, and why that failed if it did."""
 
 from contextlib import suppress
 from functools import partial
@@ -22,16 +22,16 @@ from django_outbox.stores import get_store
 from django_outbox.text import describe
 
 
-class Attempt(NamedTuple):
-    """The result of one attempt to deliver a batch.
+class Round(NamedTuple):
+    """The result of one round: at most one batch.
 
     Args:
         tally: the counts of messages, by result.
         broker_outage: the reason why the broker could not be used; blank if it could.
         database_outage: the reason why the database could not be used; blank if it could.
-        connected: whether the publisher has connected to its broker for this attempt.
+        connected: whether the publisher has connected to its broker in this round.
         looked: whether the database was asked for due messages.
-        wait: the seconds until the next attempt, if the database was not asked because of a limit.
+        wait: the seconds until the next round, if the database was not asked because of a limit.
     """
 
     tally: Tally = Tally()
@@ -75,7 +75,7 @@ class Delivery:
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
-    def attempt(self, wanted: int) -> Attempt:
+    def run(self, wanted: int) -> Round:
         """Deliver a batch of at most `wanted` messages.
 
         Raises:
@@ -83,17 +83,17 @@ class Delivery:
         """
         # Before the claim, so that no transaction waits for a connection to the broker.
         if self._connects and (reason := prepare_publisher(self._publisher)):
-            return Attempt(broker_outage=reason)
+            return Round(broker_outage=reason)
         connection = connections[self._state.using]
         try:
-            return self._attempt(wanted)
+            return self._run(wanted)
         except (DatabaseError, InterfaceError) as error:
             if connection.in_atomic_block:
                 raise
             require_schema(connection, error)
             # The next query opens a new connection.
             connection.close()
-            return Attempt(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")
+            return Round(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
@@ -111,18 +111,18 @@ class Delivery:
             with suppress(DatabaseError, InterfaceError):
                 self._limiter.release()
 
-    def _attempt(self, wanted: int) -> Attempt:
+    def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
             if not limiter.has_work():
-                return Attempt(connected=self._connects, looked=True)
+                return Round(connected=self._connects, looked=True)
             if (seconds := limiter.seconds_to_wait()) > 0:
-                return Attempt(wait=seconds)
+                return Round(wait=seconds)
             wanted = min(wanted, limiter.reserved)
         limit = budget.reserve(wanted)
         if not limit:
             # Other workers have reserved the rest of `max_messages`.
-            return Attempt(wait=self._state.limits.stop_delay)
+            return Round(wait=self._state.limits.stop_delay)
         tally = Tally()
         try:
             tally = self._batches.deliver(limit)
@@ -130,7 +130,7 @@ class Delivery:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        return Attempt(tally, tally.outage, connected=self._connects, looked=True)
+        return Round(tally, tally.outage, connected=self._connects, looked=True)
 
 
 def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Batches:

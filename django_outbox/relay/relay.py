@@ -250,12 +250,12 @@ class Relay:
         source = make_source(publisher, self._state)
         delivery, size = Delivery(publisher, source, self._state), self._state.batch_sizes[publisher.alias]
         try:
-            while (attempt := delivery.attempt(size)).wait and not self._state.is_done():
-                self._state.pause(attempt.wait)
+            while (result := delivery.run(size)).wait and not self._state.is_done():
+                self._state.pause(result.wait)
         finally:
             delivery.close()
-        if attempt.outage:
-            raise unavailable(publisher.alias, attempt.outage)
+        if result.outage:
+            raise unavailable(publisher.alias, result.outage)
 
     def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:
         return [partial(work, publisher) for publisher in self.publishers for _ in range(self.workers)]

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breaker import Permit
-from django_outbox.relay.delivery import Attempt, Delivery, make_source, unavailable
+from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
 from django_outbox.relay.state import RelayState
 from django_outbox.service.restarting import restart_on_crash
 
@@ -62,38 +62,38 @@ class Worker(abc.ABC):
         permit = self._state.breakers.admit(self._alias, self._state.batch_sizes[self._alias])
         if permit is None:
             return self._seconds_until_trial()
-        attempt = self._attempt(permit)
-        self._note(attempt)
-        if attempt.tally.claimed == permit.size:
+        result = self._run_round(permit)
+        self._note(result)
+        if result.tally.claimed == permit.size:
             # There is more, and another worker may be asleep.
             self._state.wake_ups.wake([self._alias])
-        if attempt.database_outage:
+        if result.database_outage:
             return self._seconds_until_reconnect()
-        return self._seconds_when_idle() if attempt.found_nothing else attempt.wait
+        return self._seconds_when_idle() if result.found_nothing else result.wait
 
-    def _attempt(self, permit: Permit) -> Attempt:
+    def _run_round(self, permit: Permit) -> Round:
         """Deliver a batch and report to the circuit breaker."""
-        attempt = Attempt()
+        result = Round()
         try:
-            attempt = self._delivery.attempt(permit.size)
+            result = self._delivery.run(permit.size)
         finally:
             self._state.breakers.note(
                 self._alias,
                 permit,
-                outage=attempt.broker_outage,
-                delivered=attempt.tally.processed > 0,
-                responds=attempt.broker_responds,
+                outage=result.broker_outage,
+                delivered=result.tally.processed > 0,
+                responds=result.broker_responds,
             )
-        if attempt.outage:
+        if result.outage:
             self._source.rewind()
-        return attempt
+        return result
 
-    def _note(self, attempt: Attempt) -> None:
-        self._delivered += attempt.tally.processed
-        self._empty_claims = self._empty_claims + 1 if attempt.found_nothing else 0
-        self._database_outages = self._database_outages + 1 if attempt.database_outage else 0
-        self._database_outage = attempt.database_outage
-        if attempt.looked:
+    def _note(self, result: Round) -> None:
+        self._delivered += result.tally.processed
+        self._empty_claims = self._empty_claims + 1 if result.found_nothing else 0
+        self._database_outages = self._database_outages + 1 if result.database_outage else 0
+        self._database_outage = result.database_outage
+        if result.looked:
             self._state.outages.end(self._database)
 
     def _seconds_until_trial(self) -> float:
@@ -181,14 +181,14 @@ class DrainingWorker(Worker):
         self._source.sweep_next()
         return self._limits.first_idle_wait if self._source.complete and not self._drained else 0.0
 
-    def _attempt(self, permit: Permit) -> Attempt:
-        attempt = super()._attempt(permit)
+    def _run_round(self, permit: Permit) -> Round:
+        result = super()._run_round(permit)
         if not self._state.is_done():
             self._require_broker()
-        return attempt
+        return result
 
     def _seconds_until_trial(self) -> float:
-        # Other workers may have made the attempts.
+        # Other workers may have met the outages.
         self._require_broker()
         return super()._seconds_until_trial()
 

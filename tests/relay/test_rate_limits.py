@@ -130,8 +130,8 @@ class TestDelivery:
     def test_an_idle_relay_learns_that_the_broker_responds(self, using: str, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(ScriptedPublisher, "prepare", lambda publisher: "")
         with Relay(using=using) as relay:
-            attempt = Delivery(relay.publishers[0], make_source(relay.publishers[0], relay._state), relay._state)
-            assert attempt.attempt(10).broker_responds
+            delivery = Delivery(relay.publishers[0], make_source(relay.publishers[0], relay._state), relay._state)
+            assert delivery.run(10).broker_responds
 
     def test_one_batch_waits_for_its_time(self, using: str):
         put(30, using)
