@@ -18,12 +18,12 @@ from django.db.models import Min, Model, Q
 from django_outbox.conf import get_settings
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
-from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet, RateLimit
+from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet
 
 MAX_HOST_LENGTH = 220
 """Maximum characters of the host name in the name of a process."""
 
-REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock, RateLimit)
+REQUIRED: Sequence[type[Model]] = (OutboxMessage, KeyLock)
 """The tables without which nothing can be delivered. A relay goes on without the tables of the monitoring."""
 
 MAX_PUBLISHERS = 100

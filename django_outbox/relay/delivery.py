@@ -9,8 +9,9 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.db.transactions import is_usable
-from django_outbox.deployment import require_schema
+from django_outbox.deployment import REQUIRED, require_schema
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.models import RateLimit
 from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
@@ -90,7 +91,8 @@ class Delivery:
         except (DatabaseError, InterfaceError) as error:
             if connection.in_atomic_block:
                 raise
-            require_schema(connection, error)
+            # MariaDB shows no table to a role without a privilege on it, and only some need this one.
+            require_schema(connection, error, [*REQUIRED, RateLimit] if self._limiter else REQUIRED)
             # The next query opens a new connection.
             connection.close()
             return Round(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")

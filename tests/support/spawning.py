@@ -43,6 +43,7 @@ def _run(target: str, names: dict[str, str], pipe: Connection, args: tuple[Any, 
     from django.utils.module_loading import import_string  # noqa: PLC0415
 
     django.setup()
-    for alias, name in names.items():
-        connections.databases[alias]["NAME"] = name
+    # A test of the process that has started this one may have added a server.
+    for alias in names.keys() & connections.databases.keys():
+        connections.databases[alias]["NAME"] = names[alias]
     import_string(target)(pipe, *args)
