@@ -10,7 +10,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import OperationalError, connections
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
@@ -86,8 +87,10 @@ class HandledMessages(Batches):
 
     publisher: TransactionalPublisher
 
-    def __post_init__(self) -> None:
-        self._connection = connections[self.source.using]
+    @property
+    def _connection(self) -> BaseDatabaseWrapper:
+        # Looked up each time, because a thread's connection may be replaced.
+        return connections[self.source.using]
 
     @contextmanager
     def _committing(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
@@ -141,7 +144,7 @@ class HandledMessages(Batches):
         """Let the publisher write about an attempt that was not accepted.
 
         Raises:
-            Error: the transaction is lost; nothing of the batch has happened.
+            TransactionLost: nothing of the batch has happened.
         """
         savepoint = Savepoint(self._connection)
         (outcome,) = decided.outcomes
@@ -149,14 +152,14 @@ class HandledMessages(Batches):
             self.publisher.record_failure(message, outcome, final=bool(decided.failed), using=self.source.using)
             savepoint.release()
         except TransactionBroken as error:
-            raise OperationalError("The transaction was lost.") from error
+            raise TransactionLost(message, error, outcome) from error
         except BaseException as error:
             if is_interrupt(error):
                 raise
             try:
                 savepoint.roll_back()
             except TransactionBroken:
-                raise OperationalError("The transaction was lost.") from error
+                raise TransactionLost(message, error, outcome) from error
             logger.error(
                 "Publisher %(publisher)r: the failure of message %(id)d could not be recorded: %(reason)s",
                 exc_info=error,
@@ -225,18 +228,19 @@ class HandledMessages(Batches):
         return get_store(self._connection)
 
     def _judge(self, lost: TransactionLost) -> Decided:
-        message, reason = lost.message, describe(lost.error, MAX_ERROR_LENGTH)
-        if isinstance(lost.error, TransactionTimeout):
-            reason = str(lost.error)
+        message, is_timeout = lost.message, isinstance(lost.error, TransactionTimeout)
+        reason = str(lost.error) if is_timeout else describe(lost.error, MAX_ERROR_LENGTH)
+        if lost.attempted is not None and (is_timeout or message.error_class == LOST):
+            # The publisher was dealing with a failure, and most likely loses the transaction each time.
+            error = f"{lost.attempted.error}; then: {reason}"
+            return self._decide([message], [read_outcome(rejected(error, error_class=lost.attempted.kind))])
+        if is_timeout:
             # Another attempt most likely takes as long. One is enough to find out.
             refuse = rejected if message.error_class == TIMED_OUT else retry_later
             return self._conclude(message, read_outcome(refuse(reason, error_class=TIMED_OUT, cause=lost.error)))
         if message.error_class != LOST:
             outcome = set_aside(f"the transaction was lost: {reason}", FIRST_DELAY, error_class=LOST)
             return self._decide([message], [read_outcome(outcome)])
-        if lost.attempted is not None:
-            error = f"{lost.attempted.error}; then: {reason}"
-            return self._decide([message], [read_outcome(rejected(error, error_class=lost.attempted.kind))])
         return self._conclude(message, read_outcome(retry_later(reason, error_class=LOST, cause=lost.error)))
 
     def _forget_connection(self) -> None:

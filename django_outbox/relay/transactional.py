@@ -51,7 +51,6 @@ class TransactionalBatches(HandledMessages):
     turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self._conflicts = Conflicts(self.turns)
         # Of the batch in hand:
         self._claimed: Sequence[Message] = ()

@@ -131,7 +131,8 @@ class RunningWorker(Worker):
         if self._source.lags:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)
-        return min(self._limits.first_idle_wait * 2.0**doublings, self._state.poll_interval)
+        longest = min(self._state.poll_interval, self._source.longest_wait)
+        return min(self._limits.first_idle_wait * 2.0**doublings, longest)
 
 
 def keep_running(publisher: Publisher, state: RelayState) -> None:

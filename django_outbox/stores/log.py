@@ -22,13 +22,21 @@ CREATE_PUBLICATION = (
     "WITH (publish = 'insert')"
 )
 
+# Changes if the publication or its entry for the table does, or if the table is made anew.
+PUBLISHED = f"""
+SELECT concat_ws(' ', publication.oid, publication.xmin, entry.oid, entry.xmin)
+FROM pg_publication publication
+LEFT JOIN pg_publication_rel entry ON entry.prpubid = publication.oid AND entry.prrelid = '{{table}}'::regclass
+WHERE pubname = '{PUBLICATION}'
+"""
+
 # The place in the log is read after the snapshot was taken. The position is locked, so if this transaction has written
 # a message, its number is not new.
 INSPECT = f"""
 SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text,
     (pg_current_wal_insert_lsn() - '0/0')::bigint,
     ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer,
-    coalesce(array_agg(id), '{{}}'), coalesce(array_agg(id) FILTER (WHERE waits), '{{}}')
+    ({PUBLISHED}), coalesce(array_agg(id), '{{}}'), coalesce(array_agg(id) FILTER (WHERE waits), '{{}}')
 FROM (
     SELECT id, {WAITS} AS waits FROM {{table}} message WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
 ) streamed
@@ -46,6 +54,7 @@ JOIN pg_namespace ON nspname = schemaname
 JOIN pg_class ON relnamespace = pg_namespace.oid AND relname = tablename
 CROSS JOIN LATERAL unnest(attnames) attname
 WHERE pubname = %s AND pubinsert AND pg_class.oid = '{table}'::regclass
+    AND to_jsonb(published) ->> 'rowfilter' IS NULL
 """
 
 # On Amazon RDS, membership in a role gives the privilege. Slots of relays are free for them.
@@ -83,6 +92,7 @@ class Inspection(NamedTuple):
         visible: the transactions that are visible.
         lsn: a place in the log behind the commit of everything that is visible.
         timeline: the timeline of the server, which a promoted standby changes.
+        published: what identifies the publication as it is now; blank if there is none.
         streamed: the messages that are visible and still streamed.
         waiting: those of them that wait for an earlier one of their key that is in the table.
     """
@@ -90,6 +100,7 @@ class Inspection(NamedTuple):
     visible: Snapshot
     lsn: int
     timeline: int
+    published: str
     streamed: Set[int]
     waiting: Set[int]
 
@@ -99,8 +110,10 @@ class LogStream(Stream):
 
     def inspect(self, ids: Sequence[int]) -> Inspection:
         """Inspect the database and the messages with these ids."""
-        ((text, own, lsn, timeline, streamed, waiting),) = self._fetch(INSPECT, [self._publisher, array(ids)])
-        return Inspection(Snapshot.read(text, own), lsn, timeline, frozenset(streamed), frozenset(waiting))
+        ((text, own, *facts, streamed, waiting),) = self._fetch(INSPECT, [self._publisher, array(ids)])
+        lsn, timeline, published = facts
+        visible = Snapshot.read(text, own)
+        return Inspection(visible, lsn, timeline, published or "", frozenset(streamed), frozenset(waiting))
 
     def has_reader(self, slot: str) -> bool:
         """Return whether a relay reads the log through this slot, or is about to."""
@@ -114,6 +127,11 @@ class LogStream(Stream):
         ((oid, database),) = self._fetch(FIND_TABLE)
         number = zlib.crc32(f"{database} {oid} {self._publisher}".encode())
         return oid, f"outbox_{re.sub('[^a-z0-9_]', '_', self._publisher.lower())[:40]}_{number:08x}"
+
+    def find_publication(self) -> str:
+        """Return what identifies the publication as it is now; blank if there is none."""
+        rows = self._fetch(PUBLISHED)
+        return str(rows[0][0]) if rows else ""
 
     def find_missing_columns(self) -> Set[str]:
         """Return the columns that the publication lacks: all if there is none."""

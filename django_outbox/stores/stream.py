@@ -175,9 +175,14 @@ WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id
 """
 
 # Delayed messages with a key wait until the stream has passed their transaction.
-PENDING_FROM_ELSEWHERE = """
+TABLE_FROM_ELSEWHERE = """
 UPDATE {table} SET xid = NULL WHERE id IN (
-    SELECT id FROM {table} WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL LIMIT %s
+    (
+        SELECT id FROM {table}
+        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL LIMIT %s
+    )
+    UNION ALL
+    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL LIMIT %s)
 )
 """
 
@@ -349,7 +354,7 @@ class Stream:
         numbers, first, last = array(ids), ids[0], ids[-1]
         if last - first < DENSE * len(ids):
             rows = self._fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
-            if rows and sum(len(row[5]) for row in rows) <= max_bytes:
+            if rows and sum(len(row[5]) + len(row[6]) for row in rows) <= max_bytes:
                 return rows
         return self._fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 
@@ -413,7 +418,7 @@ class Stream:
         return (
             self._store.execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit])
             or self._store.execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit])
-            or self._store.execute(PENDING_FROM_ELSEWHERE, [self._publisher, limit])
+            or self._store.execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2)
         )
 
     def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:

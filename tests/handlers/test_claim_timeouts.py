@@ -104,6 +104,23 @@ def test_a_policy_of_one_attempt_fails_it_at_once_and_its_fallback_is_called(usi
     assert not OutboxMessage.objects.using(using).pending().exists()
 
 
+def test_a_message_fails_if_its_fallback_makes_no_query_for_too_long_either(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        outlive_the_transaction(using)
+
+    @work.fallback
+    def give_up(payload: Any, message: Message, error: BaseException) -> None:
+        outlive_the_transaction(using)
+
+    put(1, using)
+    with override_settings(
+        OUTBOX={"PUBLISHERS": {"default": {**OUTBOX["PUBLISHERS"]["default"], "RETRY": {"MAX_ATTEMPTS": 1}}}}
+    ):
+        drain(using)
+    assert [message.status for message in OutboxMessage.objects.using(using)] == [Status.FAILED]
+
+
 def test_a_longer_claim_timeout_of_the_publisher_lets_the_handler_finish(using: str):
     @handler("t")
     def work(payload: Any, message: Message) -> None:

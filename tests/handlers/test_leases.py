@@ -364,6 +364,18 @@ def test_a_message_fails_in_the_end_if_storing_its_result_always_ends_the_sessio
 
 
 @pytest.mark.parametrize("using", LOCKING, indirect=True)
+def test_a_message_fails_in_the_end_if_its_recorder_always_ends_the_session(using: str):
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        raise ValueError("no")
+
+    work.recorder = lambda payload, message, outcome, final, alias: kill(alias)
+    (id,) = put(1, using)
+    drain_all(using)
+    assert row(using, id).status is Status.FAILED
+
+
+@pytest.mark.parametrize("using", LOCKING, indirect=True)
 def test_the_time_of_publishing_is_recorded_once_although_the_result_is_stored_twice(using: str):
     ended: list[int] = []
     phases: list[str] = []

@@ -97,3 +97,14 @@ def test_a_recorder_that_loses_the_connection_loses_no_message(using: str):
     assert states(using) == [Status.FAILED] * 2
     ids = [*OutboxMessage.objects.using(using).order_by("id").values_list("id", flat=True)]
     assert sorted(effects(using)) == sorted(f"{id} {attempt}" for id in ids for attempt in (0, 1))
+
+
+def test_a_message_fails_in_the_end_if_its_recorder_always_loses_the_connection(using: str):
+    def record(message: Message, final: bool) -> None:
+        connections[using].close()
+        raise DatabaseError("the server is gone")
+
+    register(record, using)
+    put(2, using)
+    drain_all(using)
+    assert (effects(using), states(using)) == ([], [Status.FAILED] * 2)

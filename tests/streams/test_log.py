@@ -23,7 +23,7 @@ from django_outbox.models import StreamPosition
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import LogSource, log, snapshot
-from django_outbox.stores.log import CREATE_PUBLICATION
+from django_outbox.stores.log import CREATE_PUBLICATION, Inspection, LogStream
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from tests.streams.conftest import LOG, execute
 from tests.support.databases import statements
@@ -318,6 +318,54 @@ def test_more_messages_than_are_kept_are_read_from_the_table(worker: Worker, scr
     worker.deliver_until(lambda: scripted.published() == ids)
 
 
+@pytest.mark.parametrize("end", ["too many messages", "connection lost"])
+def test_a_log_that_ends_during_a_claim_passes_no_message(
+    end: str, worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    """What it had brought is forgotten, and a sample that was taken before must not be added to the position."""
+    monkeypatch.setattr(log, "LOOK_INTERVAL", 0.0)
+    worker.follow()
+    feed = worker.source._feed
+    assert feed is not None
+    ids = [id for _ in range(10) for id in put(1, LOG)]
+    eventually(lambda: len(feed._waiting) == 10)
+    # The first batch adds the sample of an earlier claim, and the second one takes its own.
+    assert [worker.deliver(2), worker.deliver(2)] == [2, 2]
+    sample, inspect = worker.source._sample, LogStream.inspect
+    assert sample is not None
+
+    def commit() -> None:
+        ids.extend(put(1, LOG))
+        connections[LOG].close()
+
+    def end_first(stream: LogStream, given: Any) -> Inspection:
+        monkeypatch.undo()
+        if end == "too many messages":
+            feed._max_bytes = 0
+        committing = threading.Thread(target=commit)
+        committing.start()
+        committing.join()
+        eventually(lambda: feed.has_reached(sample.lsn))
+        if end == "connection lost":
+            execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+        eventually(lambda: feed.ended)
+        return inspect(stream, given)
+
+    monkeypatch.setattr(LogStream, "inspect", end_first)
+    worker.deliver(2)
+    worker.deliver_until(lambda: len(scripted.published()) >= len(ids))
+    assert scripted.published() == ids
+
+
+def test_a_publication_that_is_changed_for_a_while_loses_no_message(worker: Worker, scripted: Script):
+    worker.follow()
+    execute("DROP PUBLICATION django_outbox")
+    ids = put(2, LOG)
+    execute(CREATE_PUBLICATION)
+    ids += put(2, LOG)
+    worker.deliver_until(lambda: scripted.published() == ids)
+
+
 def test_transactions_without_messages_do_not_pile_up_in_the_position(worker: Worker):
     worker.follow()
     for _ in range(20):
@@ -411,6 +459,7 @@ def test_the_check_is_silent_if_the_log_can_be_read():
     ("problem", "ids"),
     [
         ("no publication", ["W056"]),
+        ("a publication of some rows", ["W056"]),
         ("no privilege", ["W055"]),
         ("all slots in use", ["W057"]),
     ],
@@ -420,6 +469,10 @@ def test_the_check_names_what_prevents_that_the_log_is_read(problem: str, ids: l
     if problem == "no publication":
         execute("DROP PUBLICATION django_outbox")
         made.append(CREATE_PUBLICATION)
+    elif problem == "a publication of some rows":
+        execute("DROP PUBLICATION django_outbox")
+        execute(CREATE_PUBLICATION.replace(" WITH", " WHERE (publisher = 'other') WITH"))
+        made += ["DROP PUBLICATION django_outbox", CREATE_PUBLICATION]
     elif problem == "no privilege":
         execute("CREATE ROLE limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited; SET ROLE limited")
         made += ["RESET ROLE", "DROP OWNED BY limited", "DROP ROLE limited"]

@@ -1,6 +1,7 @@
 """The contract of a source: it claims and settles the batches of one worker."""
 
 import abc
+import math
 from collections.abc import Set
 from contextlib import AbstractContextManager
 
@@ -75,6 +76,11 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def lags(self) -> bool:
         """Whether the next claim should follow at once, although this one found nothing."""
+
+    @property
+    def longest_wait(self) -> float:
+        """The seconds that an idle worker may wait for a wake-up."""
+        return math.inf
 
     @abc.abstractmethod
     def sweep_next(self) -> None:

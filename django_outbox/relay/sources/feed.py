@@ -103,10 +103,15 @@ class Feed:
         return self._received >= lsn
 
     def has_passed(self, lsn: int, passed: Snapshot) -> bool:
-        """Return whether everything that was committed before a place in the log has arrived and passed."""
+        """Return whether everything that was committed before a place in the log has arrived and passed.
+
+        A feed that has ended has forgotten what waits, so nothing is known of it.
+        """
         with self._lock:
-            return self._received >= lsn and all(
-                passed.sees(transaction.xid) for transaction in self._waiting if transaction.lsn < lsn
+            return (
+                not self.ended
+                and self._received >= lsn
+                and all(passed.sees(transaction.xid) for transaction in self._waiting if transaction.lsn < lsn)
             )
 
     def _run(self, parameters: Mapping[str, Any], publisher: str, slot: str, table: int) -> None:
@@ -149,6 +154,7 @@ class Feed:
             self._wake()
 
     def _end(self, reason: str) -> None:
-        self.is_live, self.ended = False, reason
-        self._waiting.clear()
+        with self._lock:
+            self.is_live, self.ended = False, reason
+            self._waiting.clear()
         self._wake()

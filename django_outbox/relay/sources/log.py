@@ -83,7 +83,7 @@ class LogSource(SnapshotSource):
         self._in_hand = self._done = 0
         self._look_at = self._open_at = self._stands_by_until = 0.0
         self._reported: str | None = None
-        self._slot = ""
+        self._slot = self._published = ""
         self._name = f"{self._publisher_alias} log {id(self)}"
 
     def close(self) -> None:
@@ -102,6 +102,15 @@ class LogSource(SnapshotSource):
     @property
     def _stands_by_reader(self) -> bool:
         return self._feed is None and time.monotonic() < self._stands_by_until
+
+    @property
+    def longest_wait(self) -> float:
+        # Nothing else would tell that the one that reads the log has ended.
+        return STANDBY_INTERVAL if self._stands_by_reader else super().longest_wait
+
+    def rewind(self) -> None:
+        super().rewind()
+        self._done = -1
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         super().settle(claim, settlement)
@@ -164,8 +173,8 @@ class LogSource(SnapshotSource):
         batch, complete = feed.list_next(passed, limit, self._settings.batch_bytes)
         inspection = stream.inspect([message.id for each in batch for message in each.messages])
         visible = inspection.visible
-        if feed.server != (stream.find_server() if self._start is None else feed.server[0], inspection.timeline):
-            self._close_feed("it is the log of another server")
+        if difference := self._find_difference(stream, feed, inspection):
+            self._close_feed(difference)
             return None
         if self._start is None:
             self._start = visible.end
@@ -202,6 +211,12 @@ class LogSource(SnapshotSource):
             self._goes_on = True
         return claim
 
+    def _find_difference(self, stream: LogStream, feed: Feed, inspection: Inspection) -> str:
+        """Return why the log may lack messages of the table; blank if it does not."""
+        if feed.server != (stream.find_server() if self._start is None else feed.server[0], inspection.timeline):
+            return "it is the log of another server"
+        return "the publication has changed" if inspection.published != self._published else ""
+
     def _has_passed_start(self, passed: Snapshot, visible: Snapshot) -> bool:
         """Return whether everything has passed that is visible now, and that the log may not bring."""
         start = self._start or 0
@@ -230,6 +245,7 @@ class LogSource(SnapshotSource):
         if stream.find_missing_columns():
             self._report(f"the publication {PUBLICATION} is missing or incomplete. Run: {CREATE_PUBLICATION}")
             return
+        self._published = stream.find_publication()
         table, self._slot = stream.find_table()
         if stream.has_reader(self._slot):
             self._stand_by()
