@@ -151,8 +151,11 @@ class LogStream(Stream):
         if not may_read:
             yield Obstacle("W055", "does not let this role read the log", "Run: ALTER ROLE ... REPLICATION")
         if missing := self.find_missing_columns():
-            problem = f"has no publication {PUBLICATION} with the column {min(missing)}"
-            yield Obstacle("W056", problem, f"Run: {CREATE_PUBLICATION}")
+            problem, drop = f"has no publication {PUBLICATION}", ""
+            if self.find_publication():
+                problem = f"has a publication {PUBLICATION} with a row filter, or without {', '.join(sorted(missing))}"
+                drop = f"DROP PUBLICATION {PUBLICATION}; "
+            yield Obstacle("W056", problem, f"Run: {drop}{CREATE_PUBLICATION}")
         if min(slots, senders) < readers:
             yield Obstacle(
                 "W057",

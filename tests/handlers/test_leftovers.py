@@ -15,11 +15,14 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message, retry_later
 from django_outbox.models import Status
 from tests.conftest import ALIASES
-from tests.support.effects import deliver_once, drain, drain_all, effects, leave, states
+from tests.support.effects import HANDLERS, deliver_once, drain, drain_all, effects, leave, states
 from tests.support.messages import put, row
 
 pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("handlers")]
+
+OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "OPTIONS": {"batch_seconds": 60}}}}
+"""The messages of a test are one batch, however busy the machine is."""
 
 Function = Callable[..., Any]
 
