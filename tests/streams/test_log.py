@@ -318,7 +318,7 @@ def test_more_messages_than_are_kept_are_read_from_the_table(worker: Worker, scr
     worker.deliver_until(lambda: scripted.published() == ids)
 
 
-@pytest.mark.parametrize("end", ["connection lost"])
+@pytest.mark.parametrize("end", ["too many messages", "connection lost"])
 def test_a_log_that_ends_during_a_claim_passes_no_message(
     end: str, worker: Worker, scripted: Script, monkeypatch: pytest.MonkeyPatch
 ):
@@ -340,13 +340,13 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
 
     def end_first(stream: LogStream, given: Any) -> Inspection:
         monkeypatch.undo()
-        if end == "too many messages":
-            feed._max_bytes = 0
         committing = threading.Thread(target=commit)
         committing.start()
         committing.join()
         eventually(lambda: feed.has_reached(sample.lsn))
-        if end == "connection lost":
+        if end == "too many messages":
+            feed._max_bytes = 0
+        else:
             execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
         eventually(lambda: feed.ended)
         return inspect(stream, given)
