@@ -58,14 +58,14 @@ class TransactionalBatches(HandledMessages):
 
     def deliver(self, limit: int) -> Tally:
         refresh_other_connections(self.source.using)
-        tally, suspects = self._attempt(self._conflicts.limit(limit))
+        tally, suspects = self._run_batch(self._conflicts.limit(limit))
         if self._conflict is None and tally.claimed:
             self._conflicts.grow(limit)
         for _ in range(suspects):
             if self.is_stopping():
                 break
             try:
-                single, _ = self._attempt(1)
+                single, _ = self._run_batch(1)
             except Error:
                 if not tally.claimed:
                     raise
@@ -77,7 +77,7 @@ class TransactionalBatches(HandledMessages):
             tally += single
         return tally
 
-    def _attempt(self, limit: int) -> tuple[Tally, int]:
+    def _run_batch(self, limit: int) -> tuple[Tally, int]:
         """Deliver a batch; return its tally, and the number of messages to deliver one by one."""
         self._claimed, self._conflict = (), None
         result = self._try_batch(limit)

@@ -59,7 +59,7 @@ WHERE pubname = %s AND pubinsert AND pg_class.oid = '{table}'::regclass
 
 # On Amazon RDS, membership in a role gives the privilege. Slots of relays are free for them.
 CAPABILITIES = """
-SELECT current_setting('wal_level') = 'logical',
+SELECT quote_ident(current_user), current_setting('wal_level') = 'logical',
     EXISTS (
         SELECT FROM pg_roles WHERE rolname = current_user AND (rolsuper OR rolreplication)
         OR rolname = 'rds_replication' AND pg_has_role(oid, 'member')
@@ -141,7 +141,7 @@ class LogStream(Stream):
         """Find out what prevents that this number of publishers is fed from the log."""
         if find_spec("psycopg") is None:
             yield Obstacle("W053", "is used without psycopg 3", "Install psycopg.")
-        ((logical, may_read, slots, senders),) = self._fetch(CAPABILITIES)
+        ((role, logical, may_read, slots, senders),) = self._fetch(CAPABILITIES)
         if not logical:
             yield Obstacle(
                 "W054",
@@ -149,7 +149,8 @@ class LogStream(Stream):
                 "Set wal_level = logical in postgresql.conf, and restart the server.",
             )
         if not may_read:
-            yield Obstacle("W055", "does not let this role read the log", "Run: ALTER ROLE ... REPLICATION")
+            remedy = f"Run: ALTER ROLE {role} REPLICATION; on Amazon RDS: GRANT rds_replication TO {role}"
+            yield Obstacle("W055", "does not let this role read the log", remedy)
         if missing := self.find_missing_columns():
             problem, drop = f"has no publication {PUBLICATION}", ""
             if self.find_publication():

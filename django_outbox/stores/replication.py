@@ -5,7 +5,7 @@ needs psycopg 3, whatever driver Django uses.
 """
 
 import datetime
-import select
+import selectors
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ HEADER = 25
 """The bytes before the content of a protocol message: its kind, two places in the log, and a time."""
 
 REMEDIES = {
-    "42501": "Let the role read the log: ALTER ROLE ... REPLICATION",
+    "42501": "Let the role of the connection read the log: ALTER ROLE ... REPLICATION",
     "28000": "Let pg_hba.conf admit the role to the database",
     "55000": "Set wal_level = logical in postgresql.conf, and restart the server",
     "53400": "Raise max_replication_slots, and restart the server",
@@ -268,7 +268,9 @@ class LogReader:
         return result
 
     def _wait(self, seconds: float) -> None:
-        ready, _, _ = select.select([self._pgconn.socket], [], [], seconds)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._pgconn.socket, selectors.EVENT_READ)
+            ready = selector.select(seconds)
         if ready:
             try:
                 self._pgconn.consume_input()

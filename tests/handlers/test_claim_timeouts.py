@@ -27,6 +27,8 @@ pytestmark = [
 
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "CLAIM_TIMEOUT": 1}}}
 
+ONE_ATTEMPT = {"PUBLISHERS": {"default": {**HANDLERS, "CLAIM_TIMEOUT": 1, "RETRY": {"MAX_ATTEMPTS": 1}}}}
+
 
 def swallow(using: str) -> None:
     with suppress(Error):
@@ -96,9 +98,7 @@ def test_a_policy_of_one_attempt_fails_it_at_once_and_its_fallback_is_called(usi
         leave(using, type(error).__name__)
 
     put(1, using)
-    with override_settings(
-        OUTBOX={"PUBLISHERS": {"default": {**OUTBOX["PUBLISHERS"]["default"], "RETRY": {"MAX_ATTEMPTS": 1}}}}
-    ):
+    with override_settings(OUTBOX=ONE_ATTEMPT):
         drain(using)
     assert effects(using) == ["TransactionTimeout"]
     assert not OutboxMessage.objects.using(using).pending().exists()
@@ -114,9 +114,7 @@ def test_a_message_fails_if_its_fallback_makes_no_query_for_too_long_either(usin
         outlive_the_transaction(using)
 
     put(1, using)
-    with override_settings(
-        OUTBOX={"PUBLISHERS": {"default": {**OUTBOX["PUBLISHERS"]["default"], "RETRY": {"MAX_ATTEMPTS": 1}}}}
-    ):
+    with override_settings(OUTBOX=ONE_ATTEMPT):
         drain(using)
     assert [message.status for message in OutboxMessage.objects.using(using)] == [Status.FAILED]
 

@@ -26,7 +26,7 @@ from django_outbox.relay.sources import LogSource, log, snapshot
 from django_outbox.stores.log import CREATE_PUBLICATION, Inspection, LogStream
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
 from tests.streams.conftest import LOG, execute
-from tests.support.databases import statements
+from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -105,19 +105,6 @@ def new_worker() -> Iterator[Callable[[], Worker]]:
 @pytest.fixture
 def worker(new_worker: Callable[[], Worker]) -> Worker:
     return new_worker()
-
-
-@contextmanager
-def open_transaction() -> Iterator[Any]:
-    """Another session, in a transaction that has a number already."""
-    session = connections.create_connection(LOG)
-    try:
-        session.set_autocommit(False)
-        with session.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id()")
-            yield cursor
-    finally:
-        session.close()
 
 
 INSERT = """
@@ -203,7 +190,7 @@ def test_what_a_savepoint_or_a_transaction_rolls_back_is_not_delivered(worker: W
 
 def test_a_transaction_that_stays_open_holds_up_no_other_and_comes_from_the_log(worker: Worker, scripted: Script):
     worker.follow()
-    with open_transaction() as cursor:
+    with open_transaction(LOG) as cursor:
         late = insert(cursor)
         for _ in range(3):
             (id,) = put(1, LOG)
@@ -220,7 +207,7 @@ def test_a_transaction_that_stays_open_holds_up_no_other_and_comes_from_the_log(
 
 def test_what_a_transaction_writes_that_is_open_when_the_log_begins_is_delivered(worker: Worker, scripted: Script):
     """PostgreSQL begins to read its log when such transactions have ended."""
-    with open_transaction() as cursor:
+    with open_transaction(LOG) as cursor:
         early = insert(cursor)
         worker.deliver()
         ids = put(2, LOG)
@@ -233,7 +220,7 @@ def test_what_a_transaction_writes_that_is_open_when_the_log_begins_is_delivered
 
 def test_a_prepared_transaction_comes_from_the_log_when_it_is_committed(worker: Worker, scripted: Script):
     worker.follow()
-    with open_transaction() as cursor:
+    with open_transaction(LOG) as cursor:
         late = insert(cursor)
         cursor.execute("PREPARE TRANSACTION 'late'")
     ids = put(1, LOG)
@@ -418,6 +405,8 @@ def test_a_worker_that_stands_by_takes_no_wake_up_of_the_one_that_reads_the_log(
     first.follow()
     second.deliver()
     assert second.source.wake_ups == set()
+    # Nothing would wake it when the other one ends.
+    assert second.source.longest_wait <= 1 < first.source.longest_wait
     assert first.source.wake_ups > {"default"}
 
 
@@ -458,15 +447,20 @@ def test_the_check_is_silent_if_the_log_can_be_read():
 @pytest.mark.parametrize(
     ("problem", "ids"),
     [
+        ("no psycopg", ["W053"]),
         ("no publication", ["W056"]),
         ("a publication of some rows", ["W056"]),
         ("no privilege", ["W055"]),
         ("all slots in use", ["W057"]),
     ],
 )
-def test_the_check_names_what_prevents_that_the_log_is_read(problem: str, ids: list[str]):
+def test_the_check_names_what_prevents_that_the_log_is_read(
+    problem: str, ids: list[str], monkeypatch: pytest.MonkeyPatch
+):
     made: list[str] = []
-    if problem == "no publication":
+    if problem == "no psycopg":
+        monkeypatch.setattr("django_outbox.stores.log.find_spec", lambda name: None)
+    elif problem == "no publication":
         execute("DROP PUBLICATION django_outbox")
         made.append(CREATE_PUBLICATION)
     elif problem == "a publication of some rows":
@@ -586,7 +580,7 @@ def test_a_message_is_delivered_when_the_synchronous_standby_has_its_transaction
     worker: Worker, scripted: Script, absent_standby: Callable[[], None]
 ):
     worker.follow()
-    with open_transaction() as cursor:
+    with open_transaction(LOG) as cursor:
         begin(cursor)
         late = insert(cursor)
         with committing(cursor):
@@ -603,7 +597,7 @@ def test_a_transaction_that_is_in_the_log_before_it_begins_and_visible_later_is_
     worker: Worker, scripted: Script, absent_standby: Callable[[], None]
 ):
     """The log does not bring it: the slot waits for the transactions that it knows, and not for newer ones."""
-    with open_transaction() as first, open_transaction() as second, open_transaction() as third:
+    with open_transaction(LOG) as first, open_transaction(LOG) as second, open_transaction(LOG) as third:
         second.connection.rollback()
         third.connection.rollback()
         first_xid = begin(first)

@@ -174,7 +174,9 @@ def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
     old.migrate()
     put(3, old.alias, keys=1)
     assert old.drain() == 3
-    waiting = put(3, old.alias, keys=1)
+    waiting = put(4, old.alias, keys=1)
+    cancelled = waiting.pop()
+    assert OutboxMessage.objects.using(old.alias).filter(pk=cancelled).cancel() == 1
     dump = old.data / "dump.sql"
     old.run("pg_dump", *old.address, "-f", dump, "postgres")
     new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *new.address, "-f", dump, "postgres")
@@ -186,6 +188,8 @@ def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
     assert put(2, new.alias, keys=1)
     assert new.drain() == 2
     assert new.drain() == 0
+    assert OutboxMessage.objects.using(new.alias).requeue() == 1
+    assert new.drain() == 1
     assert new.states() == {Status.PROCESSED}
 
 

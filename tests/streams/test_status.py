@@ -26,6 +26,7 @@ from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.stream import OpenTransaction
 from tests.conftest import ALIASES
+from tests.support import databases
 from tests.support.databases import statements
 from tests.support.messages import put
 from tests.support.publishers import SCRIPTED, ScriptedPublisher
@@ -63,15 +64,10 @@ def deliver(number: int, *, limit: int = 10) -> None:
 @pytest.fixture
 def open_transaction() -> Iterator[OpenTransaction]:
     """A transaction that has written something and stays open."""
-    session = connections.create_connection(PG)
-    try:
-        session.set_autocommit(False)
-        with session.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id()::text, pg_backend_pid()")
-            number, pid = cursor.fetchone()
+    with databases.open_transaction(PG) as cursor:
+        cursor.execute("SELECT pg_current_xact_id()::text, pg_backend_pid()")
+        number, pid = cursor.fetchone()
         yield OpenTransaction(int(number), pid, "", 0.0)
-    finally:
-        session.close()
 
 
 def test_the_relay_that_moved_the_position_owns_it_and_the_others_stand_by():

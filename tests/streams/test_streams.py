@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
 from tests.conftest import ALIASES
-from tests.support.databases import statements
+from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
@@ -133,19 +132,6 @@ def test_a_delayed_message_waits_for_an_earlier_one_of_its_key_in_the_stream(scr
     assert scripted.published() == [first, second]
 
 
-@contextmanager
-def other_session() -> Iterator[Any]:
-    """Another session, in a transaction that has a number already."""
-    session = connections.create_connection(PG)
-    try:
-        session.set_autocommit(False)
-        with session.cursor() as cursor:
-            cursor.execute("SELECT pg_current_xact_id()")
-        yield session
-    finally:
-        session.close()
-
-
 def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_by_the_next():
     """A snapshot does not name the transaction that takes it, which may lie before transactions that have ended."""
     put(1, PG)
@@ -153,8 +139,8 @@ def test_a_message_that_is_written_in_the_transaction_of_the_claim_is_delivered_
 
     def commit_first(execute: Any, sql: str, *arguments: Any) -> Any:
         if "pg_current_snapshot" in sql:
-            with other_session() as other:
-                other.commit()
+            with open_transaction(PG) as other:
+                other.connection.commit()
         return execute(sql, *arguments)
 
     with connections[PG].execute_wrapper(commit_first), source.claim(10) as claim:
@@ -170,24 +156,23 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
     monkeypatch.setattr(snapshot, "LISTED", 2)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
     batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
-    with other_session() as other:
+    with open_transaction(PG) as other:
         ids = put(1, PG)
         batches.deliver(2)
         ids += put(4, PG)
-        with other.cursor() as cursor:
-            cursor.execute(
-                """
-                INSERT INTO django_outbox_outboxmessage (
-                    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error,
-                    error_class, available_at
-                )
-                VALUES (gen_random_uuid(), 't', '', '', 0, false, '5', '{}', 'default', 0, '', '', NULL) RETURNING id
-                """
+        other.execute(
+            """
+            INSERT INTO django_outbox_outboxmessage (
+                message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error,
+                error_class, available_at
             )
-            late = cursor.fetchone()[0]
+            VALUES (gen_random_uuid(), 't', '', '', 0, false, '5', '{}', 'default', 0, '', '', NULL) RETURNING id
+            """
+        )
+        late = other.fetchone()[0]
         batches.deliver(2)
         assert scripted.published() == ids[:3]
-        other.commit()
+        other.connection.commit()
     for _ in range(10):
         batches.deliver(2)
     assert scripted.published() == [*ids, late]
@@ -256,7 +241,7 @@ def test_a_purge_deletes_only_delivered_messages():
 
 
 def test_a_purge_deletes_what_is_delivered_although_a_transaction_stays_open():
-    with other_session():
+    with open_transaction(PG):
         put(4, PG)
         drain()
         assert purge(using=PG, older_than=datetime.timedelta(0)) == 4

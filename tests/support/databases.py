@@ -185,3 +185,16 @@ class Database:
         if self._postgresql:
             return psycopg.connect(**server, password=password, dbname=name or "postgres", autocommit=True)
         return MySQLdb.connect(**server, password=password, database=name, charset="utf8mb4", autocommit=True)
+
+
+@contextmanager
+def open_transaction(using: str) -> Iterator[Any]:
+    """A cursor of another session on PostgreSQL, in a transaction that has a number already."""
+    session = connections.create_connection(using)
+    try:
+        session.set_autocommit(False)
+        with session.cursor() as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+            yield cursor
+    finally:
+        session.close()

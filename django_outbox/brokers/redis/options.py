@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 
 STALL_SHARE = 6
-"""The share of `timeout` without progress after which a node of a cluster is given up, so that others get the rest."""
+"""A node of a cluster is given up if it makes no progress for `timeout` divided by this: the others get the rest."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -280,7 +280,8 @@ class LogSource(SnapshotSource):
         self._reported = reason
         if reason:
             logger.warning(
-                "Publisher %r: the log of database %r is not read: %s. Messages are read from the table.",
+                "Publisher %r: PostgreSQL's write-ahead log of database %r is not read: %s. The relay searches the "
+                "table instead.",
                 self._publisher_alias,
                 self.using,
                 reason.rstrip("."),
@@ -291,7 +292,7 @@ class LogSource(SnapshotSource):
             )
         else:
             logger.info(
-                "Publisher %(publisher)r: messages are read from the log of database %(database)r.",
+                "Publisher %(publisher)r: messages are read from PostgreSQL's write-ahead log, database %(database)r.",
                 event="relay.log_read",
                 publisher=self._publisher_alias,
                 database=self.using,
