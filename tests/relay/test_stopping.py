@@ -78,7 +78,8 @@ def waits_for_a_lock(alias: str) -> bool:
     with connections[alias].cursor() as cursor:
         if alias == "postgresql":
             cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
+                "AND backend_type = 'client backend'"
             )
         else:
             cursor.execute(
@@ -257,10 +258,10 @@ class TestStandardError:
 
 
 def is_served(alias: str) -> bool:
-    """Whether a relay polls on PostgreSQL."""
+    """Whether a relay listens on PostgreSQL, which it does after it is ready for signals."""
     with connections[alias].cursor() as cursor:
         cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
         )
         return bool(cursor.fetchone()[0])
 
