@@ -13,6 +13,7 @@ from hypothesis import settings
 from tests.settings import DATABASES
 from tests.support.flushing import flush_quickly
 from tests.support.kafka.shared import Keeper, start_keeper
+from tests.support.ordering import begin_with_long_tests
 from tests.support.publishers import SCRIPTED, Script
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -38,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if KEEPER in config.stash:
         config.stash[KEEPER].end()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = begin_with_long_tests(items, config.workerinput["workercount"])
 
 
 ALIASES = list(DATABASES)

@@ -92,8 +92,8 @@ class TestAsyncViews:
             }
             server = ApplicationCommunicator(get_asgi_application(), scope)
             await server.send_input({"type": "http.request"})
-            start = await server.receive_output(timeout=30)
-            await server.receive_output(timeout=30)
+            start = await server.receive_output(timeout=60)
+            await server.receive_output(timeout=60)
             await server.wait()
             return start["status"]
 

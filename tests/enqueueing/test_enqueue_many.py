@@ -143,9 +143,9 @@ def test_two_transactions_with_the_same_new_message_id_write_one_message(
         if (using, level, end) == ("postgresql", "repeatable read", "commit"):
             # As documented: the message that it met is not in its snapshot.
             with pytest.raises(OperationalError, match="could not serialize access"):
-                future.result(timeout=30)
+                future.result(timeout=60)
         else:
-            future.result(timeout=30)
+            future.result(timeout=60)
     assert [message.payload for message in OutboxMessage.objects.using(using)] == [1 if end == "commit" else 2]
 
 

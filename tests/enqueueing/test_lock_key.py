@@ -64,11 +64,11 @@ def test_with_the_lock_the_second_transaction_waits_until_the_first_has_committe
         with transaction.atomic(using=using):
             enqueue("a", 1, key="k", using=using, lock_key=True)
             future = pool.submit(second)
-            assert begun.wait(20)
+            assert begun.wait(60)
             with pytest.raises(NotYet):
                 future.result(timeout=0.5)
             order.append("first")
-        future.result(timeout=30)
+        future.result(timeout=60)
     assert order == ["first", "second"]
     assert delivered(using) == [1, 2]
 
@@ -134,7 +134,7 @@ def test_many_writers_never_deadlock(using: str, level: str, rows: str, keys: in
         # As after a flush that sends no signal.
         KeyLock.objects.using(using).all().delete()
         mysql._complete.clear()
-    start = threading.Barrier(workers, timeout=30)
+    start = threading.Barrier(workers, timeout=60)
 
     def write(worker: int) -> int:
         written = 0

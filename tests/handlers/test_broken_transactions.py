@@ -299,7 +299,7 @@ def rival(using: str, *, times: int) -> Iterator[Callable[[], None]]:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            locked.wait(20)
+            locked.wait(60)
             lock(using, "right")
         finally:
             threads.append(thread)
@@ -308,7 +308,7 @@ def rival(using: str, *, times: int) -> Iterator[Callable[[], None]]:
     survived: list[bool] = []
     yield deadlock
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("using", LOCKING)

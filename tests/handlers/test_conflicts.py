@@ -194,7 +194,7 @@ def test_a_deadlock_costs_no_attempt(using: str):
                 Group.objects.using(using).bulk_create([Group(name=f"heavy {number}") for number in range(50)])
                 touch(using, OTHER_ACCOUNT)
                 has_second.set()
-                has_first.wait(30)
+                has_first.wait(60)
                 touch(using, ACCOUNT)
         finally:
             connections.close_all()
@@ -214,10 +214,10 @@ def test_a_deadlock_costs_no_attempt(using: str):
 
     thread = threading.Thread(target=transfer_back)
     thread.start()
-    assert has_second.wait(30)
+    assert has_second.wait(60)
     ids = put(3, using)
     drain(using)
-    thread.join(30)
+    thread.join(60)
     # More often if the other transaction is slow to commit.
     assert calls.count(1) >= 2
     assert states(using) == [Status.PROCESSED] * 3
@@ -250,11 +250,11 @@ def test_a_handler_that_is_alone_waits_for_a_lock(using: str):
         (id,) = put(1, using)
         relay = threading.Thread(target=in_thread(lambda: deliver_once(using)))
         relay.start()
-        assert waited.wait(30)
+        assert waited.wait(60)
         relay.join(0.5)
         assert relay.is_alive()
         lock.release()
-        relay.join(30)
+        relay.join(60)
     assert (states(using), row(using, id).attempts) == ([Status.PROCESSED], 1)
 
 

@@ -71,7 +71,7 @@ def test_work_that_takes_longer_than_a_claim_is_done_once_although_another_relay
     @handler("t")
     def work(payload: int, message: Message) -> None:
         calls.append(payload)
-        assert payload or end.wait(30)
+        assert payload or end.wait(60)
 
     first, second = put(2, using, keys=keys)
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
@@ -97,7 +97,7 @@ def test_other_keys_go_on_in_the_same_relay(using: str):
     @handler("t")
     def work(payload: int, message: Message) -> None:
         calls.append(payload)
-        assert payload or end.wait(30)
+        assert payload or end.wait(60)
 
     put(9, using, keys=3)
     with relays_in_threads(using=using, poll_interval=0.05, workers=2, limits=QUICK) as start:
@@ -244,7 +244,7 @@ def test_a_message_that_an_operator_makes_due_during_its_work_is_not_begun_again
     @handler("t")
     def work(payload: int, message: Message) -> None:
         calls.append(payload)
-        assert payload or end.wait(30)
+        assert payload or end.wait(60)
 
     put(1, using, key=key)
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK) as start:
@@ -266,7 +266,7 @@ def test_an_earlier_message_of_the_key_that_comes_late_waits_for_the_one_in_hand
     @handler("t")
     def work(payload: int, message: Message) -> None:
         calls.append(payload)
-        assert payload or end.wait(30)
+        assert payload or end.wait(60)
 
     late, _, other = put(3, using, keys=3, first=-1)
     OutboxMessage.objects.using(using).filter(pk=late).delete()
@@ -290,7 +290,7 @@ def test_an_earlier_message_of_the_key_that_is_requeued_is_put_off_until_the_one
 
     @handler("t")
     def work(payload: int, message: Message) -> None:
-        assert payload == 0 or end.wait(30)
+        assert payload == 0 or end.wait(60)
 
     rows = OutboxMessage.objects.using(using)
     first, _ = put(2, using, key="k")
@@ -312,7 +312,7 @@ def test_a_message_in_hand_is_left_out_by_operators(using: str, admin_user: Any,
     @handler("t")
     def work(payload: int, message: Message) -> None:
         calls.append(payload)
-        assert end.wait(30)
+        assert end.wait(60)
 
     monkeypatch.setattr("django.db.router.db_for_write", lambda *_, **__: using)
     ids = put(1, using) + put(1, using, key="k")

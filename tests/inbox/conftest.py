@@ -75,7 +75,7 @@ def running(inbox: Inbox) -> Iterator[Inbox]:
         yield inbox
     finally:
         inbox.stop()
-        assert threads.wait(30), "the inbox did not stop"
+        assert threads.wait(60), "the inbox did not stop"
         assert not threads.errors, threads.errors
 
 

@@ -83,7 +83,7 @@ def forking(process: "subprocess.Popen[bytes]") -> Iterator[Callable[[str], str]
         lines.close()
         # The fixture reads what is left of the output.
         process.stdin = None
-        process.wait(30)
+        process.wait(60)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_records_of_partitions_that_are_added_are_received(source, make_inbox, o
     with running(make_inbox(config=config(source, {**options, "topic.metadata.refresh.interval.ms": 300}))):
         source.send(*range(20))
         eventually(lambda: len(payloads("default")) == 20, "the first ones are stored", seconds=PATIENCE)
-        admin(source.servers).create_partitions([NewPartitions(source.name, 8)])[source.name].result(20)
+        admin(source.servers).create_partitions([NewPartitions(source.name, 8)])[source.name].result(60)
         source.partitions = 8
         # One that knows of the new partitions.
         producer = Producer({"bootstrap.servers": source.servers})
@@ -164,7 +164,7 @@ def test_records_of_partitions_that_are_added_are_received(source, make_inbox, o
                 # With the new protocol the brokers assign. Under load they may not see a change before the next one.
                 source.partitions += 1
                 new = NewPartitions(source.name, source.partitions)
-                admin(source.servers).create_partitions([new])[source.name].result(20)
+                admin(source.servers).create_partitions([new])[source.name].result(60)
                 deadline = time.monotonic() + REFRESH
             assert time.monotonic() < deadline, f"only {payloads('default')}"
             time.sleep(0.05)

@@ -197,7 +197,7 @@ def test_messages_in_hand_are_given_back_when_the_consumer_is_closed(nats: Nats,
     receive(consumer, 2)
     consumer.close()
     subscription = nats.run(lambda: nats.js.pull_subscribe_bind("billing", stream))
-    assert [each.data for each in nats.run(lambda: subscription.fetch(2, timeout=10))] == [b"1", b"2"]
+    assert [each.data for each in nats.run(lambda: subscription.fetch(2, timeout=60))] == [b"1", b"2"]
 
 
 def test_a_rejected_message_comes_again_until_its_dead_letter_is_stored(

@@ -145,7 +145,7 @@ def test_overlapping_batches_in_any_order_do_not_deadlock(using, returns_rows, m
     barrier = threading.Barrier(4)
 
     def handle_all(order: list[uuid.UUID]) -> set[Any]:
-        barrier.wait(30)
+        barrier.wait(60)
         return once_many(order, "billing", using=using)
 
     callers = [Caller(partial(handle_all, order), using) for order in (ids, ids[::-1], ids[50:] + ids[:50], ids[::2])]

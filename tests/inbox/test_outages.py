@@ -310,7 +310,7 @@ def test_a_signal_ends_it_in_time_with_exit_code_0(source, run_inbox, number):
     process = run_inbox("postgresql", "nowhere")
     eventually(lambda: payloads("postgresql") == [1, 2])
     process.send_signal(number)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     out, log = process.stdout.read().decode(), process.stderr.read().decode()
     assert out == ""
     assert "started on" in log
@@ -324,7 +324,7 @@ def test_an_inbox_that_hangs_ends_within_the_stop_timeout(source, run_inbox):
     process = run_inbox("postgresql", "inside", "--stop-timeout", "1", batch_size=2)
     assert process.stdout.readline() == b"here\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     assert b"not finished in time. Their messages are still in the queue" in process.stderr.read()
     # Two batches, of one or two messages each.
     assert 2 <= len(payloads("postgresql")) <= 4

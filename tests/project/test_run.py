@@ -1,16 +1,19 @@
-"""`tests/run.py`: what it asks before it changes the machine, and where it stops."""
+"""`tests/run.py`: what it asks before it changes the machine, where it stops, and the order of the tests."""
 
 import os
 import pty
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import run
 from tests.support import system_packages
+from tests.support.ordering import begin_with_long_tests
 from tests.support.project_files import ROOT
 
 INSTALLING = """
@@ -169,3 +172,40 @@ def test_the_long_tests_wait_for_the_quick_checks(capfd: pytest.CaptureFixture[s
 def test_every_step_runs_while_all_pass(capfd: pytest.CaptureFixture[str]):
     assert run.run_steps({"types": ["this"]}, {"all tests": ["this"]}) == 0
     assert "all tests passed in" in capfd.readouterr().out.splitlines()[-1]
+
+
+class Test:
+    """A test of pytest, as far as its order depends on it."""
+
+    __test__ = False
+
+    def __init__(self, nodeid: str, marked: Any = None) -> None:
+        self.nodeid = nodeid
+        self._marked = marked
+
+    def iter_markers_with_node(self, name: str) -> Iterator[tuple[Any, str]]:
+        if self._marked:
+            yield self._marked, name
+
+
+def test_two_of_three_processes_begin_with_the_long_tests_and_those_of_a_module_stay_together():
+    module, alone = Test("long"), [Test(f"alone-{number}") for number in range(3)]
+    tests: list[Any] = [Test(f"short-{number}") for number in range(10)]
+    tests += [Test(f"long::{number}", module) for number in range(2)]
+    tests += [Test(each.nodeid, each) for each in alone]
+    ordered = [test.nodeid for test in begin_with_long_tests(tests, 3)]
+    assert sorted(ordered) == sorted(test.nodeid for test in tests)
+    # The scheduler cuts them into equal parts.
+    parts = [ordered[:5], ordered[5:10], ordered[10:]]
+    assert [[name for name in part if not name.startswith("short")] for part in parts] == [
+        ["long::0", "long::1", "alone-1"],
+        ["alone-0", "alone-2"],
+        [],
+    ]
+    assert [part[0] for part in parts] == ["long::0", "alone-0", "short-5"]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 6])
+def test_no_test_is_left_out_if_all_are_long(processes: int):
+    tests: list[Any] = [Test(str(number), Test(str(number))) for number in range(7)]
+    assert sorted(each.nodeid for each in begin_with_long_tests(tests, processes)) == [str(n) for n in range(7)]

@@ -102,7 +102,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_no_error(receiver: Rec
 
 
 def test_no_more_requests_than_concurrency_are_under_way(make_webhooks: MakePublisher):
-    barrier = threading.Barrier(4, timeout=20)
+    barrier = threading.Barrier(4, timeout=60)
     running: list[int] = []
     seen: list[int] = []
 

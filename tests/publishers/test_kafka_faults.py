@@ -59,7 +59,7 @@ def messages(topic: str, first: int, count: int, keys: int = 1) -> list[Message]
 
 
 def leader_of(cluster: Cluster, topic: str) -> Broker:
-    found = tools.admin(cluster.servers).list_topics(topic, timeout=10).topics[topic]
+    found = tools.admin(cluster.servers).list_topics(topic, timeout=60).topics[topic]
     return cluster.brokers[found.partitions[0].leader - 1]
 
 
@@ -129,8 +129,8 @@ def test_a_topic_that_is_deleted_and_created_again_takes_messages(healthy: Clust
     topic = create_topic(healthy)
     publish_all(publisher.publish, messages(topic, 0, 5))
     admin = tools.admin(healthy.servers)
-    admin.delete_topics([topic])[topic].result(10)
-    eventually(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    admin.delete_topics([topic])[topic].result(60)
+    eventually(lambda: topic not in admin.list_topics(timeout=60).topics, "the topic is gone")
     tools.create_topic(healthy.servers, topic, 1)
 
     def publish(batch: Sequence[Message]) -> Sequence[Outcome]:
@@ -147,7 +147,7 @@ def test_a_topic_that_is_deleted_and_created_again_takes_messages(healthy: Clust
 def test_added_partitions_are_used_and_lose_nothing(healthy: Cluster, publisher: KafkaPublisher):
     topic = create_topic(healthy)
     assert publisher.publish(messages(topic, 0, 50, keys=50)) == [ACCEPTED] * 50
-    tools.admin(healthy.servers).create_partitions([NewPartitions(topic, 4)])[topic].result(10)
+    tools.admin(healthy.servers).create_partitions([NewPartitions(topic, 4)])[topic].result(60)
     fresh = KafkaPublisher("default", config={"bootstrap.servers": healthy.servers}, timeout=TIMEOUT)
     try:
         assert fresh.publish(messages(topic, 50, 50, keys=50)) == [ACCEPTED] * 50

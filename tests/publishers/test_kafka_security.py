@@ -83,7 +83,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         admin = tools.admin(cluster.servers)
         credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         change = UserScramCredentialUpsertion("shop", credential, PASSWORD.encode())
-        admin.alter_user_scram_credentials([change])["shop"].result(20)
+        admin.alter_user_scram_credentials([change])["shop"].result(60)
         sasl_at, tls_at, expired_at = (f"127.0.0.1:{port}" for port in (sasl, tls, expired))
         yield Secured(cluster.servers, sasl_at, tls_at, expired_at, folder)
 
@@ -143,7 +143,7 @@ def allow(secured: Secured, user: str) -> str:
         for operation in (AclOperation.WRITE, AclOperation.DESCRIBE)
     ]
     for created in admin.create_acls(rules).values():
-        created.result(20)
+        created.result(60)
     return topic
 
 

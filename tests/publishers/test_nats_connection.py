@@ -125,7 +125,7 @@ def test_close_does_not_wait_for_a_server_that_does_not_respond(proxies: Proxies
     thread.start()
     eventually(lambda: proxy.connections, "it connects")
     publisher.close()
-    thread.join(10)
+    thread.join(60)
     assert only_error(outcomes, Verdict.UNANSWERED) == "the publisher was closed"
 
 
@@ -156,7 +156,7 @@ def test_a_server_that_is_killed_loses_no_confirmed_message(make_jetstream: Make
         thread.start()
         eventually(lambda: outcomes, "messages are confirmed")
         server.stop()
-        thread.join(30)
+        thread.join(60)
         server.start()
         left = [message for message, outcome in outcomes if outcome is not ACCEPTED]
         assert left

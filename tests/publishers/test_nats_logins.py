@@ -206,5 +206,5 @@ class FakeServer:
         return port
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(10)
+        self._thread.join(60)
         self._listening.close()

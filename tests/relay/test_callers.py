@@ -117,7 +117,7 @@ def test_the_number_of_workers_is_bounded_and_the_error_explains_why(workers: in
 
 class TestClosing:
     def test_publishers_are_closed_side_by_side(self, monkeypatch: pytest.MonkeyPatch):
-        all_are_closing = threading.Barrier(4, timeout=20)
+        all_are_closing = threading.Barrier(4, timeout=60)
         monkeypatch.setattr(ScriptedPublisher, "close", lambda self: all_are_closing.wait())
         with Relay():
             pass

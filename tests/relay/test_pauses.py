@@ -442,7 +442,7 @@ def test_a_worker_does_not_wait_for_another_one_whose_query_hangs(using: str, mo
     def hang_first(self: Pauses) -> None:
         if not entered.is_set():
             entered.set()
-            released.wait(30)
+            released.wait(60)
         else:
             read(self)
 
@@ -450,10 +450,10 @@ def test_a_worker_does_not_wait_for_another_one_whose_query_hangs(using: str, mo
     thread = threading.Thread(target=pauses.refresh)
     thread.start()
     try:
-        assert entered.wait(30)
+        assert entered.wait(60)
         pause("default", using=using)
         pauses.refresh()
         assert pauses.is_paused("default")
     finally:
         released.set()
-        thread.join(30)
+        thread.join(60)

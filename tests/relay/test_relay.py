@@ -269,13 +269,13 @@ def test_stop_lets_the_current_batch_finish(running: Callable[..., Relay], scrip
 
     def wait(message: Message) -> Any:
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return ACCEPTED
 
     answer(scripted, wait)
     put(2)
     relay = running(batch_size=1)
-    assert inside.wait(20)
+    assert inside.wait(60)
     relay.stop()
     go_on.set()
     eventually(lambda: statuses() == {Status.PROCESSED: 1, Status.PENDING: 1})

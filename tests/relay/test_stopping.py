@@ -163,7 +163,7 @@ def test_a_purge_that_waits_for_a_lock_does_not_delay_the_end(run_outbox: StartP
         process = run_outbox("mariadb", "--stop-timeout", "20")
         eventually(lambda: waits_for_a_lock("mariadb"))
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert b": 0 delivered" in errors, "the relay itself had nothing to wait for"
 
@@ -362,7 +362,7 @@ def test_a_relay_that_is_the_first_process_of_a_container_ends_by_a_signal(run_o
     eventually(lambda: OutboxMessage.objects.using("postgresql").processed().exists())
     (relay,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True).stdout.split()
     os.kill(int(relay), signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert b": 1 delivered" in errors
 

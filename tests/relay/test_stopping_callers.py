@@ -92,7 +92,7 @@ class TestCtrlC:
         publishing = process.stdout.readline()
         assert publishing == f"publishing {ids[0]} {ids[1]}\n".encode()
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         assert (output, errors) == (b"interrupted after 2\n", b"")
         assert process.returncode == 0
         assert processed() == 2
@@ -105,7 +105,7 @@ class TestCtrlC:
         time.sleep(2)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=60)
         assert (output, errors) == (b"interrupted after 0\n", b""), "no thread says anything"
         assert process.returncode == 0
         assert processed() == 0

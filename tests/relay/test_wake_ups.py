@@ -51,7 +51,7 @@ def notifications() -> Iterator[Callable[[], list[str]]]:
         # They arrive in the order of the commits.
         with sender.cursor() as cursor:
             cursor.execute("NOTIFY django_outbox, 'the last'")
-        heard = (notification.payload for notification in connection.connection.notifies(timeout=30))
+        heard = (notification.payload for notification in connection.connection.notifies(timeout=60))
         return [*itertools.takewhile(lambda publisher: publisher != "the last", heard)]
 
     yield read
@@ -206,7 +206,7 @@ class TestListening:
         eventually(lambda: relay.tally.processed == 1)
 
     def test_a_full_batch_wakes_another_worker(self, asleep: Callable[..., Relay], scripted: Script):
-        both_at_work = threading.Barrier(2, timeout=20)
+        both_at_work = threading.Barrier(2, timeout=60)
         relay = asleep(workers=2, batch_size=1)
         eventually(listeners)
 

@@ -244,7 +244,7 @@ def in_another_session(work: Any) -> Iterator[None]:
     """Do some work in another thread, to its end."""
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive(), "it waits for a lock"
     yield
 

@@ -268,7 +268,7 @@ def test_a_duplicate_waits_for_the_transaction_of_the_first_message(using: str, 
         with transaction.atomic(using=using):
             first = enqueue("a", 1, message_id=id, using=using)
             result = in_thread(pool, second)
-            assert started.wait(30)
+            assert started.wait(60)
             if using != "default":  # SQLite does not tell who waits.
                 eventually(lambda: someone_waits(observer))
             assert not result.done()

@@ -166,7 +166,7 @@ def test_a_relay_delivers_the_other_keys_while_a_transaction_holds_messages(usin
             start()
             for _ in range(5):
                 written = [id for number in range(10) for id in write(using, key=f"other-{number}")]
-                eventually(lambda: processed(written), seconds=10)  # noqa: B023
+                eventually(lambda: processed(written))  # noqa: B023
             assert not set(scripted.published()) & set(ids)
         eventually(lambda: processed(ids))
     published = scripted.published()

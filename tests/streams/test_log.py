@@ -81,7 +81,7 @@ class Worker:
 
     def receive(self) -> None:
         """Wait until the log has brought something."""
-        assert self.woken.wait(5)
+        assert self.woken.wait(60)
         self.woken.clear()
 
     def deliver_until(self, delivers: Callable[[], bool]) -> None:
@@ -523,7 +523,7 @@ def test_a_message_that_is_committed_just_before_the_log_begins_is_delivered(
     start = LogReader.start
 
     def start_later(self: LogReader, slot: str, table: int) -> None:
-        assert begins.wait(30)
+        assert begins.wait(60)
         start(self, slot, table)
 
     monkeypatch.setattr(LogReader, "start", start_later)
@@ -561,7 +561,7 @@ def committing(cursor: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        thread.join(30)
+        thread.join(60)
 
 
 def begin(cursor: Any) -> int:

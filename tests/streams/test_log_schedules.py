@@ -77,7 +77,7 @@ class LogSchedule(Schedule):
             committed = {number for numbers in self.broker.committed.values() for number in numbers}
             return {number for number, count in self.broker.done.items() if count} >= committed
 
-        eventually(is_delivered, "all is delivered", seconds=10)
+        eventually(is_delivered, "all is delivered")
         for relay in RELAYS:
             self.deliver(relay, 50, [])
 

@@ -130,14 +130,14 @@ def delivering() -> Iterator[threading.Event]:
     class Slow(ScriptedPublisher):
         def publish(self, messages: Any) -> Any:
             claimed.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             return super().publish(messages)
 
     def deliver() -> None:
         PublishedBatches(publisher=Slow("default"), source=source(), settings=get_settings()).deliver(2000)
 
     with in_thread(deliver):
-        assert claimed.wait(20)
+        assert claimed.wait(60)
         try:
             yield go_on
         finally:

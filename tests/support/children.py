@@ -114,7 +114,7 @@ class Nursery:
             child.kill()
         assert self._reaper.stdin is not None
         self._reaper.stdin.close()
-        self._reaper.wait(30)
+        self._reaper.wait(60)
 
     def _tell(self, line: str) -> None:
         assert self._reaper.stdin is not None
@@ -198,7 +198,7 @@ class Child:
                 os.kill(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self.wait(30)
+        self.wait(60)
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()

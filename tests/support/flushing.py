@@ -48,7 +48,7 @@ def _end_reports() -> None:
     """Wait for reports that a relay left behind because its database was slow: they would be rows of the next test."""
     for thread in threading.enumerate():
         if thread.name == "outbox-reports":
-            thread.join(10)
+            thread.join(60)
 
 
 def _filled_tables(connection: BaseDatabaseWrapper) -> list[str]:

@@ -50,7 +50,7 @@ def pgbouncer(database: Mapping[str, Any], mode: str) -> Iterator[int]:
             yield port
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def _accepts(port: int, database: Mapping[str, Any]) -> bool:

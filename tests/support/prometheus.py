@@ -124,7 +124,7 @@ class Prometheus:
     def _end(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(60)

@@ -40,7 +40,7 @@ class Proxies:
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the thread, and wait until it is done."""
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def call(self, work: Callable[[], None]) -> None:
         """Have something done in the thread soon."""

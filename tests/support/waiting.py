@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def eventually(condition: Callable[[], Any], what: str = "the condition came true", *, seconds: float = 30) -> Any:
+def eventually(condition: Callable[[], Any], what: str = "the condition came true", *, seconds: float = 60) -> Any:
     """Poll until the condition is true, and return its result; `what` is named if it stays false."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):

@@ -139,7 +139,7 @@ class Cluster:
                 if broker.process.code is not None:
                     raise SuiteError(f"Kafka ended with {broker.process.code}:\n{broker.process.tail()}")
             try:
-                return len(admin.list_topics(timeout=1).brokers) == len(self.brokers)
+                return len(admin.list_topics(timeout=5).brokers) == len(self.brokers)
             except KafkaException:
                 return False
 
