@@ -23,10 +23,8 @@ from django_outbox.models import StreamPosition
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import LogSource, log, snapshot
-from django_outbox.stores import get_store
 from django_outbox.stores.log import CREATE_PUBLICATION, Inspection, LogStream
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
-from tests.conftest import ALIASES
 from tests.streams.conftest import LOG, execute
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
@@ -483,15 +481,6 @@ def test_the_check_names_what_prevents_that_the_log_is_read(
             execute(statement)
     assert [warning.id for warning in found] == [f"django_outbox.{id}" for id in ids]
     assert found[0].hint
-
-
-@pytest.mark.django_db(transaction=True, databases=ALIASES)
-def test_the_check_names_the_wal_level_of_a_server_that_does_not_decode_its_log():
-    with connections["postgresql"].cursor() as cursor:
-        cursor.execute("SHOW wal_level")
-        decodes = cursor.fetchone() == ("logical",)
-    obstacles = LogStream(get_store(connections["postgresql"]), "default").find_obstacles(1)
-    assert ("W054" in {obstacle.check for obstacle in obstacles}) is not decodes
 
 
 @pytest.mark.parametrize("problem", ["wal_level", "publication"])
