@@ -14,6 +14,6 @@ A message meets these modules, in this order:
 
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.relay import Relay
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import Tally
 
 __all__ = ["Limits", "Relay", "Tally"]

@@ -15,8 +15,7 @@ from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.isolation import isolate
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import Source
-from django_outbox.relay.tally import Tally
-from django_outbox.relay.waves import publish_in_waves
+from django_outbox.relay.state import Tally
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
 from django_outbox.text import counted
@@ -45,6 +44,27 @@ class Batch:
     def contents(self) -> list[Message]:
         """The messages, and what could be read of the other rows."""
         return [*self.messages, *(row.message for row in self.unreadable)]
+
+    def count(self, decided: "Decided") -> Tally:
+        """Return the counts of its rows, whose new states are committed; rows without one went back as they were."""
+        claimed, size = len(self.claim.messages), sum(len(message.payload) for message in self.contents)
+        settlement = decided.settlement
+        processed = len(settlement.processed)
+        if processed == claimed:
+            return Tally(claimed=claimed, size=size, processed=processed)
+        outages = [outcome.error for outcome in decided.outcomes if outcome.verdict is Verdict.UNANSWERED]
+        failed, retried, unanswered = len(settlement.failed), len(settlement.retried), len(outages)
+        return Tally(
+            claimed=claimed,
+            size=size,
+            processed=processed,
+            failed=failed,
+            retried=retried,
+            unanswered=unanswered,
+            blocked=claimed - processed - failed - retried - unanswered,
+            unreadable=len(self.unreadable),
+            outage=outages[0] if outages else "",
+        )
 
 
 class Decided(NamedTuple):
@@ -120,8 +140,9 @@ class Batches(abc.ABC):
             batch = self._sort(claim)
             decided = publish(batch.messages) if batch.messages else Decided.blocked(0)
             recorder.published(batch.messages, decided.outcomes)
-            settlement = self._settle(batch, decided)
-        return recorder.settled(len(claim.messages), batch.contents, settlement, unreadable=len(batch.unreadable))
+            decided = self._settle(batch, decided)
+        recorder.settled(len(claim.messages), batch.contents, decided.settlement)
+        return batch.count(decided)
 
     def _sort(self, claim: Claim) -> Batch:
         """Find the rows that are not to be published, and those that wait for one of them."""
@@ -202,7 +223,7 @@ class Batches(abc.ABC):
         """Return the entry of a message that takes precedence over `RETRY`."""
         return None
 
-    def _settle(self, batch: Batch, decided: Decided) -> Settlement:
+    def _settle(self, batch: Batch, decided: Decided) -> Decided:
         """Copy what failed to the dead letters, and write and return the new states of all rows of a batch."""
         alias, is_late = self.publisher.alias, self.source.is_late
         copied = copy_failed(self.dead_letters, decided.failed, alias, is_late=is_late) if decided.failed else ()
@@ -212,7 +233,7 @@ class Batches(abc.ABC):
             failed.append(Failed(row.id, row.reason, UNREADABLE, blocks_key))
         settlement = replace(decided.settlement, failed=failed, held=batch.held)
         self.source.settle(batch.claim, settlement)
-        return settlement
+        return decided._replace(settlement=settlement)
 
     def _leave_late(self, messages: Sequence[Message]) -> Decided:
         """Leave a batch as it is: its time is half over, and another relay may have the messages already."""
@@ -266,3 +287,64 @@ class PublishedBatches(Batches):
     def _may_not_begin(self) -> bool:
         """Return whether no further call of the publisher may begin: half of the claim timeout is over as well."""
         return self.is_stopping() or self.source.is_late
+
+
+def publish_in_waves(
+    publish: Callable[[Sequence[Message]], Sequence[Outcome]],
+    messages: Sequence[Message],
+    *,
+    failed_blocks_key: bool,
+    may_not_begin: Callable[[], bool] = lambda: False,
+) -> list[Outcome]:
+    """Publish so that two messages with the same key are never in flight together, and each key stays in order.
+
+    The first wave contains all messages without a key and the first message of each key. Each further wave contains the
+    next message of each key whose previous message does not block it. A message is blocked, and not published, if an
+    earlier one of its key is not accepted, after a wave with an unanswered message, and once no further wave may begin.
+
+    Args:
+        publish: sends a wave to the broker and returns an outcome for each message.
+        messages: the batch, with the messages of each key in order.
+        failed_blocks_key: whether a rejected message blocks its key, as a deferred one does.
+        may_not_begin: called before each wave but the first.
+
+    Returns:
+        One outcome per message, in the order of `messages`.
+    """
+    outcomes: list[Outcome] = [BLOCKED] * len(messages)
+    passing = {Verdict.ACCEPTED} if failed_blocks_key else {Verdict.ACCEPTED, Verdict.REJECTED}
+    blocked_keys: set[str] = set()
+    for candidates in _split_into_waves(messages):
+        wave = candidates
+        if blocked_keys:
+            wave = [index for index in candidates if messages[index].key not in blocked_keys]
+        if not wave:
+            continue
+        outage = False
+        for index, outcome in zip(wave, publish([messages[index] for index in wave]), strict=True):
+            outcomes[index] = outcome
+            if outcome is ACCEPTED or outcome.verdict in passing:
+                continue
+            blocked_keys.add(messages[index].key)
+            outage = outage or outcome.verdict is Verdict.UNANSWERED
+        if outage or may_not_begin():
+            break
+    return outcomes
+
+
+def _split_into_waves(messages: Sequence[Message]) -> list[list[int]]:
+    """Return the indexes of the first messages of all keys, of the second ones, and so on.
+
+    Messages without a key are in the first wave.
+    """
+    waves: list[list[int]] = [[]]
+    counts: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        key = message.key
+        place = counts.get(key, 0)
+        if key:
+            counts[key] = place + 1
+            if place == len(waves):
+                waves.append([])
+        waves[place].append(index)
+    return waves

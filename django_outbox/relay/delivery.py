@@ -16,8 +16,7 @@ from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
 from django_outbox.relay.sources import LogSource, SnapshotSource, Source, TableSource
-from django_outbox.relay.state import RelayState
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import RelayState, Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
 from django_outbox.text import describe
@@ -142,7 +141,7 @@ def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Bat
         "settings": state.settings,
         "dead_letters": state.dead_letters,
         "paused_types": partial(state.pauses.paused_types, publisher.alias),
-        "is_stopping": state.is_stopping,
+        "is_stopping": lambda: state.stopping,
     }
     if not isinstance(publisher, TransactionalPublisher):
         return PublishedBatches(publisher=publisher, **options)

@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.db.transactions import Savepoint, TransactionBroken
 from django_outbox.exceptions import TransactionTimeout
 from django_outbox.handlers.calls import NotRun, finish
 from django_outbox.logs import logger
@@ -29,7 +30,6 @@ from django_outbox.messages import (
     set_aside,
 )
 from django_outbox.relay.batch import Batches, Decided
-from django_outbox.relay.savepoints import Savepoint, TransactionBroken
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import Claim, Store, get_store
 from django_outbox.text import describe, is_interrupt
@@ -150,7 +150,7 @@ class HandledMessages(Batches):
         (outcome,) = decided.outcomes
         try:
             self.publisher.record_failure(message, outcome, final=bool(decided.failed), using=self.source.using)
-            savepoint.release()
+            savepoint.release(self._store.check_constraints)
         except TransactionBroken as error:
             raise TransactionLost(message, error, outcome) from error
         except BaseException as error:
@@ -187,7 +187,7 @@ class HandledMessages(Batches):
             try:
                 outcome = read_outcome(deliver(self.source.using))
                 if outcome is ACCEPTED:
-                    savepoint.release()
+                    savepoint.release(self._store.check_constraints)
                 else:
                     savepoint.roll_back()
             except TransactionBroken as error:

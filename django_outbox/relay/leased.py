@@ -24,8 +24,8 @@ from django_outbox.relay.handling import (
 )
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import Source
-from django_outbox.relay.tally import Tally
-from django_outbox.stores import Lease, Settlement
+from django_outbox.relay.state import Tally
+from django_outbox.stores import Lease
 from django_outbox.text import describe, is_interrupt
 from django_outbox.threads import own_connection
 
@@ -61,25 +61,27 @@ class LeasedMessages(HandledMessages):
                 recorder.claimed(1)
                 batch = self._sort(claim)
                 lease = self.source.lease(batch.messages[0]) if batch.messages else None
-                settlement = Settlement() if batch.messages else self._settle(batch, Decided.blocked(0))
+                decided = Decided.blocked(1) if batch.messages else self._settle(batch, Decided.blocked(0))
             if lease is not None:
                 with _Keeper(lease, batch.messages[0], self.publisher.alias, self.source) as keeper:
-                    settlement = self._handle_leased(batch, keeper, recorder)
+                    decided = self._handle_leased(batch, keeper, recorder)
             elif batch.messages:
                 # Another relay works on the key of this message.
                 continue
-            return recorder.settled(1, batch.contents, settlement, unreadable=len(batch.unreadable))
+            recorder.settled(1, batch.contents, decided.settlement)
+            return batch.count(decided)
         return Tally()
 
-    def _handle_leased(self, batch: Batch, keeper: "_Keeper", recorder: Recorder) -> Settlement:
+    def _handle_leased(self, batch: Batch, keeper: "_Keeper", recorder: Recorder) -> Decided:
         """Let the publisher handle a message, and store its result.
 
         Raises:
             Error: the database is unavailable, and the lease may have ended.
         """
         if self.is_stopping() or not keeper.holds():
-            recorder.published(batch.messages, self._leave().outcomes)
-            return Settlement()
+            decided = self._leave()
+            recorder.published(batch.messages, decided.outcomes)
+            return decided
         decide = self._work(keeper.message)
         for failures in itertools.count():
             try:
@@ -122,7 +124,7 @@ class LeasedMessages(HandledMessages):
 
     def _store_result(
         self, batch: Batch, keeper: "_Keeper", decide: Callable[[], Decided], recorder: Recorder
-    ) -> Settlement:
+    ) -> Decided:
         """Decide the new state of a message in the transaction that writes it, unless its lease was lost."""
         with (
             keeper.pausing() as lease,

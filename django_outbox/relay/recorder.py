@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
-from django_outbox.messages import Message, Outcome, Verdict
-from django_outbox.relay.tally import Tally
+from django_outbox.messages import Message, Outcome
 from django_outbox.signals import Failure, batch_settled, messages_failed, messages_recovered, phase_finished, send
 from django_outbox.stores import Settlement
 from django_outbox.text import MAX_IDS, counted, some_ids
@@ -44,14 +43,13 @@ class Recorder:
             self._publishing_ended_ns = time.time_ns()
             self._publish_seconds = self._finish_phase("publish", len(messages))
 
-    def settled(self, count: int, batch: Sequence[Message], settlement: Settlement, *, unreadable: int) -> Tally:
-        """Record the new states, which are committed, and return the counts.
+    def settled(self, count: int, batch: Sequence[Message], settlement: Settlement) -> None:
+        """Record the new states of the claimed rows, which are committed.
 
         Args:
             count: number of claimed rows.
             batch: their messages.
             settlement: the new states; messages that it does not name went back as they were.
-            unreadable: number of rows that are not messages.
         """
         self._finish_phase("settle", count)
         if batch_settled.receivers:
@@ -60,24 +58,8 @@ class Recorder:
             send(batch_settled, using=self._using, publisher=alias, counts=counts, seconds=seconds)
         signal_settled(self._publisher.alias, self._using, batch, settlement)
         trace_published(lambda: self._spans(settlement))
-        processed = len(settlement.processed)
-        size = sum(len(message.payload) for message in batch)
-        if processed == count:
-            return Tally(claimed=count, size=size, processed=processed)
-        self._log(settlement)
-        outages = [outcome.error for outcome in self._outcomes if outcome.verdict is Verdict.UNANSWERED]
-        failed, retried, unanswered = len(settlement.failed), len(settlement.retried), len(outages)
-        return Tally(
-            claimed=count,
-            size=size,
-            processed=processed,
-            failed=failed,
-            retried=retried,
-            unanswered=unanswered,
-            blocked=count - processed - failed - retried - unanswered,
-            unreadable=unreadable,
-            outage=outages[0] if outages else "",
-        )
+        if len(settlement.processed) < count:
+            self._log(settlement)
 
     def _finish_phase(self, phase: str, count: int) -> float:
         now = time.perf_counter()

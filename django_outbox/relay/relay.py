@@ -22,8 +22,7 @@ from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import announcing, reporting
-from django_outbox.relay.state import RelayState
-from django_outbox.relay.tally import Budget, Tally
+from django_outbox.relay.state import Budget, RelayState, Tally
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import DrainingWorker, keep_running
@@ -117,11 +116,6 @@ class Relay:
     def tally(self) -> Tally:
         """The counts of messages so far, by result."""
         return self._state.budget.tally
-
-    @property
-    def outage(self) -> str:
-        """The reason why a publisher's last batch could not be delivered; blank if all publishers are available."""
-        return self._state.breakers.outage
 
     @property
     def open_batches(self) -> int:

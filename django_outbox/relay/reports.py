@@ -13,8 +13,7 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.deployment import find_unknown_publishers
 from django_outbox.logs import logger
 from django_outbox.models import DeliveryCount
-from django_outbox.relay.state import RelayState
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import RelayState, Tally
 from django_outbox.service import announcements, heartbeats
 from django_outbox.service.announcements import Life
 from django_outbox.service.heartbeats import Reporter

@@ -23,7 +23,7 @@ from django_outbox.relay.handling import (
     TransactionLost,
     refresh_other_connections,
 )
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import Tally
 from django_outbox.text import describe
 
 LOCK_PATIENCE = 1.0

@@ -5,7 +5,7 @@ import time
 from typing import ClassVar
 
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.relay.breaker import Permit
+from django_outbox.relay.breakers import Permit
 from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
 from django_outbox.relay.state import RelayState
 from django_outbox.service.restarting import restart_on_crash

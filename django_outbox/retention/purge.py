@@ -18,7 +18,7 @@ from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
-from django_outbox.stores.cursor import Position
+from django_outbox.stores.claiming import Position
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.removal import PROCESSED, Page, Removal
 from django_outbox.stores.stream import Stream

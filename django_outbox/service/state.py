@@ -63,9 +63,6 @@ class ServiceState:
             return "stopping"
         return ", ".join(f"{outage.name} unavailable" for outage in self.outages.current)
 
-    def is_stopping(self) -> bool:
-        return self.stopping
-
     def pause(self, seconds: float) -> None:
         """Wait; return early if the process is stopping."""
         end = time.monotonic() + seconds

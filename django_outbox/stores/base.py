@@ -17,8 +17,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
-from django_outbox.stores.cursor import Cursor
-from django_outbox.stores.heads import BatchReader, read_batch
+from django_outbox.stores.claiming import BatchReader, Cursor
 from django_outbox.stores.locks import Lease, lease_number, take_lease
 from django_outbox.stores.rows import Claim, Held, NewRow, Purged, Settlement, error_rows, read_messages
 from django_outbox.stores.timeline import Piece
@@ -395,7 +394,7 @@ class LockingStore(Store):
         transactional: bool = False,
     ) -> Iterator[Claim]:
         with self.transaction(max_seconds, transactional=transactional):
-            yield Claim(read_messages(read_batch(self, publisher, cursor, limit=limit, max_bytes=max_bytes)))
+            yield Claim(read_messages(cursor.read_batch(self, publisher, limit=limit, max_bytes=max_bytes)))
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:

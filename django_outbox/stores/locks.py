@@ -6,7 +6,6 @@ later messages of its key, and pay nothing for that.
 """
 
 import datetime
-import zlib
 from collections.abc import Collection
 
 from django.db import transaction
@@ -15,6 +14,7 @@ from django.db.models import QuerySet
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import KeyLock, OutboxMessage
+from django_outbox.stores.claiming import lock_number
 from django_outbox.stores.clock import boot_time, read_clock
 
 KEY_LOCKS = 1024
@@ -25,11 +25,6 @@ FIRST_PARTITION = 2**31
 
 LOOK_AGAIN = datetime.timedelta(seconds=1)
 """Time after which a message is due again if another relay has its lease."""
-
-
-def lock_number(publisher: str, number: int) -> int:
-    """Return the number of the `KeyLock` for one slot or partition of a publisher's keys, which is below 2**32."""
-    return (1 + zlib.crc32(publisher.encode()) % 2**30) * 2**32 + number
 
 
 def lease_number(publisher: str, id: int, partition: int) -> int:

@@ -10,19 +10,21 @@ from django.db import DatabaseError
 
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
-from django_outbox.stores.cursor import Cursor, Span
-from django_outbox.stores.heads import (
+from django_outbox.stores.claiming import (
     SLOT_BITS,
     SLOT_SIZE,
     SLOTS,
+    Cursor,
     OwnedHeads,
     Queued,
     Row,
+    Span,
     choose,
     first_within,
     is_spared,
+    lock_number,
 )
-from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers, lock_number
+from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Claim, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
 
@@ -307,7 +309,7 @@ class MySQLStore(LockingStore):
                 claim = stack.enter_context(begin())
             except _NoSlots:
                 self._add_slots(publisher)
-                cursor.undo_claim()
+                cursor.undo()
                 claim = stack.enter_context(begin())
             yield claim
 

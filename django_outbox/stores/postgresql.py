@@ -13,8 +13,7 @@ from django.db import OperationalError, transaction
 
 from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
-from django_outbox.stores.cursor import SPARED, Span
-from django_outbox.stores.heads import SLOT_BITS, SLOT_SIZE, OwnedHeads, Row
+from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, OwnedHeads, Row, Span
 from django_outbox.stores.locks import key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, NewRow, Purged
 from django_outbox.stores.timeline import Fresh

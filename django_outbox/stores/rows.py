@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 from django.utils.dateparse import parse_datetime
 
 from django_outbox.messages import MAX_ERROR_LENGTH, Message, Unreadable
-from django_outbox.stores.heads import SIZE, Row
+from django_outbox.stores.claiming import SIZE, Row
 from django_outbox.text import describe, shorten
 
 MAX_REASON_LENGTH = 300

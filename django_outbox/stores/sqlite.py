@@ -13,10 +13,9 @@ from django.db import OperationalError, transaction
 from django_outbox.logs import logger
 from django_outbox.models import HELD_BY_PAUSE, MAX_HISTORY
 from django_outbox.stores.base import CHANGED, Store, report_lost
+from django_outbox.stores.claiming import SIZE, Cursor, OwnedHeads, Queued, Row, Span, choose, lock_number
 from django_outbox.stores.clock import boot_time
-from django_outbox.stores.cursor import Cursor, Span
-from django_outbox.stores.heads import SIZE, OwnedHeads, Queued, Row, choose, read_batch
-from django_outbox.stores.locks import FIRST_PARTITION, lock_number
+from django_outbox.stores.locks import FIRST_PARTITION
 from django_outbox.stores.rows import (
     MAX_HISTORY_ERROR_LENGTH,
     Claim,
@@ -295,7 +294,7 @@ class SQLiteStore(Store):
             cursor.mark_exhausted()
             yield Claim([])
             return
-        read = partial(read_batch, self, publisher, cursor, limit=limit, max_bytes=max_bytes)
+        read = partial(cursor.read_batch, self, publisher, limit=limit, max_bytes=max_bytes)
         if transactional:
             with self.transaction(max_seconds, transactional=True):
                 yield Claim(read_messages(read()))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
-from django_outbox.stores.heads import Row
+from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
 from django_outbox.stores.rows import Purged
 

@@ -18,7 +18,7 @@ from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.relay.handling import LOST, TransactionLost
 from django_outbox.relay.sources import TableSource
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from tests.conftest import ALIASES, LOCKING, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias, end_session, kill

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from django_outbox.relay.breaker import Breaker, Permit, State
+from django_outbox.relay.breakers import Breaker, Permit, State
 from django_outbox.relay.limits import LIMITS
 
 OUTAGE_WAIT, TRIAL_SIZE = LIMITS.outage_wait, LIMITS.trial_size

@@ -98,7 +98,7 @@ class TestPausedPublisher:
     def test_leaves_the_circuit_breaker_and_the_attempts_alone(self, using: str):
         put(2, using)
         pause("default", using=using)
-        assert drain(using).outage == ""
+        assert drain(using).outages == []
         assert {message.attempts for message in OutboxMessage.objects.using(using)} == {0}
 
 

@@ -109,7 +109,7 @@ def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
     try:
         relay = running()
         eventually(lambda: len(opened) > 2)
-        assert relay.outage
+        assert relay.outages
         assert_others_go_on()
     finally:
         breaker_changed.disconnect(note)
@@ -118,7 +118,7 @@ def test_a_batch_without_a_single_outcome_is_an_outage_of_its_publisher_only(
     assert set(OutboxMessage.objects.filter(publisher="bad").values_list("attempts", "error")) == {(0, "")}
     publish_by(lambda messages: [ACCEPTED] * len(messages))
     eventually(lambda: processed("bad") == 5)
-    eventually(lambda: relay.outage == "")
+    eventually(lambda: relay.outages == [])
 
 
 def test_a_drain_gives_up_an_outage_without_a_reason():

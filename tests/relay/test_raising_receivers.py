@@ -15,7 +15,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_l
 from django_outbox.models import Status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import Tally
 from django_outbox.signals import breaker_changed, messages_failed, messages_recovered, phase_finished
 from tests.support.messages import put
 from tests.support.misbehaviour import (

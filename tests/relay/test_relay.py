@@ -17,7 +17,7 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.models import Status
 from django_outbox.relay import Relay
-from django_outbox.relay.tally import Tally
+from django_outbox.relay.state import Tally
 from django_outbox.signals import phase_finished
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import end_other_sessions, statements_of_new_connections
@@ -247,10 +247,10 @@ def test_a_running_relay_survives_an_outage_of_the_broker(running: Callable[...,
     relay = running()
     put(5)
     eventually(lambda: len(scripted.batches) > 6)
-    assert relay.outage == "the broker is away"
+    assert [outage.reason for outage in relay.outages] == ["the broker is away"]
     answer(scripted, lambda message: ACCEPTED)
     eventually(lambda: relay.tally.processed == 5)
-    eventually(lambda: relay.outage == "")
+    eventually(lambda: relay.outages == [])
     assert set(OutboxMessage.objects.values_list("attempts", flat=True)) == {1}
 
 

@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage
 from django_outbox.retention.purge import PURGE_SWEEP_INTERVAL, purge
-from django_outbox.stores import cursor as cursors
-from django_outbox.stores.cursor import Position
+from django_outbox.stores import claiming
+from django_outbox.stores.claiming import Position
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias, isolation
 from tests.support.messages import Clock, ago, count, rows, write
@@ -37,7 +37,7 @@ def processed(using: str, count: int, **age: float) -> list[int]:
 @pytest.fixture
 def expensive_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sweep counts as one that took long: the next one comes after the longest interval."""
-    monkeypatch.setattr(cursors, "CHEAP_SWEEP", -3600.0)
+    monkeypatch.setattr(claiming, "CHEAP_SWEEP", -3600.0)
 
 
 def outbox(**settings: Any) -> Any:

@@ -120,9 +120,9 @@ def test_an_idle_relay_notices_that_an_outage_is_over(using: str, monkeypatch: p
     monkeypatch.setattr(ScriptedPublisher, "prepare", lambda _: reasons[0])
     with relays_in_threads(using=using, poll_interval=0.05) as start:
         relay = start()
-        eventually(lambda: relay.outage == "cannot connect")
+        eventually(lambda: [outage.reason for outage in relay.outages] == ["cannot connect"])
         del reasons[0]
-        eventually(lambda: relay.outage == "")
+        eventually(lambda: relay.outages == [])
 
 
 def test_a_drain_of_two_publishers_settles_as_many_messages_as_it_may(using: str):

@@ -17,9 +17,8 @@ from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.messages import ACCEPTED, Message, unanswered
 from django_outbox.rates import SPARING
 from django_outbox.relay import Relay
-from django_outbox.stores import Settlement, get_store
-from django_outbox.stores import cursor as cursors
-from django_outbox.stores.cursor import Cursor, Position
+from django_outbox.stores import Settlement, claiming, get_store
+from django_outbox.stores.claiming import Cursor, Position
 from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 @pytest.fixture
 def expensive_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sweep counts as one that took long: the next one comes after the longest interval."""
-    monkeypatch.setattr(cursors, "CHEAP_SWEEP", -3600.0)
+    monkeypatch.setattr(claiming, "CHEAP_SWEEP", -3600.0)
 
 
 class TestPosition:
@@ -94,7 +93,7 @@ class TestLateMessages:
         assert self.claim(using, cursor) == ["late"]
 
     def test_a_drain_does_not_end_before_a_sweep(self, using: str, monkeypatch: pytest.MonkeyPatch, scripted: Script):
-        monkeypatch.setattr(cursors, "MAX_SWEEP_INTERVAL", 0.3)
+        monkeypatch.setattr(claiming, "MAX_SWEEP_INTERVAL", 0.3)
         with another_alias(using) as other:
             transaction.set_autocommit(False, using=other)
             enqueue("t", "late", using=other)

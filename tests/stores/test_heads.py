@@ -1,24 +1,28 @@
 """The claim's algorithm: which partitions it owns, and which messages of them it reads."""
 
 from collections.abc import Collection
+from typing import Any
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_outbox.stores import heads
-from django_outbox.stores.cursor import LAST_PARTITION, MAX_HEADS_INTERVAL, SPARED, Cursor, Span
-from django_outbox.stores.heads import (
+from django_outbox.stores import claiming
+from django_outbox.stores.claiming import (
+    LAST_PARTITION,
+    MAX_HEADS_INTERVAL,
     SLOT_BITS,
     SLOT_SIZE,
     SLOTS,
+    SPARED,
     BatchReader,
+    Cursor,
     OwnedHeads,
     Queued,
+    Span,
     choose,
     is_spared,
-    own_partitions,
 )
 from tests.support.messages import Clock
 
@@ -54,7 +58,7 @@ class Table(BatchReader):
 
 class TestOwnPartitions:
     def find(self, table: Table, cursor: Cursor, limit: int) -> list[int]:
-        return own_partitions(table, "default", cursor, limit=limit)
+        return cursor.own_partitions(table, "default", limit=limit)
 
     def test_a_listing_continues_after_the_last_partition_and_starts_over_at_the_end(self):
         table, cursor = Table(dict.fromkeys(range(1, 8), True)), Cursor(after=4)
@@ -73,7 +77,7 @@ class TestOwnPartitions:
         assert all(self.find(table, cursor, 100) == [5] for _ in range(3 * SPARED))
 
     def test_many_waiting_heads_cost_a_claim_a_bounded_number_of_steps(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(heads, "MAX_STEPS", 100)
+        monkeypatch.setattr(claiming, "MAX_STEPS", 100)
         table, cursor = Table(dict.fromkeys(range(1, 1000), False)), Cursor(after=500)
         assert self.find(table, cursor, 10) == []
         assert not cursor.complete
@@ -117,9 +121,15 @@ class TestOwnPartitions:
     def test_the_next_listing_is_put_off_by_the_time_that_this_one_wasted(self, seconds: float, due: int, pause: float):
         clock = Clock()
         cursor = Cursor(after=0, clock=clock)
-        cursor.begin_listing()
-        clock.now += seconds
-        cursor.end_listing(steps=100, owned=due)
+        table = Table({partition: partition <= due for partition in range(1, 101)})
+        list_heads = table.own_heads
+
+        def take_time(*args: Any, **options: Any) -> OwnedHeads:
+            clock.now += seconds
+            return list_heads(*args, **options)
+
+        with mock.patch.object(table, "own_heads", take_time):
+            assert len(cursor.own_partitions(table, "default", limit=1000, spare=False)) == due
         allowed = []
         for moment in (clock.now, clock.now + 0.99 * pause, clock.now + 1.01 * pause):
             clock.now = moment

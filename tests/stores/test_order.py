@@ -10,9 +10,8 @@ from django.db import connections
 from django_outbox import OutboxMessage
 from django_outbox.db.fields import partition_of
 from django_outbox.retention import discard
-from django_outbox.stores import cursor as cursors
-from django_outbox.stores.cursor import LAST_PARTITION, MAX_HEADS_INTERVAL, SPARED, Cursor
-from django_outbox.stores.heads import SLOT_BITS
+from django_outbox.stores import claiming
+from django_outbox.stores.claiming import LAST_PARTITION, MAX_HEADS_INTERVAL, SLOT_BITS, SPARED, Cursor
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias
 from tests.support.messages import Clock, claim, claimed_ids, from_the_start, row, settle, write
@@ -244,7 +243,7 @@ class TestFruitlessListings:
 
     @pytest.fixture(autouse=True)
     def listings_are_expensive(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cursors, "CHEAP_HEADS", -3600.0)
+        monkeypatch.setattr(claiming, "CHEAP_HEADS", -3600.0)
 
     def test_listings_are_put_off_while_there_are_unkeyed_messages(self, using: str, clock: Clock):
         cursor = from_the_start(clock=clock)

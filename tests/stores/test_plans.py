@@ -17,7 +17,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_outbox import OutboxMessage
 from django_outbox.stores import mysql, postgresql, sqlite
-from django_outbox.stores.heads import MANY_PARTITIONS, SLOT_SIZE
+from django_outbox.stores.claiming import MANY_PARTITIONS, SLOT_SIZE
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
 from tests.support.databases import another_alias
 from tests.support.messages import claim, claimed_ids, settle, store_of

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.relay import Relay
-from django_outbox.stores import cursor as cursors
-from django_outbox.stores import heads, timeline
-from django_outbox.stores.cursor import Cursor, Span
-from django_outbox.stores.heads import SIZE, BatchReader, OwnedHeads, Row, read_keyed
+from django_outbox.stores import claiming, timeline
+from django_outbox.stores.claiming import SIZE, BatchReader, Cursor, OwnedHeads, Row, Span
 from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
@@ -103,7 +101,7 @@ class Worker:
         self.cursor.timeline = Timeline(clock)
 
     def claim(self, *, settles: bool = True) -> int:
-        rows = read_keyed(self.table, "default", self.cursor, limit=8, max_bytes=10**6)
+        rows = self.cursor.read_keyed(self.table, "default", limit=8, max_bytes=10**6)
         if settles:
             for row in rows:
                 del self.table.messages[row[0]]
@@ -162,7 +160,7 @@ STEPS = st.one_of(
 def small_pieces() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "FEW_ROWS", -1)
-        for module in (timeline, heads):
+        for module in (timeline, claiming):
             patch.setattr(module, "MAX_ROWS", 4)
             patch.setattr(module, "SWEEP_ROWS", 5)
         yield
@@ -246,8 +244,8 @@ pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Many keys wait, compared with what a listing of heads takes; the clock of a cursor."""
-    monkeypatch.setattr(heads, "MAX_STEPS", WAITING // 6)
-    monkeypatch.setattr(cursors, "MANY_WAITING", WAITING // 10, raising=False)
+    monkeypatch.setattr(claiming, "MAX_STEPS", WAITING // 6)
+    monkeypatch.setattr(claiming, "MANY_WAITING", WAITING // 10, raising=False)
     return Clock()
 
 

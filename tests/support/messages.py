@@ -11,7 +11,7 @@ from django_outbox import enqueue, enqueue_many
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Claim, Failed, Retried, Settlement, get_store
 from django_outbox.stores.base import Store
-from django_outbox.stores.cursor import Cursor
+from django_outbox.stores.claiming import Cursor
 
 GENEROUS = {"limit": 1000, "max_bytes": 1024**3, "max_seconds": 120.0}
 

@@ -11,8 +11,8 @@ from django_outbox.messages import Message
 from django_outbox.relay.sources.base import Source
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Claim, Lease, Settlement, Store, get_store
+from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.clock import boot_time
-from django_outbox.stores.cursor import Cursor
 
 
 class TableSource(Source):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from django_outbox.db.transactions import Savepoint
 from django_outbox.relay.handling import HandledMessages
-from django_outbox.relay.savepoints import Savepoint
 from django_outbox.relay.sources import TableSource
 from django_outbox.signals import phase_finished
 from django_outbox.stores import Claim

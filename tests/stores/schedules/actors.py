@@ -6,7 +6,7 @@ from typing import Any
 
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import Claim, Failed, Retried, Settlement
-from django_outbox.stores.cursor import Cursor
+from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.timeline import Timeline
 from tests.stores.schedules.model import Entry, Hand, Outcome
 

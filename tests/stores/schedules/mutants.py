@@ -9,8 +9,7 @@ import pytest
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import mysql, postgresql, sqlite
 from django_outbox.stores.base import LockingStore
-from django_outbox.stores.cursor import Span
-from django_outbox.stores.heads import OwnedHeads
+from django_outbox.stores.claiming import OwnedHeads, Span
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.stores.schedules.model import Outcome

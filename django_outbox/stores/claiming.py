@@ -1,0 +1,486 @@
+"""The claim's algorithm: which messages it reads, how a relay comes to own their keys, and where the next claim begins.
+
+The hash of a key is its partition, and the partitions are divided into `SLOTS` ranges, the slots. A relay owns a key
+while it holds the lock of the key's slot. That lock is on a number, not on a message, so ownership does not change
+while messages of the key arrive late, are requeued or are deleted.
+
+The oldest undelivered message of a partition is its head. A claim lists the heads in the order of their partitions, one
+step for each partition however many messages it has. It locks the slot of the first head that is due; if another relay
+holds that slot, one step leads past all of it.
+
+Each claim continues where the last one ended, so that every key gets its share. While any transaction holds an old
+snapshot, the database cannot remove the index entries of processed messages. They lie before the entries of due
+messages, and a claim from the beginning steps over all of them: 5 ms became 29 ms after 200,000 messages in a
+measurement on PostgreSQL 15, and it keeps growing. A claim that begins where the last one ended does not meet them. But
+a message that was enqueued earlier and committed later, or that another relay gave back, lies before that position. A
+claim is therefore a sweep, which reads from the beginning, as long as that is cheap; otherwise sweeps take a bounded
+share of the time.
+"""
+
+import abc
+import itertools
+import random
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from django_outbox.rates import Throttle
+from django_outbox.stores.timeline import (
+    CHEAP_ROW,
+    CHEAP_SWEEP,
+    MAX_ROWS,
+    MAX_SWEEP_INTERVAL,
+    SWEEP_ROWS,
+    Fresh,
+    Piece,
+    Timeline,
+)
+
+LAST_PARTITION = 2**31 - 1
+
+Row = tuple[Any, ...]
+"""The columns of a message from `id` to `error_class`, then its size, then columns that the store adds for itself."""
+
+SIZE = 10
+"""The index of the size in a row: the bytes of payload and headers."""
+
+SLOT_BITS = 23
+SLOT_SIZE = 2**SLOT_BITS
+SLOTS = (LAST_PARTITION + 1) // SLOT_SIZE
+"""Number of locks that the keys of a publisher share: enough for dozens of relays, and few enough for PostgreSQL's lock
+table."""
+
+MAX_STEPS = 20_000
+"""Maximum number of heads that one claim lists: each step is one probe of an index."""
+
+PARTITION_SHARE = 8
+MANY_PARTITIONS = 64
+"""A large batch comes from an eighth as many partitions as it has messages, if possible, because a message behind its
+head costs less than a head. A small batch comes from as many partitions as possible."""
+
+MAX_DEPTH = 100
+"""Maximum number of messages of one partition in a batch, because they are published one after the other."""
+
+SPARED = 8
+"""A claim leaves one of this many free slots to other relays. A claim that took all slots would be repeated the moment
+its batch is settled, and the other relays would never find a free one. With this share left, the shares of any number
+of relays even out by themselves."""
+
+NONE_SPARED = -(2**30)
+"""The number of free slots met at which a listing begins that leaves none to other relays."""
+
+CHEAP_HEADS = 0.001
+"""Seconds that a claim may spend on heads that are not due without delaying the next listing of heads."""
+
+MAX_HEADS_INTERVAL = 1.0
+"""Seconds until the next listing of heads, however much time the last one wasted."""
+
+MANY_WAITING = 1000
+WASTEFUL = 8
+"""A listing that meets so many heads that are not due, and this many for each one that is, is the last one for a while:
+keys are then found by time."""
+
+
+class Span(NamedTuple):
+    """The partitions after `after`, up to and including `until`."""
+
+    after: int
+    until: int
+
+
+class OwnedHeads(NamedTuple):
+    """The result of one listing of heads.
+
+    Args:
+        partitions: the partitions that are owned now and had a due head, in their order.
+        after: the last partition that was listed.
+        at_end: whether all of the span was listed.
+        steps: how many steps it took.
+        slots_met: number of free slots that the claim has met so far, including the spared ones.
+    """
+
+    partitions: list[int]
+    after: int
+    at_end: bool
+    steps: int
+    slots_met: int
+
+
+class Queued(NamedTuple):
+    """A message in the queue of its partition, whether it is due, and the bytes of its payload and headers."""
+
+    partition: int
+    id: int
+    due: bool | None
+    size: int
+
+
+class BatchReader(abc.ABC):
+    """The reads that a claim consists of: the part of a store that differs most between databases."""
+
+    @abc.abstractmethod
+    def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: Any) -> list[Row]:
+        """Read due messages without a key, those due longest first, and lock them where that is possible.
+
+        A row ends with its place in that order, as `after` takes it; None is the beginning. At least one message is
+        read, however large it is.
+        """
+
+    @abc.abstractmethod
+    def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
+        """List at most `max_steps` heads, and own at most `wanted` partitions of due ones until the claim ends.
+
+        `slots_met` is the number of free slots that count as met already; every `SPARED`th is left to other relays.
+        """
+
+    @abc.abstractmethod
+    def read_place(self) -> Any:
+        """Return the place of this moment in the order of due times."""
+
+    @abc.abstractmethod
+    def list_fresh(self, publisher: str, after: Any, *, limit: int) -> list[Fresh]:
+        """List messages after a place that have a key and are due, heads or not, those due longest first."""
+
+    @abc.abstractmethod
+    def sweep_heads(self, publisher: str, after: int, *, limit: int) -> Piece:
+        """List the heads of the partitions after this one, by a number of entries of their index."""
+
+    @abc.abstractmethod
+    def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        """Return the partitions with a due head."""
+
+    @abc.abstractmethod
+    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+        """Own these partitions until the claim ends, unless another relay has them; return the owned ones."""
+
+    @abc.abstractmethod
+    def read_partitions(
+        self, publisher: str, partitions: Sequence[int], *, max_depth: int, max_bytes: int
+    ) -> list[Row]:
+        """Read messages of owned partitions by id, and lock them where that is possible.
+
+        The messages of a partition end before the first that is not due, or that another transaction has locked.
+
+        If not all fit, each partition gets its share, in the given order; at least one message is read. A row ends
+        with its partition.
+        """
+
+
+@dataclass(slots=True)
+class Position:
+    """A position in an index that is ordered by time.
+
+    Args:
+        max_interval: seconds after which a read is a sweep again, however long the last one took.
+        clock: the time in seconds.
+
+    Attributes:
+        at: the end of the last read, in the store's own terms; None for the beginning of the index.
+        swept: whether the last read was a sweep, so that nothing was left out.
+    """
+
+    max_interval: float = field(default_factory=lambda: MAX_SWEEP_INTERVAL)
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    at: Any = field(default=None, init=False)
+    swept: bool = field(default=True, init=False)
+    _throttle: Throttle = field(init=False, repr=False)
+    _sweep_began: float | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._throttle = Throttle(CHEAP_SWEEP, self.max_interval, clock=self.clock)
+
+    def start(self) -> Any:
+        """Return where to read from: the position, or None for a sweep."""
+        self.swept = self.at is None or self._throttle.is_open
+        self._sweep_began = self.clock() if self.swept else None
+        return None if self.swept else self.at
+
+    def advance(self, rows: int, at: Any) -> None:
+        """Move behind what was read.
+
+        Args:
+            rows: how many rows were read; without any the position stays.
+            at: the end of the last row.
+        """
+        if self._sweep_began is not None:
+            self._throttle.spend(self.clock() - self._sweep_began - CHEAP_ROW * rows)
+            self._sweep_began = None
+        if rows:
+            self.at = at
+
+    def sweep_next(self) -> None:
+        """Make the next read a sweep, however long the last one took."""
+        self._throttle.reset()
+
+    def rewind(self) -> None:
+        """Go back to the beginning of the index."""
+        self.at, self.swept = None, True
+        self._throttle.reset()
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Reads the messages of a worker's claims, and keeps its position: in the partitions, and among unkeyed messages.
+
+    Args:
+        after: the partition after which the next listing of heads begins. Workers begin anywhere, to keep apart.
+        clock: the time in seconds.
+
+    Attributes:
+        unkeyed: the position among messages without a key, in the order in which they became due.
+        keyed_first: whether the next claim begins with keyed messages; it alternates from claim to claim.
+        spare_offset: how many free slots the next listing counts as met already, and spares every `SPARED`th.
+            It changes with each listing, so that the same slot is not always spared.
+        timeline: the position among messages with a key while most keys wait; None while heads are listed.
+    """
+
+    # The random start spreads load; it is not a secret.
+    after: int = field(default_factory=lambda: random.randrange(LAST_PARTITION))  # noqa: S311
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    unkeyed: Position = field(init=False)
+    keyed_first: bool = field(default=False, init=False)
+    spare_offset: int = field(default=0, init=False)
+    timeline: Timeline | None = field(default=None, init=False)
+    _heads: Throttle = field(init=False, repr=False)
+    _complete: bool = field(default=False, init=False)
+    _covered: bool = field(default=False, init=False)
+    _spares: bool = field(default=True, init=False)
+    # Where the rounds through all partitions began: of the listing in hand, and of the one that the next finishes.
+    _round_start: int = field(default=0, init=False)
+    _unfinished_round: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.unkeyed = Position(clock=self.clock)
+        self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=self.clock)
+
+    # For the relay.
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the claims since the last find have read everything: all partitions, and all unkeyed messages."""
+        return self.complete and self.unkeyed.swept
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last listing of heads, with those before it, covered all partitions and found nothing."""
+        return self._complete if self.timeline is None else self.timeline.complete
+
+    @property
+    def lags(self) -> bool:
+        """Whether the next claim should follow at once, although this one found nothing."""
+        return not self._complete if self.timeline is None else self.timeline.lags
+
+    def mark_exhausted(self) -> None:
+        self._complete, self._unfinished_round, self.unkeyed.swept = True, None, True
+        self.timeline = None
+
+    def sweep_next(self) -> None:
+        """Make the next claim a sweep, however long the last one took."""
+        self.unkeyed.sweep_next()
+        if self.timeline is not None:
+            self.timeline.sweep_next()
+
+    def rewind(self) -> None:
+        """Begin again at the oldest unkeyed message, because messages went back that lie before the position."""
+        self.unkeyed.rewind()
+
+    # For a claim.
+
+    def read_batch(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+        """Read a batch of keyed and unkeyed messages. Claims alternate in which of them they read first.
+
+        If the last listing met many heads that were not due, unkeyed messages go first for a while, and a batch that
+        has any contains no keyed ones. At least one message is read, however large it is.
+        """
+        keyed_first, self.keyed_first = self.keyed_first, not self.keyed_first
+        keyed_first = keyed_first and self.may_list_heads
+        rows: list[Row] = []
+        for keyed in (keyed_first, not keyed_first):
+            room, bytes_left = limit - len(rows), max_bytes - total_size(rows)
+            # A batch that is nearly full is not worth another statement; the next claim begins with the other kind.
+            if room <= limit // 4 or bytes_left <= 0:
+                break
+            if not keyed:
+                rows += self._read_unkeyed(store, publisher, limit=room, max_bytes=bytes_left)
+            elif not rows or self.may_list_heads:
+                rows += self.read_keyed(store, publisher, limit=room, max_bytes=bytes_left)
+        return rows
+
+    def undo(self) -> None:
+        """Forget a claim that was broken off and will be repeated."""
+        self.keyed_first = not self.keyed_first
+        self.spare_offset = (self.spare_offset - 1) % SPARED
+        self.unkeyed.at = None
+
+    @property
+    def may_list_heads(self) -> bool:
+        """Whether to list heads although there is other work; False for a while after many of them were not due."""
+        return self.timeline is not None or self._heads.is_open
+
+    def _read_unkeyed(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+        """Read due messages without a key, from the position on or as a sweep."""
+        rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=self.unkeyed.start())
+        self.unkeyed.advance(len(rows), rows[-1][-1] if rows else None)
+        return rows
+
+    def read_keyed(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+        """Read due messages that have a key, and own their partitions."""
+        timeline = self.timeline
+        if timeline is None:
+            partitions = self.own_partitions(store, publisher, limit=limit)
+        else:
+            partitions = own_by_time(store, publisher, timeline, limit=limit)
+            if timeline.over:
+                # Few keys wait, so their heads are listed again.
+                self._complete, self._unfinished_round, self.timeline = timeline.complete, None, None
+        if not partitions:
+            return []
+        max_depth = min(max(limit // len(partitions), 1), MAX_DEPTH)
+        rows = store.read_partitions(publisher, partitions, max_depth=max_depth, max_bytes=max_bytes)
+        served, is_full = {row[-1] for row in rows}, total_size(rows) >= max_bytes
+        if timeline is not None:
+            timeline.note_read(partitions, served, is_full=is_full)
+        elif not rows:
+            # Partitions without any message, because other transactions have locked their heads, count as not due. A
+            # round that finds nothing else is repeated without sparing slots, which may have something.
+            self._complete = self._covered and not self._spares
+            self._unfinished_round = None if self._covered else self._round_start
+            if self._covered:
+                self._spares = not self._spares
+        else:
+            self._spares = True
+            if is_full:
+                # The next listing begins with the first partition that the batch had no room for.
+                last = max(place for place, partition in enumerate(partitions) if partition in served)
+                if last + 1 < len(partitions):
+                    self.after = partitions[last + 1] - 1
+        return sorted(rows)
+
+    def own_partitions(self, store: BatchReader, publisher: str, *, limit: int, spare: bool = True) -> list[int]:
+        """Own partitions with a due head, starting at the position and going around all of them, and return them.
+
+        With `spare`, some slots are left to other relays, not the same ones as by the last listing. The next listing is
+        put off by the time that this one wastes on heads that are not due.
+        """
+        began = self.clock()
+        self._round_start = self.after if self._unfinished_round is None else self._unfinished_round
+        self._complete = self._covered = False
+        slots_met = slots_before = self.spare_offset if spare and self._spares else NONE_SPARED
+        self.spare_offset = (self.spare_offset + 1) % SPARED
+        owned: list[int] = []
+        steps, wanted, more = 0, count_wanted(limit), True
+        while more:
+            span = Span(self.after, self._round_start if self.after < self._round_start else LAST_PARTITION)
+            heads = store.own_heads(
+                publisher, span, wanted=wanted - len(owned), max_steps=MAX_STEPS - steps, slots_met=slots_met
+            )
+            owned += heads.partitions
+            steps += heads.steps
+            slots_met = heads.slots_met
+            more = self._move(heads.after, at_end=heads.at_end)
+        wasted = steps - len(owned)
+        self._heads.spend((self.clock() - began) * wasted / max(steps, 1))
+        self._complete = self._covered and not owned
+        self._unfinished_round = None if owned or self._complete else self._round_start
+        self._spares = self._spares or self._complete
+        if wasted >= MANY_WAITING and steps >= WASTEFUL * len(owned):
+            self.timeline = Timeline(self.clock)
+        if self.complete and slots_met > slots_before and spare:
+            # The only free slot is the one that it has spared.
+            return self.own_partitions(store, publisher, limit=limit, spare=False)
+        return owned
+
+    def _move(self, after: int, *, at_end: bool) -> bool:
+        """Move to where the listing of a span ended, and return whether to list the next span: the first partitions.
+
+        Args:
+            after: the last partition that was listed.
+            at_end: whether all of the span was listed.
+        """
+        in_last_span = self.after < self._round_start or not self._round_start
+        self.after = after
+        if not at_end and not (in_last_span and 0 < self._round_start <= after):
+            return False
+        self._covered = in_last_span
+        self.after = self._round_start if in_last_span else 0
+        return not in_last_span
+
+
+def own_by_time(store: BatchReader, publisher: str, timeline: Timeline, *, limit: int) -> list[int]:
+    """Own partitions with due heads, found by time instead of by a listing of all heads, and return them."""
+    wanted = count_wanted(limit)
+    if timeline.place is None:
+        timeline.begin(store.read_place())
+    if timeline.may_read:
+        timeline.advance(store.list_fresh(publisher, timeline.start(), limit=MAX_ROWS))
+    if timeline.may_sweep(wanted):
+        timeline.begin_piece()
+        timeline.end_piece(store.sweep_heads(publisher, timeline.swept_to, limit=SWEEP_ROWS))
+    candidates = timeline.candidates()
+    if not candidates:
+        return []
+    found = store.find_due(publisher, candidates)
+    timeline.note_lookup(candidates, found)
+    due = [partition for partition in candidates if partition in found][:wanted]
+    owned = store.own(publisher, due) if due else set()
+    timeline.note_owned(due, owned)
+    return [partition for partition in due if partition in owned]
+
+
+def count_wanted(limit: int) -> int:
+    """Return the maximum number of partitions of a batch."""
+    return max(limit // PARTITION_SHARE, min(limit, MANY_PARTITIONS))
+
+
+def lock_number(publisher: str, number: int) -> int:
+    """Return the number of the `KeyLock` for one slot or partition of a publisher's keys, which is below 2**32."""
+    return (1 + zlib.crc32(publisher.encode()) % 2**30) * 2**32 + number
+
+
+def is_spared(slots_met: int) -> bool:
+    """Return whether the next free slot is left to other relays, given how many were met before."""
+    return slots_met >= 0 and slots_met % SPARED == SPARED - 1
+
+
+def total_size(rows: Iterable[Row]) -> int:
+    """Return the bytes of the payloads and headers of rows."""
+    return sum(row[SIZE] for row in rows)
+
+
+def choose(queues: Iterable[Queued], partitions: Sequence[int], max_bytes: int) -> list[int]:
+    """Return the ids of the messages to read, partition by partition, up to a total size.
+
+    Each partition gets its first message and no more than its share of the bytes, so that large messages of one leave
+    room for the others. Messages behind one that is not due are left out. One message is chosen however large it is.
+    The messages of each partition must be in the order of their ids.
+    """
+    share = max(max_bytes // max(len(partitions), 1), 1)
+    sizes: dict[int, list[tuple[int, int]]] = {partition: [] for partition in partitions}
+    for message in due_only(queues):
+        sizes[message.partition].append((message.id, message.size))
+    shares = (first_within(queue, share) for queue in sizes.values())
+    return [id for id, _ in first_within(itertools.chain.from_iterable(shares), max_bytes)]
+
+
+def due_only(queues: Iterable[Queued]) -> Iterator[Queued]:
+    """Yield the messages of each partition up to the first that is not due."""
+    waiting = None
+    for message in queues:
+        if not message.due:
+            waiting = message.partition
+        if message.partition != waiting:
+            yield message
+
+
+def first_within(sizes: Iterable[tuple[int, int]], max_bytes: int) -> list[tuple[int, int]]:
+    """Return the first messages, given as ids and sizes, up to a total size and at least one."""
+    found: list[tuple[int, int]] = []
+    total = 0
+    for id, size in sizes:
+        if total >= max_bytes:
+            break
+        found.append((id, size))
+        total += size
+    return found
