@@ -17,9 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from django_outbox.events.decoding import decode_event
     from django_outbox.events.recording import EventCollector, RecordsEvents, collect_events
-    from django_outbox.events.registry import event, upgrade
+    from django_outbox.events.registry import decode_event, event, upgrade
 
 __all__ = ["EventCollector", "RecordsEvents", "collect_events", "decode_event", "event", "upgrade"]
 
@@ -27,7 +26,7 @@ _MODULE_OF = {
     "EventCollector": "recording",
     "RecordsEvents": "recording",
     "collect_events": "recording",
-    "decode_event": "decoding",
+    "decode_event": "registry",
     "event": "registry",
     "upgrade": "registry",
 }

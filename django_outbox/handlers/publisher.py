@@ -1,24 +1,30 @@
-"""A publisher that calls this project's own handlers."""
+"""A publisher that calls this project's own handlers.
+
+A message of a type with several handlers is split: each handler gets its own message and retries.
+"""
 
 import contextvars
+import hashlib
 import inspect
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
+from django.db.models import TextField, Value
 
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.events.decoding import decode_message
+from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import InvalidEvent
 from django_outbox.handlers.calls import NotRun, call_within, finish
 from django_outbox.handlers.registry import AnyHandler, registry
-from django_outbox.handlers.splitting import find_name, restore, split
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
+from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import get_store
 from django_outbox.text import counted, describe, is_interrupt
@@ -35,6 +41,13 @@ INVALID_EVENT = "outbox.invalid_event"
 
 NOT_RUN = "outbox.not_run"
 """The `error_class` of a message if its handler returned a generator, so that none of its code has run."""
+
+HANDLER_HEADER = "outbox-handler"
+"""The header of a handler's own message: the name of the handler, and the fields of the original that differ."""
+
+ORIGINAL_FIELDS = ("name", "message_id", "key", "topic")
+
+MAX_KEY_LENGTH = 255
 
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
 
@@ -193,6 +206,70 @@ def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
     found = registry.find(name)
     # The same name may belong to the handler of another type by now.
     return found if found is not None and message.type in found.types else None, name
+
+
+def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, using: str) -> None:
+    """Insert a message for each handler, in the current transaction.
+
+    They have the payload as it is in the database, and their own keys, so that handlers do not wait for each other.
+    A message that was split before is not inserted again.
+    """
+    store = get_store(connections[using])
+    store.insert_missing([_make(message, each.name, publisher) for each in handlers])
+
+
+def find_name(message: Message) -> str | None:
+    """Return the name of the handler that a message is for; None if the message was not split."""
+    origin = _read_header(message)
+    return None if origin is None else origin["name"]
+
+
+def restore(message: Message) -> Message:
+    """Return a handler's own message with the fields of the original; its `id` and `attempts` are its own."""
+    origin = _read_header(message)
+    if origin is None:
+        return message
+    headers = {name: value for name, value in message.headers.items() if name != HANDLER_HEADER}
+    return message._replace(message_id=origin["message_id"], key=origin["key"], topic=origin["topic"], headers=headers)
+
+
+def _make(message: Message, name: str, publisher: str) -> OutboxMessage:
+    origin = dict(zip(ORIGINAL_FIELDS, (name, message.message_id, message.key, message.topic), strict=True))
+    return OutboxMessage(
+        message_id=_id_for(name, message.message_id),
+        type=message.type,
+        topic=name,
+        key=_key(name, message.key),
+        # As text: decoding would change numbers with many digits.
+        payload=Value(message.payload.decode(), TextField()),
+        headers={**message.headers, HANDLER_HEADER: origin},
+        publisher=publisher,
+        occurred_at=message.occurred_at,
+    )
+
+
+def _key(name: str, key: str) -> str:
+    if not key:
+        return ""
+    own = f"{name}:{key}"
+    return own if len(own.encode()) <= MAX_KEY_LENGTH else f"{name}:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def _id_for(name: str, message_id: str) -> uuid.UUID:
+    """Return the ID of a handler's own message: always the same, so that it cannot be inserted twice."""
+    return uuid.uuid5(uuid.UUID(message_id), name)
+
+
+def _read_header(message: Message) -> dict[str, str] | None:
+    """Return the header of a handler's own message; None if `split` did not write the message."""
+    origin: Any = message.headers.get(HANDLER_HEADER)
+    if not isinstance(origin, dict) or not all(isinstance(origin.get(field), str) for field in ORIGINAL_FIELDS):
+        return None
+    try:
+        expected = _id_for(origin["name"], origin["message_id"])
+    except ValueError:
+        return None
+    return origin if message.message_id == str(expected) else None
 
 
 @contextmanager

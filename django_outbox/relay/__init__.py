@@ -3,10 +3,10 @@
 A message meets these modules, in this order:
 
 - `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a round begins
-- `delivery`: one round, within the limits of `rate_limits` and of the budget in `tally`
-- `batch`: claim, publish, decide, copy `dead_letters`, settle; the `recorder` is told of each step
+- `delivery`: one round, within the limits of `rate_limits` and of the budget in `state`
+- `batch`: claim, publish in waves, decide, copy `dead_letters`, settle; the `recorder` is told of each step
 - `sources`: where messages are claimed, and where their new states are written
-- `waves` and `isolation`: the order of keys on the way to a broker, and the search for poison messages
+- `isolation`: the search for poison messages, if a publisher raises
 - `handling`, with `transactional` or `leased`: the same for a publisher that calls handlers
 
 `breakers` and `pauses` decide whether there is a round at all. `state` has what the workers share.

@@ -12,9 +12,9 @@ from django.db.models import Max
 
 from django_outbox.brokers import memory
 from django_outbox.db.transactions import in_async_code
-from django_outbox.events.decoding import decode_message
+from django_outbox.events.registry import decode_message
+from django_outbox.handlers.publisher import HANDLER_HEADER
 from django_outbox.handlers.registry import type_of
-from django_outbox.handlers.splitting import HEADER
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, drain_outbox
@@ -45,7 +45,7 @@ class Outbox:
         A message that was split for several handlers is listed once.
         """
         rows = OutboxMessage.objects.using(self.using).filter(id__gt=self._after).order_by("id")
-        return [row for row in rows if HEADER not in row.headers]
+        return [row for row in rows if HANDLER_HEADER not in row.headers]
 
     @property
     def events(self) -> list[Any]:

@@ -8,9 +8,9 @@ from tests.support.project_files import ROOT
 
 MOST = {
     "enqueue": 8,
-    "claim, publish and settle": 21,
-    "claim, publish to RabbitMQ and settle": 34,
-    "claim, call a handler and settle": 31,
+    "claim, publish and settle": 18,
+    "claim, publish to RabbitMQ and settle": 28,
+    "claim, call a handler and settle": 24,
     "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""
