@@ -39,7 +39,7 @@ MAX_LENGTH = 10_000
 
 
 @dataclass
-class _Enqueued:
+class _ListedMessage:
     """A message that was enqueued.
 
     Args:
@@ -63,7 +63,7 @@ class _Recording:
     """The messages of one request."""
 
     def __init__(self) -> None:
-        self.messages: list[_Enqueued] = []
+        self.messages: list[_ListedMessage] = []
         self.count = 0
 
     def add(self, messages: Sequence[OutboxMessage]) -> None:
@@ -83,7 +83,7 @@ class _Recording:
 _recording: ContextVar[_Recording | None] = ContextVar("django_outbox_debug_toolbar", default=None)
 
 
-class _Recorder(Tracer):
+class _PanelTracer(Tracer):
     """Adds new messages to the recording of the request in which they are enqueued."""
 
     @contextmanager
@@ -93,7 +93,7 @@ class _Recorder(Tracer):
             recording.add(messages)
 
 
-_recorders: list[_Recorder] = []
+_tracers: list[_PanelTracer] = []
 
 
 class OutboxPanel(Panel):
@@ -108,9 +108,9 @@ class OutboxPanel(Panel):
         return counted(self.get_stats().get("count", 0), "message")
 
     def enable_instrumentation(self) -> None:
-        if not _recorders:
-            _recorders.append(_Recorder())
-            add_tracer(_recorders[0])
+        if not _tracers:
+            _tracers.append(_PanelTracer())
+            add_tracer(_tracers[0])
         self._recorded = _Recording()
         _recording.set(self._recorded)
 
@@ -122,9 +122,9 @@ class OutboxPanel(Panel):
         self.record_stats({"messages": messages, "count": self._recorded.count})
 
 
-def _describe(message: OutboxMessage, place: str) -> _Enqueued:
+def _describe(message: OutboxMessage, place: str) -> _ListedMessage:
     shown = redacted(message.type, message.payload, message.headers)
-    return _Enqueued(
+    return _ListedMessage(
         message_id=str(message.message_id),
         type=message.type,
         topic=message.topic,

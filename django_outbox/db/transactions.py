@@ -32,6 +32,12 @@ def in_transaction(connection: BaseDatabaseWrapper) -> bool:
     return not connection.autocommit
 
 
+def is_private(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether no other thread sees what this one writes: in a test's own transaction, or in SQLite's memory."""
+    in_memory = getattr(connection, "is_in_memory_db", lambda: False)
+    return connection.in_atomic_block or in_memory()
+
+
 def waits_for_commit(connection: BaseDatabaseWrapper, hook: Callable[[], object]) -> bool:
     """Return whether a function that was given to `on_commit` is still to be called.
 

@@ -304,11 +304,7 @@ def _no_handler(message: Message, name: str | None) -> Outcome:
 
 def _log(found: AnyHandler, message: Message, error: BaseException, what: str) -> None:
     logger.warning(
-        "%s %s failed for message %d: %s",
-        what,
-        found.name,
-        message.id,
-        describe(error),
+        f"{what} %(handler)s failed for message %(id)d: %(reason)s",
         exc_info=error,
         event="handler.failed",
         handler=found.name,

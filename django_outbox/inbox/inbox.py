@@ -13,7 +13,6 @@ from django.db import connections, router
 
 from django_outbox.brokers.consumer import Consumer
 from django_outbox.db.transactions import refuse_transaction
-from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.consumers import make_consumers
 from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import Reader
@@ -24,9 +23,9 @@ from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Life, announcing
 from django_outbox.service.heartbeats import Reporter, reporting
 from django_outbox.service.outages import Outage
-from django_outbox.service.restarting import restart_on_crash
+from django_outbox.service.running import restart_on_crash, run_in_threads
 from django_outbox.text import describe
-from django_outbox.threads import Threads, in_background, own_connection
+from django_outbox.threads import in_background, own_connection
 
 PERIOD = 60.0
 """Seconds that the counts in a report cover, or less if the inbox started later."""
@@ -140,28 +139,9 @@ class Inbox:
         restart_on_crash(lambda: Reader(consumer, state).read(), subject, state, state.limits.restart_wait)
 
     def _in_threads(self, work: Callable[[Consumer], object]) -> InboxTally:
-        threads = Threads()
-        try:
-            for consumer in self.consumers:
-                threads.start(partial(self._in_thread, work, consumer), name=f"outbox-inbox-{consumer.alias}")
-            threads.wait()
-        except BaseException:
-            self.stop()
-            if not threads.wait(self._stop_timeout):
-                logger.warning(
-                    "The current batches were not finished within %(seconds)g s.",
-                    event="inbox.batches_unfinished",
-                    seconds=self._stop_timeout,
-                )
-            raise
-        if threads.errors:
-            # Any other error is more important than an unavailable broker.
-            raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
+        works = [partial(work, consumer) for consumer in self.consumers]
+        run_in_threads(works, "inbox", self._state, self._stop_timeout)
         return self.tally
-
-    def _in_thread(self, work: Callable[[Consumer], object], consumer: Consumer) -> None:
-        with own_connection(self.using):
-            work(consumer)
 
     def _purge_at_intervals(self, left: threading.Event) -> None:
         interval = self._state.limits.purge_interval

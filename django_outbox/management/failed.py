@@ -43,7 +43,7 @@ class FailedGroup:
 
 
 @dataclass(slots=True)
-class Choice:
+class FailedChoice:
     """The ids of the chosen messages, and the messages in groups."""
 
     ids: "array[int]" = field(default_factory=lambda: array("q"))
@@ -110,9 +110,9 @@ class FailedMessagesCommand(OutboxCommand):
         elif choice.ids and self._confirmed(len(choice.ids), options):
             self._change(messages, choice)
 
-    def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> Choice:
+    def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> FailedChoice:
         rows = messages.order_by("failed_at", "id").values_list("id", "type", "error_class", "failed_at", "blocks_key")
-        choice = Choice()
+        choice = FailedChoice()
         for row in rows[: min(limit or sys.maxsize, sys.maxsize)].iterator(chunk_size=self.read_size):
             choice.add(*row)
             if len(choice.ids) % self.read_size == 0:
@@ -120,7 +120,7 @@ class FailedMessagesCommand(OutboxCommand):
         self.show_progress("")
         return choice
 
-    def _describe(self, choice: Choice) -> None:
+    def _describe(self, choice: FailedChoice) -> None:
         if choice.groups:
             for line in choice.lines():
                 self.stdout.write(line)
@@ -131,7 +131,7 @@ class FailedMessagesCommand(OutboxCommand):
         question = f"{self.verb.capitalize()} {counted(count, 'message')}?"
         return not self.is_asking(options) or self.ask(f"{question}{self.warning}")
 
-    def _change(self, messages: OutboxMessageQuerySet, choice: Choice) -> None:
+    def _change(self, messages: OutboxMessageQuerySet, choice: FailedChoice) -> None:
         changed = tried = 0
         try:
             for batch in batches(choice.ids):

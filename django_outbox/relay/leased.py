@@ -12,7 +12,7 @@ from django.db import Error, InterfaceError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.brokers.outcomes import read_outcome
-from django_outbox.db.transactions import is_usable
+from django_outbox.db.transactions import is_private, is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, retry_later
 from django_outbox.relay.batch import Batch, Decided
@@ -190,9 +190,7 @@ class _Keeper:
         self._thread = threading.Thread(target=self._keep, name="outbox-lease", daemon=True)
 
     def __enter__(self) -> "_Keeper":
-        connection = connections[self._using]
-        in_memory = getattr(connection, "is_in_memory_db", lambda: False)
-        if not (connection.in_atomic_block or in_memory()):
+        if not is_private(connections[self._using]):
             self._thread.start()
         return self
 
@@ -224,12 +222,8 @@ class _Keeper:
     def report_lost(self, consequence: str) -> None:
         """Log that another relay may have the message."""
         logger.error(
-            "Publisher %r: the lease of message %d was lost, because it was not renewed within CLAIM_TIMEOUT = %g s. "
-            "Another relay may handle the message; %s",
-            self._publisher_alias,
-            self.message.id,
-            self.lease.seconds,
-            consequence,
+            "Publisher %(publisher)r: the lease of message %(id)d was lost, because it was not renewed within "
+            f"CLAIM_TIMEOUT = %(seconds)g s. Another relay may handle the message; {consequence}",
             event="relay.lease_lost",
             publisher=self._publisher_alias,
             id=self.message.id,

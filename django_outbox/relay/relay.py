@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 
 from django.db import connections, router
@@ -12,7 +11,7 @@ from django.db import connections, router
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.brokers.registry import make_publisher
 from django_outbox.conf import OutboxSettings, get_settings
-from django_outbox.db.transactions import refuse_transaction
+from django_outbox.db.transactions import is_private, refuse_transaction
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
@@ -28,7 +27,8 @@ from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import DrainingWorker, keep_running
 from django_outbox.retention.purge import purging
 from django_outbox.service.outages import Outage, Outages
-from django_outbox.threads import Threads, own_connection
+from django_outbox.service.running import run_in_threads
+from django_outbox.threads import Threads
 
 MAX_WORKERS = 32
 """Maximum number of workers of a publisher: each holds a database connection, and PostgreSQL allows 100 in all by
@@ -81,7 +81,6 @@ class Relay:
         self.workers = workers
         self._aliases = [publisher.alias for publisher in self.publishers]
         self._stop_timeout = stop_timeout
-        self._abandoned = False
         outages, database_calls = Outages(), DatabaseCalls()
         names = {publisher.alias: publisher.broker_name for publisher in self.publishers}
         self._state = RelayState(
@@ -181,7 +180,7 @@ class Relay:
         refuse_transaction(connections[self.using], "Relay.drain()")
         deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
         drain = partial(self._drain, deadline=deadline)
-        if self._needs_calling_thread():
+        if is_private(connections[self.using]):
             return self._one_after_the_other(drain)
         # Celery calls this every few seconds.
         with (
@@ -203,7 +202,7 @@ class Relay:
         """
         refuse_transaction(connections[self.using], "Relay.deliver_once()")
         deliver = partial(self._one_after_the_other, self._deliver_batch)
-        if self._needs_calling_thread():
+        if is_private(connections[self.using]):
             return deliver()
         with reporting(self._state, "once", self.workers):
             return self._in_threads([deliver])
@@ -219,7 +218,7 @@ class Relay:
         unserved = [dead_letters] if dead_letters and dead_letters.alias not in self._aliases else []
         for publisher in [*self.publishers, *unserved]:
             threads.start(publisher.close, name=f"outbox-close-{publisher.alias}")
-        if not threads.wait(0 if self._abandoned else self._stop_timeout):
+        if not threads.wait(0 if self._state.abandoned else self._stop_timeout):
             logger.warning(
                 "Not every publisher could be closed in time. Its connection ends with the process.",
                 event="relay.publisher_not_closed",
@@ -254,12 +253,6 @@ class Relay:
     def _for_each_worker(self, work: Callable[[Publisher], None]) -> list[Callable[[], None]]:
         return [partial(work, publisher) for publisher in self.publishers for _ in range(self.workers)]
 
-    def _needs_calling_thread(self) -> bool:
-        """Whether no other thread can see the messages: in a test's own transaction, or in SQLite's memory."""
-        connection = connections[self.using]
-        in_memory = getattr(connection, "is_in_memory_db", lambda: False)
-        return connection.in_atomic_block or in_memory()
-
     def _one_after_the_other(self, work: Callable[[Publisher], None]) -> Tally:
         """Do the work for each publisher, and then raise the last outage, if there was one."""
         outage = None
@@ -273,47 +266,16 @@ class Relay:
         return self.tally
 
     def _in_threads(self, works: Sequence[Callable[[], object]]) -> Tally:
-        """Do the work in threads, while this thread waits.
-
-        An exception that interrupts this thread (Ctrl-C, Celery's soft time limit) does not reach the current batches.
-        They are finished first, unless they take too long or the wait for them is interrupted, too.
-        """
-        threads = Threads()
-        try:
-            with self._watching():
-                for work in works:
-                    threads.start(partial(self._in_thread, work), name="outbox-worker")
-                threads.wait()
-        except BaseException:
-            self.stop()
-            self._abandoned = True
-            self._abandoned = not threads.wait(self._stop_timeout)
-            if self._abandoned:
-                logger.warning(
-                    "The current batches were not finished within %(seconds)g s.",
-                    event="relay.batches_unfinished",
-                    database=self.using,
-                    seconds=self._stop_timeout,
-                )
-            raise
-        if threads.errors:
-            # Any other error is more important than an unavailable publisher.
-            raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
-        return self.tally
-
-    def _watching(self) -> AbstractContextManager[None]:
-        """Watch the database calls of the workers until the end of the block."""
-        state = self._state
-        return watching(
+        """Do the work in threads whose database calls are watched, while this thread waits."""
+        state, interval = self._state, self._state.limits.watch_interval
+        with watching(
             state.database_calls,
-            lambda reason: state.outages.note(state.database, reason, state.limits.watch_interval),
-            interval=state.limits.watch_interval,
+            lambda reason: state.outages.note(state.database, reason, interval),
+            interval=interval,
             patience=state.limits.hang_patience,
-        )
-
-    def _in_thread(self, work: Callable[[], object]) -> None:
-        with own_connection(self.using):
-            work()
+        ):
+            run_in_threads(works, "relay", state, self._stop_timeout)
+        return self.tally
 
     def _find_dead_letters(self, alias: str | None) -> Publisher | None:
         served = [publisher for publisher in self.publishers if publisher.alias == alias]

@@ -102,13 +102,11 @@ class Listener:
                 self._losses += 1
                 seconds = self._limits.reconnect_wait.after(self._losses)
                 logger.warning(
-                    "The connection that listens to database %r was lost: %s. Polling, and reconnecting in %.1f s.",
-                    self._using,
-                    describe(error).rstrip("."),
-                    seconds,
+                    "The connection that listens to database %(database)r was lost: %(reason)s. Polling, and "
+                    "reconnecting in %(seconds).1f s.",
                     event="relay.listener_lost",
                     database=self._using,
-                    reason=describe(error),
+                    reason=describe(error).rstrip("."),
                     seconds=seconds,
                 )
                 self._stopping.wait(seconds)

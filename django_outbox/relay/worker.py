@@ -8,7 +8,7 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breakers import Permit
 from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
 from django_outbox.relay.state import RelayState
-from django_outbox.service.restarting import restart_on_crash
+from django_outbox.service.running import restart_on_crash
 
 
 class Worker(abc.ABC):

@@ -84,10 +84,7 @@ class Reporter(abc.ABC):
         except Exception as error:
             if not self._complained:
                 logger.warning(
-                    "The %s's report could not be written; %s goes on: %s",
-                    self.subject,
-                    self.work,
-                    describe(error),
+                    f"The %(service)s's report could not be written; {self.work} goes on: %(reason)s",
                     event="process.report_not_written",
                     service=self.subject,
                     database=self._using,

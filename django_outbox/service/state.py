@@ -44,12 +44,14 @@ class ServiceState:
         outages: the brokers and databases that are unavailable.
         stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
             `Event` has a lock, which the interrupted thread may hold.
+        abandoned: whether threads may still be at work, because they were not finished in time.
     """
 
     using: str
     limits: ServiceLimits
     outages: Outages
     stopping: bool = False
+    abandoned: bool = False
 
     @property
     def database(self) -> str:

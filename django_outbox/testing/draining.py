@@ -64,7 +64,7 @@ def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_ta
     return drained
 
 
-class _Recorder(Tracer):
+class _OutcomeTracer(Tracer):
     """Keeps the last outcome of each message."""
 
     def __init__(self) -> None:
@@ -106,8 +106,8 @@ class _Recorder(Tracer):
 
 
 @contextmanager
-def _recorded() -> Iterator[_Recorder]:
-    recorder = _Recorder()
+def _recorded() -> Iterator[_OutcomeTracer]:
+    recorder = _OutcomeTracer()
     add_tracer(recorder)
     try:
         yield recorder

@@ -38,7 +38,7 @@ STATUSES = {"failed": Status.FAILED, "pending": Status.PENDING}
 
 
 @dataclass(slots=True)
-class Choice:
+class ArchivedChoice:
     """The chosen messages: their number, how many are in the table already, and how many by type and error class."""
 
     found: int = 0
@@ -149,8 +149,8 @@ class Command(OutboxCommand):
             if not self.is_asking(options) or self.ask(question):
                 self._write(selection, choice.found, database, STATUSES[options["target"]])
 
-    def _choose(self, selection: Selection, database: str, limit: int | None) -> "Choice":
-        choice = Choice()
+    def _choose(self, selection: Selection, database: str, limit: int | None) -> "ArchivedChoice":
+        choice = ArchivedChoice()
         for batch in batches(islice(selection.read(skip_damaged=True), limit)):
             choice.groups.update((message.type, message.error_class) for message in batch)
             choice.found += len(batch)
@@ -160,7 +160,7 @@ class Command(OutboxCommand):
         choice.doubles = selection.doubles
         return choice
 
-    def _describe(self, choice: "Choice") -> None:
+    def _describe(self, choice: "ArchivedChoice") -> None:
         lines = [("type", "error class", "messages")]
         for (type, error_class), count in choice.groups.most_common():
             lines.append((printable(type), printable(error_class) or "-", f"{count:,}"))

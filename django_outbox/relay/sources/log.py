@@ -280,15 +280,12 @@ class LogSource(SnapshotSource):
         self._reported = reason
         if reason:
             logger.warning(
-                "Publisher %r: PostgreSQL's write-ahead log of database %r is not read: %s. The relay searches the "
-                "table instead.",
-                self._publisher_alias,
-                self.using,
-                reason.rstrip("."),
+                "Publisher %(publisher)r: PostgreSQL's write-ahead log of database %(database)r is not read: "
+                "%(reason)s. The relay searches the table instead.",
                 event="relay.log_unavailable",
                 publisher=self._publisher_alias,
                 database=self.using,
-                reason=reason,
+                reason=reason.rstrip("."),
             )
         else:
             logger.info(

@@ -1,0 +1,86 @@
+"""Run the threads of a relay or an inbox: restart one that crashes, and stop them in time."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from django_outbox.exceptions import OutboxError, RelayUnavailable
+from django_outbox.logs import logger
+from django_outbox.retry import Backoff
+from django_outbox.service.state import ServiceState
+from django_outbox.text import describe
+from django_outbox.threads import Threads, own_connection
+
+
+def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: ServiceState, patience: float) -> None:
+    """Do the works in threads, each with its own database connection, while this thread waits.
+
+    An exception that interrupts this thread (Ctrl-C, Celery's soft time limit) does not reach the current batches. They
+    are finished first, unless they take longer than `patience` or the wait for them is interrupted, too.
+
+    Raises:
+        RelayUnavailable: a broker or the database was unavailable. Any other error of a thread is raised first.
+    """
+    threads = Threads()
+    try:
+        for work in works:
+            threads.start(partial(_with_own_connection, state.using, work), name=f"outbox-{service}")
+        threads.wait()
+    except BaseException:
+        state.stopping = state.abandoned = True
+        state.abandoned = not threads.wait(patience)
+        if state.abandoned:
+            logger.warning(
+                "The current batches were not finished within %(seconds)g s.",
+                event="process.batches_unfinished",
+                service=service,
+                database=state.using,
+                seconds=patience,
+            )
+        raise
+    if threads.errors:
+        raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
+
+
+def _with_own_connection(using: str, work: Callable[[], object]) -> None:
+    with own_connection(using):
+        work()
+
+
+def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:
+    """Call a function until it returns, again after each exception. The thread's connection is closed in between.
+
+    The waits between two calls begin again once a call has lasted twice the longest one.
+
+    Raises:
+        ImproperlyConfigured: the settings are wrong. All threads stop, because a restart would not help.
+        OutboxError: for example, the outbox's table is missing. All threads stop.
+    """
+    crashes = 0
+    while True:
+        began = time.monotonic()
+        try:
+            return work()
+        except (ImproperlyConfigured, OutboxError):
+            state.stopping = True
+            raise
+        except BaseException as error:
+            if time.monotonic() - began > 2 * wait.max_delay:
+                crashes = 0
+            crashes += 1
+            seconds = wait.after(crashes)
+            logger.error(
+                "%(subject)s crashed and restarts in %(seconds).1f s: %(reason)s",
+                exc_info=error,
+                event="process.thread_crashed",
+                subject=subject,
+                seconds=seconds,
+                reason=describe(error),
+            )
+            with suppress(Exception):
+                connections[state.using].close()
+        state.pause(seconds)
