@@ -14,7 +14,7 @@ from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Unreadab
 from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.isolation import isolate
 from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.sources import Source
+from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
@@ -108,7 +108,7 @@ class Batches(abc.ABC):
     """
 
     publisher: Publisher
-    source: Source
+    source: TableSource
     settings: OutboxSettings
     dead_letters: Publisher | None = None
     paused_types: Callable[[], Set[str]] = frozenset

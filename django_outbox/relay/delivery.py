@@ -15,7 +15,7 @@ from django_outbox.models import RateLimit
 from django_outbox.relay.batch import Batches, PublishedBatches
 from django_outbox.relay.leased import LeasedMessages
 from django_outbox.relay.rate_limits import RateLimiter
-from django_outbox.relay.sources import LogSource, SnapshotSource, Source, TableSource
+from django_outbox.relay.sources import LogSource, SnapshotSource, TableSource
 from django_outbox.relay.state import RelayState, Tally
 from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.stores import get_store
@@ -66,7 +66,7 @@ class Delivery:
         state: what the workers of the relay share.
     """
 
-    def __init__(self, publisher: Publisher, source: Source, state: RelayState) -> None:
+    def __init__(self, publisher: Publisher, source: TableSource, state: RelayState) -> None:
         self._publisher = publisher
         self._source = source
         self._state = state
@@ -134,7 +134,7 @@ class Delivery:
         return Round(tally, tally.outage, connected=self._connects, looked=True)
 
 
-def make_batches(publisher: Publisher, source: Source, state: RelayState) -> Batches:
+def make_batches(publisher: Publisher, source: TableSource, state: RelayState) -> Batches:
     """Return what delivers the batches of a publisher: through a broker, or in a transaction of the database."""
     options: dict[str, Any] = {
         "source": source,

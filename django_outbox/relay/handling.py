@@ -181,13 +181,13 @@ class HandledMessages(Batches):
             Conflict: another transaction was in the way, and the message has not conflicted too often.
             TransactionLost: the savepoint is lost, and with it the transaction.
         """
-        savepoint = Savepoint(self._connection)
-        gaps = _Gaps()
-        with self._connection.execute_wrapper(gaps):
+        connection = self._connection
+        savepoint, gaps = Savepoint(connection), _Gaps()
+        with connection.execute_wrapper(gaps):
             try:
                 outcome = read_outcome(deliver(self.source.using))
                 if outcome is ACCEPTED:
-                    savepoint.release(self._store.check_constraints)
+                    savepoint.release(get_store(connection).check_constraints)
                 else:
                     savepoint.roll_back()
             except TransactionBroken as error:

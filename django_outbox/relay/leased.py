@@ -23,7 +23,7 @@ from django_outbox.relay.handling import (
     refresh_other_connections,
 )
 from django_outbox.relay.recorder import Recorder
-from django_outbox.relay.sources import Source
+from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
 from django_outbox.text import describe, is_interrupt
@@ -179,7 +179,7 @@ class _Keeper:
         source: renews the lease.
     """
 
-    def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: Source) -> None:
+    def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: TableSource) -> None:
         self.lease = lease
         self.message = message
         self._publisher_alias = publisher_alias

@@ -8,7 +8,7 @@ from django.db import connections, transaction
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.models import RateLimit
-from django_outbox.relay.sources import Source
+from django_outbox.relay.sources import TableSource
 from django_outbox.stores import get_store
 
 SLOT = 0.2
@@ -37,7 +37,7 @@ class RateLimiter:
         source: finds out whether messages are due.
     """
 
-    def __init__(self, using: str, publisher_alias: str, rate: float, source: Source) -> None:
+    def __init__(self, using: str, publisher_alias: str, rate: float, source: TableSource) -> None:
         self._using = using
         self._publisher_alias = publisher_alias
         self._rate = rate

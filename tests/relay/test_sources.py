@@ -2,21 +2,21 @@
 
 import datetime
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import pytest
 
 from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, rejected
 from django_outbox.relay.batch import PublishedBatches
-from django_outbox.relay.sources import Source
-from django_outbox.stores import Claim, Lease, Settlement
+from django_outbox.relay.sources import TableSource
+from django_outbox.stores import Claim, Settlement
 from tests.support.publishers import Script, ScriptedPublisher
 
 pytestmark = pytest.mark.usefixtures("scripted")
 
 
-class ListSource(Source):
+class ListSource(TableSource):
     """Hands out messages from a list, and keeps what was settled."""
 
     using = "default"
@@ -36,32 +36,11 @@ class ListSource(Source):
         yield Claim(self._messages[:limit])  # type: ignore[arg-type]
         self.open = False
 
-    def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
-        raise AssertionError
-
-    def lease(self, message: Message) -> None:
-        raise AssertionError
-
-    def renew(self, lease: Lease) -> bool:
-        raise AssertionError
-
-    def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
-        raise AssertionError
-
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         assert self.open, "a batch is settled while it is claimed"
         self.settlements.append(settlement)
 
-    def watch(self) -> AbstractContextManager[None]:
-        raise AssertionError
-
-    def find_paused_types(self) -> frozenset[str]:
-        raise AssertionError
-
     def rewind(self) -> None:
-        raise AssertionError
-
-    def sweep_next(self) -> None:
         raise AssertionError
 
 

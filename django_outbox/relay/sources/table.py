@@ -1,5 +1,6 @@
 """Claims from the table, by queries: each one looks for due messages from where the last one ended."""
 
+import math
 import sys
 from collections.abc import Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
@@ -8,15 +9,14 @@ from django.db import connections
 
 from django_outbox.conf import OutboxSettings
 from django_outbox.messages import Message
-from django_outbox.relay.sources.base import Source
 from django_outbox.relay.watchdog import DatabaseCalls
 from django_outbox.stores import Claim, Lease, Settlement, Store, get_store
 from django_outbox.stores.claiming import Cursor
 from django_outbox.stores.clock import boot_time
 
 
-class TableSource(Source):
-    """Claims the messages of one publisher from the table.
+class TableSource:
+    """Claims and settles the batches of one worker, and remembers where its claims stand.
 
     Args:
         using: the database alias.
@@ -45,6 +45,10 @@ class TableSource(Source):
         self._late_at = 0.0
 
     def claim(self, limit: int) -> AbstractContextManager[Claim]:
+        """Claim at most `limit` due messages for as long as the context is open.
+
+        Leaving the context without `settle` returns the whole batch as it was.
+        """
         self._begin_claim()
         return self._watched(
             self._store.claim(
@@ -58,23 +62,28 @@ class TableSource(Source):
         )
 
     def claim_one(self, message: Message) -> AbstractContextManager[Claim]:
+        """Claim a message that was claimed before, if it has not changed and no other relay has it."""
         self._begin_claim()
         return self._watched(self._store.claim_one(self._publisher_alias, message, max_seconds=self._claim_timeout))
 
     def lease(self, message: Message) -> Lease | None:
+        """Take the lease of a message of the open claim, or return None if another relay works on it or on its key."""
         with self.watch():
             return self._store.lease(self._publisher_alias, message, seconds=self._claim_timeout)
 
     def renew(self, lease: Lease) -> bool:
+        """Let a lease last from now on; return False if it is lost. Any thread may call it, on its own connection."""
         with self.watch():
             return lease.renew()
 
     def claim_leased(self, message: Message, lease: Lease) -> AbstractContextManager[Claim]:
+        """Claim a message that this worker has leased, if it has not lost the lease."""
         self._begin_claim()
         return self._watched(self._store.claim_leased(message, lease, max_seconds=self._claim_timeout))
 
     @property
     def is_late(self) -> bool:
+        """Whether the last claim may end before something that is published now can be settled."""
         return boot_time() > self._late_at
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
@@ -86,29 +95,44 @@ class TableSource(Source):
             return self._store.find_paused_types(self._publisher_alias)
 
     def rewind(self) -> None:
+        """Look for messages without a key from the beginning again, because some went back as they were."""
         self._cursor.rewind()
 
     @property
     def exhausted(self) -> bool:
+        """Whether the last claim found nothing, and nothing was due anywhere."""
         return self._cursor.exhausted
 
     @property
     def complete(self) -> bool:
+        """Whether the last claim looked at every key; if not, the next one continues."""
         return self._cursor.complete
 
     @property
     def lags(self) -> bool:
+        """Whether the next claim should follow at once, although this one found nothing."""
         return self._cursor.lags
 
+    @property
+    def longest_wait(self) -> float:
+        """The seconds that an idle worker may wait for a wake-up."""
+        return math.inf
+
     def sweep_next(self) -> None:
+        """Make the next claim look everywhere, regardless of the cost."""
         self._cursor.sweep_next()
 
     @property
     def wake_ups(self) -> Set[str]:
+        """The names of the wake-ups that end an idle wait of its worker."""
         return frozenset([self._publisher_alias])
 
     def watch(self) -> AbstractContextManager[None]:
+        """Watch the database calls of a block, and end the connection of one that takes longer than a claim may."""
         return self._calls.watch(connections[self.using], self._claim_timeout)
+
+    def close(self) -> None:
+        """Release what it holds, apart from the database connection."""
 
     @contextmanager
     def _watched(self, claiming: AbstractContextManager[Claim]) -> Iterator[Claim]:
