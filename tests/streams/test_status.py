@@ -23,9 +23,9 @@ from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
-from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.log import LogStream
+from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import OpenTransaction
 from tests.conftest import ALIASES
 from tests.support import databases
@@ -167,5 +167,5 @@ def test_the_check_names_the_wal_level_of_a_server_that_does_not_decode_its_log(
     with connections["postgresql"].cursor() as cursor:
         cursor.execute("SHOW wal_level")
         decodes = cursor.fetchone() == ("logical",)
-    obstacles = LogStream(get_store(connections["postgresql"]), "default").find_obstacles(1)
+    obstacles = LogStream(PostgreSQLStore(connections["postgresql"]), "default").find_obstacles(1)
     assert ("W054" in {obstacle.check for obstacle in obstacles}) is not decodes
