@@ -1,6 +1,5 @@
 """The messages of one call of `publish`, and their outcomes. A broker adds only the way to send and receive."""
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -66,39 +65,3 @@ class Call(Generic[M, E]):
         outcomes = [outcome for outcome in given if outcome is not None]
         assert len(outcomes) == len(given)
         return outcomes
-
-
-class PendingCall(Call[M, E]):
-    """A call for two threads: a connection's thread sends its messages, and another thread waits for the outcomes.
-
-    Once the messages are submitted, only the connection's thread changes the outcomes.
-
-    Attributes:
-        missing: the number of messages without an outcome.
-    """
-
-    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
-        super().__init__(messages, encode, carrier=carrier, error_class=error_class)
-        self.missing = self.outcomes.count(None)
-        self._done = threading.Event()
-
-    def set_outcome(self, index: int, outcome: Outcome) -> None:
-        """Set the outcome of a message, unless it already has one."""
-        if self.outcomes[index] is None:
-            self.outcomes[index] = outcome
-            self.missing -= 1
-            if not self.missing:
-                self._done.set()
-
-    def set_missing(self, outcome: Outcome) -> None:
-        """Set the outcome of every message that has none."""
-        for index in self.unsettled():
-            self.set_outcome(index, outcome)
-
-    def end(self) -> None:
-        """Let the waiting thread continue, although messages have no outcome."""
-        self._done.set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all messages have an outcome, or `end`. Return False if the time ran out."""
-        return not self.missing or self._done.wait(seconds)

@@ -8,7 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers.celery import CeleryPublisher
-from django_outbox.brokers.celery.apps import find_app, late_modules
+from django_outbox.brokers.celery.options import find_app, late_modules
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, PublisherConfig, SettingsProblem

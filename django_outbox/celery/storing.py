@@ -15,7 +15,7 @@ from kombu.compression import compress
 from kombu.entity import maybe_delivery_mode
 from kombu.serialization import dumps
 
-from django_outbox.brokers.celery.envelope import pack
+from django_outbox.brokers.celery.encoding import pack
 from django_outbox.celery.context import StoredCall, is_beat
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.transactions import check_task_transaction, outlive_connection, reconnect_if_lost

@@ -10,8 +10,8 @@ from celery.exceptions import Retry
 from kombu import serialization
 from kombu.compression import decompress
 
-from django_outbox.brokers.celery.apps import find_app
-from django_outbox.brokers.celery.envelope import NotATask, TaskMessage, unpack
+from django_outbox.brokers.celery.encoding import NotATask, TaskMessage, unpack
+from django_outbox.brokers.celery.options import find_app
 from django_outbox.messages import Message
 from django_outbox.text import shorten
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.decoding import decode_properties, read_delivery
-from django_outbox.brokers.rabbitmq.encoding import Encoder
+from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder, decode_properties, read_delivery
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
 from tests.support.claimed import make_message
 
@@ -26,7 +25,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=15,
 )
-ENCODER = Encoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key")
+ENCODER = RabbitMQEncoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key")
 
 
 @given(headers=st.dictionaries(NAMES.filter(lambda name: name not in ("CC", "BCC", "outbox-key")), VALUES, max_size=5))

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Refused, Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
-from django_outbox.brokers.kafka.session import LEAVE_TIMEOUT
+from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.state import InboxTally
 from django_outbox.models import Status

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.decoding import read_delivery
-from django_outbox.brokers.rabbitmq.encoding import Encoder, Events
+from django_outbox.brokers.rabbitmq.encoding import Events, RabbitMQEncoder, read_delivery
 from django_outbox.brokers.rabbitmq.wire import Delivered
 from tests.support.claimed import make_message
 
@@ -77,7 +76,9 @@ def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
     )
     content_type = "application/cloudevents+json" if format == "cloudevents-structured" else "application/json"
     event = Events(format, "/shop").convert(message)
-    encoder = Encoder(exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type)
+    encoder = RabbitMQEncoder(
+        exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type
+    )
     found = read_delivery(
         Delivered(1, b"orders", encoder.encode(event).properties, event.payload), key_header="outbox-key"
     )

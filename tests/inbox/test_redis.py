@@ -19,7 +19,7 @@ from django.db import connections
 from django_outbox.brokers import Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
 from django_outbox.brokers.redis.consumer import is_gone, make_name
-from django_outbox.brokers.redis.entries import StreamEntry, read_entry
+from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
@@ -71,7 +71,7 @@ def test_headers_that_are_not_an_object_make_a_failed_message(source, make_inbox
 @pytest.mark.parametrize("time", ["", "yesterday", "2026-01-02", "2026-01-02T03:04:05Z", "9999-99-99"])
 def test_a_time_of_any_kind_can_be_read(time):
     fields = {b"payload": b"1", b"occurred_at": time.encode()}
-    found = read_entry(StreamEntry(b"1-0", [part for field in fields.items() for part in field]), 1, "orders")
+    found = read_delivery(StreamEntry(b"1-0", [part for field in fields.items() for part in field]), 1, "orders")
     assert (found.sent_at is None) == (time != "2026-01-02T03:04:05Z")
 
 

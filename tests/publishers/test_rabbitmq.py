@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import spec
 
-from django_outbox.brokers.rabbitmq.channel import NACKED, Unconfirmed
+from django_outbox.brokers.rabbitmq.publishing import NACKED, Unconfirmed
 from django_outbox.messages import ACCEPTED, Verdict
 from tests.support.claimed import make_message
 from tests.support.outcomes import only_error

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue_many
-from django_outbox.brokers.rabbitmq import RabbitMQPublisher, destinations
+from django_outbox.brokers.rabbitmq import RabbitMQPublisher, call
 from django_outbox.messages import Message, Outcome, Verdict
 from tests.support.children import wait_until
 from tests.support.claimed import make_message
@@ -66,7 +66,7 @@ def test_queues_without_quorum_or_node_use_up_no_attempt_and_do_not_affect_other
     publisher: RabbitMQPublisher, monkeypatch: pytest.MonkeyPatch
 ):
     # A busy machine may take longer to confirm a message of the healthy queue.
-    monkeypatch.setattr(destinations, "TRIAL_TIMEOUT", 2.0)
+    monkeypatch.setattr(call, "TRIAL_TIMEOUT", 2.0)
     messages = [make_message(topic) for topic in (WITHOUT_QUORUM, DOWN, HEALTHY) for _ in range(100)]
     expected = {
         WITHOUT_QUORUM: Counter({(Verdict.DEFERRED, False): 100}),

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from django_outbox.brokers import suspensions
-from django_outbox.brokers.rabbitmq.channel import NACKED, ChannelCall
-from django_outbox.brokers.rabbitmq.destinations import Destinations
-from django_outbox.brokers.rabbitmq.encoding import Encoder
+from django_outbox.brokers.rabbitmq.call import Destinations
+from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder
+from django_outbox.brokers.rabbitmq.publishing import NACKED, RabbitMQBatch
 from django_outbox.messages import ACCEPTED, Message, Verdict
 from tests.support.claimed import make_message
 from tests.support.messages import Clock
@@ -17,8 +17,10 @@ from tests.support.rabbitmq.tools import Broker, MakePublisher, verdicts
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
 
 
-def make_batch(message: Message) -> ChannelCall:
-    return ChannelCall([message], Encoder(exchange="", mandatory=True, persistent=True, key_header="key").encode)
+def make_batch(message: Message) -> RabbitMQBatch:
+    return RabbitMQBatch(
+        [message], RabbitMQEncoder(exchange="", mandatory=True, persistent=True, key_header="key").encode
+    )
 
 
 def test_a_trial_that_is_confirmed_late_resumes_the_destination():

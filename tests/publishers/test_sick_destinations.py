@@ -16,7 +16,7 @@ from redis.crc import key_slot
 
 from django_outbox import OutboxMessage, enqueue_many
 from django_outbox.brokers import suspensions
-from django_outbox.brokers.rabbitmq import destinations
+from django_outbox.brokers.rabbitmq import call
 from tests.publishers.subjects.aws import SNSSubject
 from tests.publishers.subjects.base import unique_name
 from tests.support.aws.server import CREDENTIALS, REGION, address, client
@@ -344,7 +344,7 @@ def place(request: pytest.FixtureRequest, count: int) -> Iterator[Place]:
 def frequent_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that destinations are soon tried again after they were healed."""
     monkeypatch.setattr(suspensions, "MAX_WAIT", 1.0)
-    monkeypatch.setattr(destinations, "ROUND_INTERVAL", 1.0)
+    monkeypatch.setattr(call, "ROUND_INTERVAL", 1.0)
 
 
 def fill(place: Place) -> int:

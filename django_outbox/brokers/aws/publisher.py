@@ -12,9 +12,10 @@ from botocore.exceptions import ClientError
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.aws.call import AWSCall, AWSRequest
-from django_outbox.brokers.aws.client import MAX_MESSAGE_BYTES, AWSClient, AWSOptions, call_within, send_all
+from django_outbox.brokers.aws.connection import AWSClient, call_within, send_all
 from django_outbox.brokers.aws.encoding import AWSEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
+from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, AWSOptions
 from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger

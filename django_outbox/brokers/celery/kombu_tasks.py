@@ -10,8 +10,8 @@ from typing import Any
 from celery import Celery
 from kombu import Connection, Producer
 
-from django_outbox.brokers.celery.apps import connect, describe_broker, is_redis
-from django_outbox.brokers.celery.envelope import TaskMessage
+from django_outbox.brokers.celery.encoding import TaskMessage
+from django_outbox.brokers.celery.options import connect, describe_broker, is_redis
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later, unanswered
 from django_outbox.text import describe

@@ -9,9 +9,9 @@ from celery import Celery
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.call import Call
-from django_outbox.brokers.celery.apps import connect, find_app, is_amqp
-from django_outbox.brokers.celery.envelope import unpack
+from django_outbox.brokers.celery.encoding import unpack
 from django_outbox.brokers.celery.kombu_tasks import KombuTasks
+from django_outbox.brokers.celery.options import connect, find_app, is_amqp
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import Message, Outcome

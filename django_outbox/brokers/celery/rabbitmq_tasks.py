@@ -15,8 +15,8 @@ from pika import BasicProperties
 from pika.spec import Basic
 
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.celery.apps import amqp_urls, connect, read_ssl
-from django_outbox.brokers.celery.envelope import TaskMessage
+from django_outbox.brokers.celery.encoding import TaskMessage
+from django_outbox.brokers.celery.options import amqp_urls, connect, read_ssl
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.rabbitmq.encoding import Encoded, encode_headers, short_string
 from django_outbox.logs import logger

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from django_outbox.brokers.call import Call
-from django_outbox.brokers.http.connections import UNAVAILABLE, Job, Result, Results, ServerConnections
-from django_outbox.brokers.http.encoding import Request, RequestEncoder
-from django_outbox.brokers.http.responses import FailedRequest, Response, Statuses
+from django_outbox.brokers.http.connection import UNAVAILABLE, Job, Result, Results, ServerConnections
+from django_outbox.brokers.http.encoding import HTTPEncoder, Request
+from django_outbox.brokers.http.errors import FailedRequest, Response, Statuses
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import FIRST_WAIT, MIN_WAIT, Suspensions
 from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
@@ -32,7 +32,7 @@ class HTTPCall(Call[Message, Request]):
         messages: Sequence[Message],
         servers: Mapping[Origin, ServerConnections],
         suspensions: Suspensions[Origin],
-        encoder: RequestEncoder,
+        encoder: HTTPEncoder,
         statuses: Statuses,
         *,
         timeout: float,

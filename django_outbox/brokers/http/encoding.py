@@ -58,7 +58,7 @@ class Request(NamedTuple):
     body: bytes
 
 
-class RequestEncoder:
+class HTTPEncoder:
     """Encodes and signs messages.
 
     Args:

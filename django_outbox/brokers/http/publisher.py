@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from django_outbox.brokers.http.call import HTTPCall
-from django_outbox.brokers.http.connections import HTTPOptions, Job, Results, ServerConnections
-from django_outbox.brokers.http.responses import FailedRequest, Response
+from django_outbox.brokers.http.connection import Job, Results, ServerConnections
+from django_outbox.brokers.http.errors import FailedRequest, Response
+from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions

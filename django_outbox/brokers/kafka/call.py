@@ -9,9 +9,9 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
 
 from django_outbox.brokers.call import Call
+from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
-from django_outbox.brokers.kafka.producers import PooledProducer, ProducerPool
-from django_outbox.brokers.kafka.records import Record
+from django_outbox.brokers.kafka.publishing import KafkaPublisherConnection, ProducerPool
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
 from django_outbox.text import describe
@@ -66,7 +66,7 @@ class KafkaCall(Call[T, Record]):
     def _has_ended(self) -> bool:
         return bool(self._outage or self._is_stalled or self._refusal)
 
-    def _send(self, producer: PooledProducer, indexes: Sequence[int]) -> None:
+    def _send(self, producer: KafkaPublisherConnection, indexes: Sequence[int]) -> None:
         records, report, deadline = self.encoded, self._report, self._deadline
         missing = self._find_missing_topics(producer, indexes)
         self._missing = 0
@@ -101,7 +101,9 @@ class KafkaCall(Call[T, Record]):
         self._missing += sent
         self._await_reports(producer)
 
-    def _find_missing_topics(self, producer: PooledProducer, indexes: Sequence[int]) -> Mapping[str, KafkaError]:
+    def _find_missing_topics(
+        self, producer: KafkaPublisherConnection, indexes: Sequence[int]
+    ) -> Mapping[str, KafkaError]:
         missing: dict[str, KafkaError] = {}
         if not producer.connect(self._deadline):
             topics = {self.encoded[index][0] for index in indexes}
@@ -110,7 +112,7 @@ class KafkaCall(Call[T, Record]):
             self._outage = producer.state.reason or NO_RESPONSE
         return missing
 
-    def _await_reports(self, producer: PooledProducer) -> None:
+    def _await_reports(self, producer: KafkaPublisherConnection) -> None:
         """Wait until the timeout; for a sixth of it if other messages were confirmed, but these are not.
 
         If the brokers still respond, this is not an outage: messages for other partitions can be delivered.
@@ -144,7 +146,7 @@ class KafkaCall(Call[T, Record]):
         else:
             self._errors.append((index, error, delivered.partition() or 0))
 
-    def _read_errors(self, producer: PooledProducer) -> None:
+    def _read_errors(self, producer: KafkaPublisherConnection) -> None:
         batches: dict[tuple[str, int, int], tuple[KafkaError, list[int]]] = {}
         for index, error, partition in self._errors:
             meaning, topic = meaning_of(error), self.encoded[index][0]

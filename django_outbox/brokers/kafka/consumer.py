@@ -1,18 +1,32 @@
 """`KafkaConsumer`: reads topics as a member of a consumer group."""
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from confluent_kafka import Consumer as KafkaClient
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Received
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.consumer import ConnectedConsumer
+from django_outbox.brokers.consumer import (
+    ConnectedConsumer,
+    ConsumerConnection,
+    Incoming,
+    Refused,
+    Unavailable,
+    take_batch,
+)
 from django_outbox.brokers.kafka.call import KafkaCall
-from django_outbox.brokers.kafka.options import TOPIC, read_config, read_group_config, read_topics, servers
-from django_outbox.brokers.kafka.producers import ProducerPool
-from django_outbox.brokers.kafka.records import Headers, Record
-from django_outbox.brokers.kafka.session import Session
+from django_outbox.brokers.kafka.connection import ConnectionState
+from django_outbox.brokers.kafka.encoding import Headers, Record, read_delivery
+from django_outbox.brokers.kafka.errors import meaning_of
+from django_outbox.brokers.kafka.options import TOPIC, Log, read_config, read_group_config, read_topics, servers
+from django_outbox.brokers.kafka.publishing import ProducerPool
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED
@@ -25,7 +39,7 @@ ORIGIN = "outbox-rejected-from"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class KafkaConsumer(ConnectedConsumer[Session]):
+class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
     """Reads topics as a member of a consumer group. The offsets are committed after the database's commit.
 
     Args:
@@ -61,8 +75,8 @@ class KafkaConsumer(ConnectedConsumer[Session]):
     def source(self) -> str:
         return f"topics {', '.join(self._topics)!r} as group {self.group!r} at {servers(self._config)}"
 
-    def _make_connection(self, max_messages: int | None) -> Session:
-        return Session(self._config, self._topics, self.timeout, self._write_dead)
+    def _make_connection(self, max_messages: int | None) -> "KafkaConsumerConnection":
+        return KafkaConsumerConnection(self._config, self._topics, self.timeout, self._write_dead)
 
     def close(self) -> None:
         super().close()
@@ -101,3 +115,196 @@ class DeadLetters:
         origin = f"{record.topic()}/{record.partition()}/{record.offset()}"
         headers: Headers = [*pairs, (ORIGIN, origin)]
         return (self._topic, record.value(), record.key(), headers)
+
+
+LEAVE_TIMEOUT = 5.0
+"""Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
+
+Place = tuple[str, int]
+"""A topic and the number of a partition."""
+
+
+class KafkaConsumerConnection(ConsumerConnection):
+    """A client of librdkafka that is a member of the group. One thread calls all methods.
+
+    The client's callbacks run within `receive` and `close` only, so a batch in hand never changes.
+
+    Args:
+        write_dead: writes rejected records to the dead letters; returns the reason if not all were confirmed.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        timeout: float,
+        write_dead: Callable[[Sequence[Received]], str],
+    ) -> None:
+        self._config = config
+        self._topics = topics
+        self._timeout = timeout
+        self._write_dead = write_dead
+        self._state = ConnectionState(config)
+        callbacks = {"error_cb": self._state.note_error, "on_commit": self._on_commit}
+        self._client = KafkaClient({**config, **callbacks, "logger": Log()})
+        self._records: dict[int, Received] = {}
+        self._tag = 0
+        self._ahead: deque[Received] = deque()
+        self._assigned: set[Place] = set()
+        self._ends: dict[Place, int] = {}
+        self._has_joined = False
+        self._is_paused = False
+        self._settled: dict[Place, int] = {}
+        self._has_failed_to_commit = False
+        self._problem = ""
+
+    def open(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        for topic in self._topics:
+            wanted = None if topic.startswith("^") else topic
+            found = self._state.list_topics(self._client, wanted, deadline)
+            if not self._state.is_connected:
+                raise Unavailable(self._state.reason)
+            error = found.get(topic)
+            if error is not None:
+                remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
+                raise Unavailable(f"topic {topic!r}: {error.str()}{': ' if remedy else ''}{remedy}")
+        self._client.subscribe(
+            list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        if not self._ahead:
+            self._receive(max_messages, seconds)
+        taken, _ = take_batch(self._ahead, max_messages, max_bytes, lambda record: len(record.value() or b""))
+        # librdkafka reports this only once, when records received earlier may still be unread. If the brokers are back
+        # after them, the next session connects at once.
+        if not taken and self._state.all_down:
+            raise Unavailable(self._state.reason)
+        self._records = dict(enumerate(taken, self._tag + 1))
+        self._tag += len(taken)
+        return [read_delivery(tag, record) for tag, record in self._records.items()]
+
+    def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
+        records = {message.tag: self._records[message.tag] for message in batch if message.tag in self._records}
+        self._records = {}
+        dead = [record for tag, record in records.items() if tag in rejected]
+        if dead and (reason := self._write_dead(dead)):
+            # The batch is delivered again; its stored messages are recognized as duplicates. Until then, later records
+            # must not be committed before these.
+            self._problem = f"rejected messages cannot be written to the topic in dead_letters: {reason}"
+            self._ahead.clear()
+            raise Refused(self._problem)
+        offsets: dict[Place, int] = {}
+        for record in records.values():
+            offsets[record.topic() or "", record.partition() or 0] = (record.offset() or 0) + 1
+        # A partition that another member has taken over is not ours to commit.
+        own = {place: offset for place, offset in offsets.items() if place in self._assigned}
+        self._settled.update(own)
+        self._commit(own)
+
+    def pause(self) -> None:
+        # Also partitions that are assigned later.
+        self._is_paused = True
+        self._client.pause(self._client.assignment())
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._client.resume(self._client.assignment())
+
+    def is_drained(self) -> bool:
+        if self._problem or self._ahead or not self._has_joined:
+            return False
+        try:
+            return all(self._is_at_end(place) for place in sorted(self._assigned))
+        except KafkaException as error:
+            raise Unavailable(self._state.explain(error.args[0])) from error
+
+    def close(self) -> None:
+        """Commit the settled offsets and leave the group. Without a broker, that continues in the background."""
+        thread = threading.Thread(target=self._leave, name="outbox-kafka-leave", daemon=True)
+        thread.start()
+        thread.join(LEAVE_TIMEOUT)
+
+    def _leave(self) -> None:
+        self._commit_settled()
+        with suppress(KafkaException, RuntimeError):
+            self._client.close()
+
+    def _receive(self, max_records: int, seconds: float) -> None:
+        if self._problem:
+            raise Unavailable(self._problem)
+        if self._has_failed_to_commit:
+            self._has_failed_to_commit = False
+            self._commit_settled()
+        try:
+            # `consume` would wait for a whole batch.
+            first = self._client.poll(seconds)
+            if first is None:
+                return
+            records = [first, *(self._client.consume(max_records - 1, timeout=0) if max_records > 1 else ())]
+        except KafkaException as raised:
+            raise Unavailable(self._state.explain(raised.args[0])) from raised
+        for record in records:
+            error, place = record.error(), (record.topic() or "", record.partition() or 0)
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                self._ends[place] = record.offset() or 0
+            elif error is not None:
+                raise Unavailable(self._state.explain(error))
+            elif place in self._assigned:
+                self._ahead.append(record)
+
+    def _is_at_end(self, place: Place) -> bool:
+        partition = TopicPartition(*place)
+        low, high = self._client.get_watermark_offsets(partition, timeout=self._timeout)
+        # The last offsets of a transaction or of a compacted topic may belong to no record.
+        if low == high or self._ends.get(place, 0) >= high:
+            return True
+        (position,) = self._client.position([partition])
+        if position.offset >= 0:
+            return position.offset >= high
+        (committed,) = self._client.committed([partition], timeout=self._timeout)
+        if committed.offset >= 0:
+            return committed.offset >= high
+        return str(self._config.get("auto.offset.reset")) in ("latest", "end", "largest")
+
+    def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
+        self._has_joined = True
+        self._assigned.update(_places(partitions))
+        if self._is_paused:
+            client.pause(partitions)
+
+    def _on_revoke(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
+        # The next owner of the partition begins at these offsets.
+        self._commit_settled()
+        self._on_lost(client, partitions)
+
+    def _on_lost(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
+        revoked = _places(partitions)
+        self._assigned -= revoked
+        for place in revoked:
+            self._settled.pop(place, None)
+            self._ends.pop(place, None)
+        self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        # A group that is being rebalanced refuses commits. If no record follows, no later commit makes up for it.
+        self._has_failed_to_commit |= error is not None or any(each.error for each in partitions)
+
+    def _commit(self, offsets: dict[Place, int]) -> None:
+        if offsets:
+            with suppress(KafkaException):
+                self._client.commit(offsets=_positions(offsets), asynchronous=True)
+
+    def _commit_settled(self) -> None:
+        # A synchronous commit waits forever if the coordinator does not respond. librdkafka leaves the group after the
+        # commits under way. Records that are not committed are delivered again, and recognized.
+        self._commit(self._settled)
+
+
+def _places(partitions: Iterable[TopicPartition]) -> set[Place]:
+    return {(each.topic, each.partition) for each in partitions}
+
+
+def _positions(offsets: dict[Place, int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]

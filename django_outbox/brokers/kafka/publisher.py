@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.kafka.call import KafkaCall
+from django_outbox.brokers.kafka.encoding import KafkaEncoder
 from django_outbox.brokers.kafka.options import read_config, servers
-from django_outbox.brokers.kafka.producers import ProducerPool
-from django_outbox.brokers.kafka.records import make_encoder
+from django_outbox.brokers.kafka.publishing import ProducerPool
 from django_outbox.brokers.options import Template, require_seconds
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
@@ -63,7 +63,7 @@ class KafkaPublisher(Publisher):
         validate_format(self.format, self.source)
         self._topic = Template("topic", self.topic)
         self._config = read_config(self.config, self.timeout)
-        self._encode = make_encoder(self._topic, self.format, self.source)
+        self._encode = KafkaEncoder(self._topic, self.format, self.source).encode
         self._pool = ProducerPool(self._config)
         # The threads of producers do not exist in the child process.
         after_fork(self._pool, ProducerPool.abandon)

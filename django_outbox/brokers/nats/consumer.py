@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.connection_thread import Intake
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused, Unavailable
-from django_outbox.brokers.intake import Intake
 from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (

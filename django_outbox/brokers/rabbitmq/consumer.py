@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import pika
 from pika.channel import Channel
 
+from django_outbox.brokers.connection_thread import Intake
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable
-from django_outbox.brokers.intake import Intake
 from django_outbox.brokers.rabbitmq.connection import CLOSE_TIMEOUT, Nodes, RabbitMQConnection
-from django_outbox.brokers.rabbitmq.decoding import read_delivery
+from django_outbox.brokers.rabbitmq.encoding import read_delivery
 from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import MAX_SHORT, RabbitMQOptions, require_short_string
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
@@ -111,7 +111,7 @@ connection dead if it receives nothing for a while, heartbeats included."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["ConsumingConnection"]):
+class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["RabbitMQConsumerConnection"]):
     """Reads a queue. It declares nothing: the queue, its bindings and its dead-letter exchange must exist.
 
     Args:
@@ -145,11 +145,11 @@ class RabbitMQConsumer(RabbitMQOptions, ConnectedConsumer["ConsumingConnection"]
     def source(self) -> str:
         return f"queue {self.queue!r} at {', '.join(f'{host.host}:{host.port}' for host in self.hosts)}"
 
-    def _make_connection(self, max_messages: int | None) -> "ConsumingConnection":
-        return ConsumingConnection(self, self._nodes, max_messages)
+    def _make_connection(self, max_messages: int | None) -> "RabbitMQConsumerConnection":
+        return RabbitMQConsumerConnection(self, self._nodes, max_messages)
 
 
-class ConsumingConnection(RabbitMQConnection, ConsumerConnection):
+class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     """Consumes a queue, while the reader takes as long as it needs.
 
     At most `max_messages` will be settled; None is no limit.

@@ -10,12 +10,11 @@ from urllib.parse import quote
 
 from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONTENT_TYPE
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.rabbitmq.channel import ChannelCall
+from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.connection import Nodes
-from django_outbox.brokers.rabbitmq.destinations import Destinations, PartialCall
-from django_outbox.brokers.rabbitmq.encoding import Encoded, Encoder, Events
+from django_outbox.brokers.rabbitmq.encoding import Encoded, Events, RabbitMQEncoder
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
-from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
+from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
@@ -74,9 +73,9 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     messaging_system: ClassVar[str] = "rabbitmq"
     broker_name = "RabbitMQ"
 
-    _connection: PublishingConnection | None = field(init=False)
-    _trials: PublishingConnection | None = field(init=False)
-    _retired: list[PublishingConnection] = field(init=False)
+    _connection: RabbitMQPublisherConnection | None = field(init=False)
+    _trials: RabbitMQPublisherConnection | None = field(init=False)
+    _retired: list[RabbitMQPublisherConnection] = field(init=False)
     _silent_since: float | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +86,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         after_fork(self, type(self)._start_over)
 
     def _make_encode(self) -> Callable[[Message], Encoded]:
-        return Encoder(
+        return RabbitMQEncoder(
             exchange=self.exchange,
             mandatory=self.mandatory,
             persistent=self.persistent,
@@ -130,7 +129,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
                 self._silent_since = None
                 return batch.complete()
         submit_trial = partial(self._submit, is_trial=True)
-        call = PartialCall(messages, self._submit, submit_trial, self._destinations)
+        call = RabbitMQCall(messages, self._submit, submit_trial, self._destinations)
         if batch is None:
             call.publish()
         else:
@@ -152,24 +151,24 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         for connection in connections:
             connection.close()
 
-    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> ChannelCall:
-        batch = ChannelCall(messages, self._encode)
+    def _submit(self, messages: Sequence[Message], *, is_trial: bool = False) -> RabbitMQBatch:
+        batch = RabbitMQBatch(messages, self._encode)
         usable_connection = self._usable_trials if is_trial else self._usable_connection
         while batch.missing and not usable_connection().submit(batch):
             pass
         return batch
 
-    def _usable_connection(self) -> PublishingConnection:
+    def _usable_connection(self) -> RabbitMQPublisherConnection:
         with self._lock:
             if self._connection is None or not self._connection.accepts_batches:
-                self._connection = PublishingConnection(self, self._nodes)
+                self._connection = RabbitMQPublisherConnection(self, self._nodes)
             return self._connection
 
-    def _usable_trials(self) -> PublishingConnection:
+    def _usable_trials(self) -> RabbitMQPublisherConnection:
         """Return the connection for trials: a message that tries a sick queue stalls the connection that it uses."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_batches:
-                self._trials = PublishingConnection(self, self._nodes, is_for_trials=True)
+                self._trials = RabbitMQPublisherConnection(self, self._nodes, is_for_trials=True)
             return self._trials
 
     def _end_trials(self) -> None:
@@ -179,7 +178,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             if trials is not None:
                 trials.retire()
 
-    def _retire(self, connection: PublishingConnection) -> None:
+    def _retire(self, connection: RabbitMQPublisherConnection) -> None:
         """Let a connection finish the batches in hand; the next one is sent over a new connection."""
         with self._lock:
             if connection is self._connection:

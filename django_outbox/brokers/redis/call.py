@@ -8,7 +8,7 @@ import redis
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.redis.connection import RedisConnection, RedisPool, Replies, encode_command
-from django_outbox.brokers.redis.entries import EntryEncoder
+from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import LEAVE_SERVER, REDIRECTS, Lost, code_of, explain, outcome_of
 from django_outbox.brokers.redis.options import Address
 from django_outbox.brokers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
@@ -184,7 +184,7 @@ class RedisCall(Call[Message, bytes]):
     """Sends the messages of a call to their servers, in a pipeline for each server."""
 
     def __init__(
-        self, messages: Sequence[Message], encoder: EntryEncoder, servers: Servers, guarantees: Guarantees
+        self, messages: Sequence[Message], encoder: RedisEncoder, servers: Servers, guarantees: Guarantees
     ) -> None:
         super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
         self._encoder = encoder

@@ -23,7 +23,7 @@ from redis.crc import key_slot
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Unavailable, take_batch
 from django_outbox.brokers.options import require_choice, require_seconds, require_text
 from django_outbox.brokers.redis.connection import RedisConnection, Replies, encode_command
-from django_outbox.brokers.redis.entries import StreamEntry, read_entry
+from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
 from django_outbox.brokers.redis.errors import Lost, explain, explain_reply
 from django_outbox.brokers.redis.options import RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
@@ -50,7 +50,7 @@ LOSS_INTERVAL = 60.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["ConsumerGroup"]):
+class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnection"]):
     """Reads a stream as a member of a consumer group, and acknowledges an entry after it was stored.
 
     Entries stay in the stream when they are acknowledged: trim it with the publisher's `max_length`, or with XTRIM.
@@ -113,7 +113,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["ConsumerGroup"]):
     def source(self) -> str:
         return f"stream {self.stream!r} at {self.describe_servers()}, group {self.group!r}"
 
-    def _make_connection(self, max_messages: int | None) -> "ConsumerGroup":
+    def _make_connection(self, max_messages: int | None) -> "RedisConsumerConnection":
         if self._pid != os.getpid():
             self._pid, self._begins = os.getpid(), True
             self._name = self.consumer or make_name()
@@ -122,7 +122,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["ConsumerGroup"]):
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
-        return ConsumerGroup(connection, self, self._name, begins=self._begins)
+        return RedisConsumerConnection(connection, self, self._name, begins=self._begins)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -132,7 +132,7 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["ConsumerGroup"]):
             self._servers.forget()
 
 
-class ConsumerGroup(ConsumerConnection):
+class RedisConsumerConnection(ConsumerConnection):
     """Reads the entries that this consumer has not settled yet, then new ones, and entries that others left.
 
     A consumer that begins takes over the entries of consumers that are gone, and waits until the others have settled
@@ -214,7 +214,7 @@ class ConsumerGroup(ConsumerConnection):
                 continue
             self._last_tag += 1
             self._unsettled[self._last_tag] = entry
-            self._received.append(read_entry(entry, self._last_tag, self._options.stream))
+            self._received.append(read_delivery(entry, self._last_tag, self._options.stream))
             self._average_size = 0.9 * self._average_size + 0.1 * entry.size
         if gone:
             # They were trimmed or deleted while they were pending.

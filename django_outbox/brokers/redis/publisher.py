@@ -11,7 +11,7 @@ from django_outbox.brokers.options import Template, require_number, require_seco
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.redis.call import Guarantees, RedisCall
 from django_outbox.brokers.redis.connection import RedisConnection
-from django_outbox.brokers.redis.entries import EntryEncoder
+from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import Lost, explain
 from django_outbox.brokers.redis.options import Address, RedisOptions
 from django_outbox.brokers.redis.servers import make_servers
@@ -76,7 +76,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
             require_number("max_length", self.max_length, 1, MAX_LENGTH)
         require_number("replicas", self.replicas, 0, MAX_REPLICAS)
         require_seconds("replica_timeout", self.replica_timeout)
-        self._encoder = EntryEncoder(Template("stream", self.stream), self.max_length)
+        self._encoder = RedisEncoder(Template("stream", self.stream), self.max_length)
         # A server that is the only one may take all of the time.
         self._guarantees = Guarantees(self.replicas, self.replica_timeout, self.timeout, self.stall_timeout)
         self._start_over()

@@ -12,7 +12,7 @@ from django.tasks import DEFAULT_TASK_QUEUE_NAME
 from django.tasks.base import TASK_MAX_PRIORITY
 from django.utils import timezone
 
-from django_outbox.brokers.celery.apps import connect, find_app, is_amqp, is_redis
+from django_outbox.brokers.celery.options import connect, find_app, is_amqp, is_redis
 from django_outbox.celery.calls import StoringProducer
 from django_outbox.celery.context import TaskId
 from django_outbox.conf import get_settings

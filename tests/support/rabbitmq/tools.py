@@ -16,8 +16,7 @@ from django.conf import settings
 from pika.adapters.blocking_connection import BlockingChannel
 
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
-from django_outbox.brokers.rabbitmq.channel import BatchChannel
-from django_outbox.brokers.rabbitmq.publishing import PublishingConnection
+from django_outbox.brokers.rabbitmq.publishing import BatchChannel, RabbitMQPublisherConnection
 from django_outbox.messages import Message, Outcome, Verdict
 
 HEARTBEAT = pika.frame.Heartbeat().marshal()
@@ -242,7 +241,7 @@ def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
     return [outcome.verdict for outcome in outcomes]
 
 
-def connection_of(publisher: RabbitMQPublisher) -> PublishingConnection:
+def connection_of(publisher: RabbitMQPublisher) -> RabbitMQPublisherConnection:
     assert publisher._connection is not None
     return publisher._connection
 

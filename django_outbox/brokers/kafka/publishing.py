@@ -10,9 +10,9 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from django_outbox.brokers.kafka.connection import ConnectionState
+from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.options import Log
-from django_outbox.brokers.kafka.records import Record
 
 POLL_TIME = 0.1
 """Seconds of one wait for reports. For 0.2 s or more the client keeps waiting although reports have come."""
@@ -32,7 +32,7 @@ MAX_SINGLE_TOPICS = 10
 Report = Callable[[KafkaError | None, Message], None]
 
 
-class PooledProducer:
+class KafkaPublisherConnection:
     """A producer that one thread uses at a time.
 
     Attributes:
@@ -178,8 +178,8 @@ class ProducerPool:
 
     def _start_over(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[PooledProducer] = []
-        self._used: set[PooledProducer] = set()
+        self._idle: list[KafkaPublisherConnection] = []
+        self._used: set[KafkaPublisherConnection] = set()
         self._generation = object()
 
     def abandon(self) -> None:
@@ -189,10 +189,10 @@ class ProducerPool:
         self._start_over()
 
     @contextmanager
-    def borrow(self) -> Iterator[PooledProducer]:
+    def borrow(self) -> Iterator[KafkaPublisherConnection]:
         """Lend a producer. A broken one is not lent again."""
         with self._lock:
-            producer = self._idle.pop() if self._idle else PooledProducer(self._config)
+            producer = self._idle.pop() if self._idle else KafkaPublisherConnection(self._config)
             self._used.add(producer)
             generation = self._generation
         try:

@@ -2,35 +2,28 @@
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from queue import SimpleQueue
-from ssl import SSLContext
 from typing import NamedTuple
 
 import h11
 import httpcore
-from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.cloudevents import PLAIN, validate_format
-from django_outbox.brokers.http.encoding import Request, RequestEncoder
-from django_outbox.brokers.http.network import Deadline, Network
-from django_outbox.brokers.http.responses import (
+from django_outbox.brokers.http.encoding import Request
+from django_outbox.brokers.http.errors import (
     BEFORE_SENDING,
     DISCONNECTED,
     FailedRequest,
     Response,
-    Statuses,
     explain,
     read_response,
 )
-from django_outbox.brokers.http.urls import Origin, Urls
-from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
+from django_outbox.brokers.http.network import Deadline, Network
+from django_outbox.brokers.http.options import HTTPOptions
+from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.logs import logger
 from django_outbox.messages import Outcome, rejected
-
-MAX_CONCURRENCY = 200
 
 MAX_RESPONSE_BYTES = 65_536
 """Maximum number of bytes to read of a response's body; a connection with more to read is closed."""
@@ -53,50 +46,6 @@ Result = Response | FailedRequest | Outcome | None
 """The result of a request: an outcome if HTTP could not carry it, None if it was not sent."""
 
 NO_RESPONSE = FailedRequest("no response in time", "http.timeout", sent=True)
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class HTTPOptions:
-    """The options of the publisher; `HTTPPublisher` describes them.
-
-    Attributes:
-        tls: the context made of the option `ssl`; None without TLS.
-    """
-
-    alias: str = field(kw_only=False)
-    url: str | Mapping[str, str] = ""
-    secrets: str | Sequence[str] = ()
-    headers: Mapping[str, str] | None = None
-    timeout: float = 30.0
-    connect_timeout: float = 5.0
-    concurrency: int = 20
-    http2: bool = False
-    ssl: Mapping[str, str] | None = None
-    allow_private_addresses: bool = False
-    reject: Sequence[int] = ()
-    retry: Sequence[int] = ()
-    format: str = PLAIN
-    source: str = ""
-    tls: SSLContext | None = field(init=False)
-    encoder: RequestEncoder = field(init=False)
-    statuses: Statuses = field(init=False)
-    origins: Sequence[Origin] = field(init=False)
-
-    def __post_init__(self) -> None:
-        urls = Urls(self.url)
-        self.origins = urls.origins
-        require_seconds("timeout", self.timeout)
-        require_seconds("connect_timeout", self.connect_timeout)
-        require_number("concurrency", self.concurrency, 1, MAX_CONCURRENCY)
-        require_flag("http2", self.http2)
-        require_flag("allow_private_addresses", self.allow_private_addresses)
-        validate_format(self.format, self.source)
-        uses_tls = any(origin.scheme == "https" for origin in self.origins)
-        if self.ssl is not None and not uses_tls:
-            raise ImproperlyConfigured("ssl is set, but url is without TLS; it must begin with https://.")
-        self.tls = read_ssl(self.ssl or {}) if uses_tls else None
-        self.encoder = RequestEncoder(urls, self.headers, self.secrets, format=self.format, source=self.source)
-        self.statuses = Statuses(self.reject, self.retry)
 
 
 class Results:

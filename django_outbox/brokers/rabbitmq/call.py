@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.brokers.rabbitmq.channel import ChannelCall
+from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch
 from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
 
@@ -35,7 +35,7 @@ class Destinations(Suspensions[str]):
     def __init__(self, alias: str, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(f"Publisher {alias!r}", "'{}'".format, forget_after=FORGET_AFTER, clock=clock)
         self._trusted: set[str] = set()
-        self._unconfirmed: dict[str, ChannelCall] = {}
+        self._unconfirmed: dict[str, RabbitMQBatch] = {}
         self._next_round_at = 0.0
 
     def update(self) -> None:
@@ -47,7 +47,7 @@ class Destinations(Suspensions[str]):
             self.end(destination)
         super().update()
 
-    def set_aside(self, destination: str, reason: str, error_class: str, trial: ChannelCall | None = None) -> Outcome:
+    def set_aside(self, destination: str, reason: str, error_class: str, trial: RabbitMQBatch | None = None) -> Outcome:
         """Set a destination aside, and return the outcome of its messages.
 
         If the confirm of `trial` arrives late, the destination is resumed.
@@ -80,7 +80,7 @@ class Destinations(Suspensions[str]):
             return True
 
 
-class PartialCall(Call[Message, Message]):
+class RabbitMQCall(Call[Message, Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
     A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
@@ -96,8 +96,8 @@ class PartialCall(Call[Message, Message]):
     def __init__(
         self,
         messages: Sequence[Message],
-        submit: Callable[[Sequence[Message]], ChannelCall],
-        submit_trial: Callable[[Sequence[Message]], ChannelCall],
+        submit: Callable[[Sequence[Message]], RabbitMQBatch],
+        submit_trial: Callable[[Sequence[Message]], RabbitMQBatch],
         destinations: Destinations,
     ) -> None:
         # Each batch encodes its own messages.
@@ -138,7 +138,7 @@ class PartialCall(Call[Message, Message]):
         if indexes:
             self.take_batch(indexes, self._send(indexes))
 
-    def take_batch(self, indexes: Sequence[int], batch: ChannelCall) -> None:
+    def take_batch(self, indexes: Sequence[int], batch: RabbitMQBatch) -> None:
         """Take over the outcomes of a batch of these messages, and try each destination that was not confirmed."""
         self._take_outcomes(indexes, batch)
         if batch.stalled:
@@ -162,7 +162,7 @@ class PartialCall(Call[Message, Message]):
         # A message that still has no outcome was set aside by another thread, which has resumed its destination since.
         return self.complete(set_aside(STALLED, FIRST_WAIT, error_class=STALLED_CLASS))
 
-    def _send(self, indexes: Sequence[int]) -> ChannelCall:
+    def _send(self, indexes: Sequence[int]) -> RabbitMQBatch:
         batch = self._submit([self.messages[index] for index in indexes])
         batch.wait()
         return batch
@@ -185,7 +185,7 @@ class PartialCall(Call[Message, Message]):
                     self._destinations.end(destination)
                     self._destinations.trust([destination])
 
-    def _set_aside(self, index: int, reason: str, error_class: str, trial: ChannelCall | None = None) -> None:
+    def _set_aside(self, index: int, reason: str, error_class: str, trial: RabbitMQBatch | None = None) -> None:
         destination = self._destination(index)
         self._set_aside_now[destination] = self._destinations.set_aside(destination, reason, error_class, trial)
 
@@ -204,7 +204,7 @@ class PartialCall(Call[Message, Message]):
             self._set_aside(index, outcome.error, outcome.error_class)
         self.take(refused, [None] * len(refused))
 
-    def _take_outcomes(self, indexes: Sequence[int], batch: ChannelCall) -> None:
+    def _take_outcomes(self, indexes: Sequence[int], batch: RabbitMQBatch) -> None:
         self.take(indexes, batch.outcomes)
         self.has_outcome = self.has_outcome or any(batch.outcomes)
         self.has_stalled = self.has_stalled or None in batch.outcomes
@@ -226,7 +226,7 @@ class PartialCall(Call[Message, Message]):
         return list(firsts.values())
 
 
-def _wait_for_trials(batches: Sequence[ChannelCall]) -> None:
+def _wait_for_trials(batches: Sequence[RabbitMQBatch]) -> None:
     """Wait until each has an outcome, or the broker has confirmed none for `TRIAL_TIMEOUT`."""
     waiting = batches
     while waiting:

@@ -37,28 +37,35 @@ A plain tuple, because one is made for each message.
 """
 
 
-def make_encoder(topic: Template, format: str, source: str) -> Callable[[Message], Record]:
-    """Return the function that encodes a message in this format of `django_outbox.brokers.cloudevents`."""
+class KafkaEncoder:
+    """Encodes messages in a format of `django_outbox.brokers.cloudevents`.
 
-    def encode_plain(message: Message) -> Record:
+    Attributes:
+        encode: returns a message as a record.
+    """
+
+    def __init__(self, topic: Template, format: str, source: str) -> None:
+        self._render = topic.render
+        self._source = source
+        formats = {BINARY: self._encode_binary, STRUCTURED: self._encode_structured}
+        self.encode: Callable[[Message], Record] = formats.get(format, self._encode_plain)
+
+    def _encode_plain(self, message: Message) -> Record:
         headers: Any = text_headers(message)
-        return (render(message), message.payload, message.key.encode() or None, headers)
+        return (self._render(message), message.payload, message.key.encode() or None, headers)
 
-    def encode_binary(message: Message) -> Record:
-        headers: Headers = [(PREFIX + name, value) for name, value in attributes(message, source).items()]
+    def _encode_binary(self, message: Message) -> Record:
+        headers: Headers = [(PREFIX + name, value) for name, value in attributes(message, self._source).items()]
         headers.append((CONTENT_TYPE, "application/json"))
         headers += own_headers(message, without=PREFIX)
-        return (render(message), message.payload, message.key.encode() or None, headers)
+        return (self._render(message), message.payload, message.key.encode() or None, headers)
 
-    def encode_structured(message: Message) -> Record:
+    def _encode_structured(self, message: Message) -> Record:
         headers: Headers = [(CONTENT_TYPE, STRUCTURED_CONTENT_TYPE), *own_headers(message, without=PREFIX)]
-        return (render(message), structured(message, source), message.key.encode() or None, headers)
-
-    render = topic.render
-    return {BINARY: encode_binary, STRUCTURED: encode_structured}.get(format, encode_plain)
+        return (self._render(message), structured(message, self._source), message.key.encode() or None, headers)
 
 
-def read_record(tag: int, record: Received) -> Incoming:
+def read_delivery(tag: int, record: Received) -> Incoming:
     """Return a record as the inbox reads it.
 
     The ID, the type and the time are in the headers of this package, or in a CloudEvent. The type defaults to the

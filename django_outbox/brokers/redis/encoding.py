@@ -14,7 +14,7 @@ from django_outbox.brokers.text_headers import read_time
 from django_outbox.messages import Message
 
 
-class EntryEncoder:
+class RedisEncoder:
     """Encodes messages as XADD commands.
 
     redis-py's `pipeline.xadd` takes more than twice as long for a message, because it encodes each argument on its own.
@@ -80,7 +80,7 @@ class StreamEntry(NamedTuple):
         return sum(map(len, self.fields[1::2]))
 
 
-def read_entry(entry: StreamEntry, tag: int, stream: str) -> Incoming:
+def read_delivery(entry: StreamEntry, tag: int, stream: str) -> Incoming:
     """Return an entry as the inbox reads it.
 
     The stream's name is the topic if there is no field `topic`, and the type if there is no field `type`. If there is
