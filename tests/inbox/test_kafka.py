@@ -154,6 +154,18 @@ def test_offsets_whose_commit_fails_are_committed_again_although_no_record_follo
         eventually(lambda: not source.unsettled(), "the second one is committed, too")
 
 
+@on_a_mock
+def test_offsets_that_are_refused_for_good_are_logged_once_with_the_remedy(source, make_inbox, caplog):
+    with running(make_inbox()):
+        source.send(1)
+        eventually(lambda: not source.unsettled(), "the first offset is committed")
+        source.cluster.fail(OFFSET_COMMIT, *[KafkaError.GROUP_AUTHORIZATION_FAILED] * 5)
+        source.send(2)
+        eventually(lambda: not source.unsettled(), "the second one is committed when Kafka takes it")
+    (refused,) = (each.message for each in caplog.records if each.event == "consumer.commit_refused")
+    assert "group authorization failed: give the user of config the permission to read the group" in refused.lower()
+
+
 # Records
 
 

@@ -24,11 +24,12 @@ from django_outbox.brokers.consumer import (
 from django_outbox.brokers.kafka.call import KafkaCall
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import Headers, Record, read_delivery
-from django_outbox.brokers.kafka.errors import meaning_of
+from django_outbox.brokers.kafka.errors import explain_commit, meaning_of
 from django_outbox.brokers.kafka.options import TOPIC, Log, read_config, read_group_config, read_topics, servers
 from django_outbox.brokers.kafka.publishing import ProducerPool
 from django_outbox.brokers.options import require_seconds
 from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED
 
 MAX_DEAD_LETTER_BYTES = 1_000_000_000
@@ -76,7 +77,7 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         return f"topics {', '.join(self._topics)!r} as group {self.group!r} at {servers(self._config)}"
 
     def _make_connection(self, max_messages: int | None) -> "KafkaConsumerConnection":
-        return KafkaConsumerConnection(self._config, self._topics, self.timeout, self._write_dead)
+        return KafkaConsumerConnection(self.alias, self._config, self._topics, self.timeout, self._write_dead)
 
     def close(self) -> None:
         super().close()
@@ -135,11 +136,13 @@ class KafkaConsumerConnection(ConsumerConnection):
 
     def __init__(
         self,
+        alias: str,
         config: Mapping[str, Any],
         topics: Sequence[str],
         timeout: float,
         write_dead: Callable[[Sequence[Received]], str],
     ) -> None:
+        self._alias = alias
         self._config = config
         self._topics = topics
         self._timeout = timeout
@@ -156,6 +159,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._is_paused = False
         self._settled: dict[Place, int] = {}
         self._has_failed_to_commit = False
+        self._is_refusal_logged = False
         self._problem = ""
 
     def open(self) -> None:
@@ -288,8 +292,23 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        error = error or next((each.error for each in partitions if each.error), None)
+        if error is None:
+            self._is_refusal_logged = False
+            return
         # A group that is being rebalanced refuses commits. If no record follows, no later commit makes up for it.
-        self._has_failed_to_commit |= error is not None or any(each.error for each in partitions)
+        self._has_failed_to_commit = True
+        reason = explain_commit(error)
+        if reason and not self._is_refusal_logged:
+            self._is_refusal_logged = True
+            logger.error(
+                "Consumer %(consumer)r: Kafka refuses the offsets of group %(group)r. They will be sent again; if this "
+                "process ends before, messages that were stored come again, and are recognized: %(reason)s",
+                event="consumer.commit_refused",
+                consumer=self._alias,
+                group=self._config["group.id"],
+                reason=reason,
+            )
 
     def _commit(self, offsets: dict[Place, int]) -> None:
         if offsets:

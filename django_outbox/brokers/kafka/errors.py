@@ -146,6 +146,31 @@ _CONNECTION_REMEDIES: dict[int, str] = {
     KafkaError.UNSUPPORTED_VERSION: "the publisher needs Kafka 0.11 or later",
 }
 
+REBALANCING = {
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+"""Errors of a commit while the members of the group change."""
+
+_COMMIT_REMEDIES: dict[int, str] = {
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "give the user of config the permission to read the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "give the user of config the permission to read the topic",
+}
+
+
+def explain_commit(error: KafkaError) -> str:
+    """Return why a commit was refused, with the remedy; blank if the next one may succeed by itself.
+
+    Errors of librdkafka itself are about the connection, which is reported in other ways.
+    """
+    if error.code() < 0 or error.code() in REBALANCING:
+        return ""
+    remedy = _COMMIT_REMEDIES.get(error.code(), "check the coordinator of the group in the log of the brokers")
+    return f"{error.str().rstrip('.')}: {remedy}"
+
 
 _TLS_FAILED = ("in state SSL_HANDSHAKE", "SSL routines")
 """Parts of the reason if a broker has closed the connection because it does not speak TLS, or refuses a certificate."""
