@@ -5,11 +5,13 @@ They raise only the user's Ctrl-C.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any
+from typing import Any, TypeVar
 
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
 from django_outbox.text import describe, is_interrupt, one_line
+
+T = TypeVar("T")
 
 NO_REASON = "the publisher gave no reason"
 
@@ -43,36 +45,24 @@ def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Seq
 
 def prepare_publisher(publisher: Publisher) -> str:
     """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string."""
-    try:
-        reason = publisher.prepare()
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return describe(error, MAX_ERROR_LENGTH)
-    return _read_error(reason) if reason else ""
+    return _ask(lambda: _read_reason(publisher.prepare()), _read_error)
 
 
 def check_publisher(publisher: Publisher) -> list[str]:
     """Let a publisher check its broker. Return the problems, each on one line; none if it works."""
-    try:
+
+    def check() -> list[str]:
         problems = publisher.check()
         # One string is one problem, not a sequence of letters.
         given: list[object] = [problems] if isinstance(problems, str) else list(problems)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return [describe(error, MAX_ERROR_LENGTH)]
-    return [_read_error(problem) for problem in given if problem]
+        return [_read_error(problem) for problem in given if problem]
+
+    return _ask(check, lambda error: [_read_error(error)])
 
 
 def describe_publisher(publisher: Publisher) -> str:
     """Return where a publisher publishes to, on one line; the name of its class if that is unknown."""
-    try:
-        return one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH)
-    except BaseException as error:
-        if is_interrupt(error):
-            raise
-        return type(publisher).__name__
+    return _ask(lambda: one_line(publisher.describe(), MAX_DESCRIPTION_LENGTH), lambda _error: type(publisher).__name__)
 
 
 def read_outcome(given: object) -> Outcome:
@@ -125,19 +115,32 @@ def _read_outcomes(given: object, count: int) -> CallResult:
 
 def _read_refusal(error: BaseException, count: int) -> list[Outcome | None]:
     """Return the outcomes that an exception carries."""
-    if isinstance(error, BatchRefused):
-        try:
-            return _read_outcomes(error.outcomes, count)[0]
-        except BaseException as invalid:
-            if is_interrupt(invalid):
-                raise
-    return [None] * count
+    nothing: list[Outcome | None] = [None] * count
+    if not isinstance(error, BatchRefused):
+        return nothing
+    return _ask(lambda: _read_outcomes(error.outcomes, count)[0], lambda _error: nothing)
+
+
+def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> T:
+    """Return the answer of a publisher, or what stands for its exception. Raise only the user's Ctrl-C."""
+    try:
+        return question()
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return otherwise(error)
+
+
+def _read_reason(reason: object) -> str:
+    return _read_error(reason) if reason else ""
 
 
 def _read_error(error: object) -> str:
     if isinstance(error, BaseException):
         return describe(error, MAX_ERROR_LENGTH)
-    return (one_line(error, MAX_ERROR_LENGTH) if error is not None else "") or NO_REASON
+    if error is None:
+        return NO_REASON
+    return one_line(error, MAX_ERROR_LENGTH) or NO_REASON
 
 
 def _is_delay(seconds: object) -> bool:

@@ -9,7 +9,7 @@ from tests.support.project_files import ROOT
 MOST = {
     "enqueue": 8,
     "claim, publish and settle": 18,
-    "claim, publish to RabbitMQ and settle": 28,
+    "claim, publish to RabbitMQ and settle": 26,
     "claim, call a handler and settle": 24,
     "outbox_status": 11,
 }

@@ -14,7 +14,7 @@ from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.connection import Nodes
 from django_outbox.brokers.rabbitmq.encoding import Encoded, Events, RabbitMQEncoder
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
-from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection
+from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection, TrialConnection
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
@@ -74,7 +74,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     broker_name = "RabbitMQ"
 
     _connection: RabbitMQPublisherConnection | None = field(init=False)
-    _trials: RabbitMQPublisherConnection | None = field(init=False)
+    _trials: TrialConnection | None = field(init=False)
     _retired: list[RabbitMQPublisherConnection] = field(init=False)
     _silent_since: float | None = field(init=False)
 
@@ -119,7 +119,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         if self._events is not None:
             messages = [self._events.convert(message) for message in messages]
         began = time.monotonic()
-        self._destinations.update()
+        if self._destinations:
+            self._destinations.update()
         batch = None
         if not self._destinations:
             self._end_trials()
@@ -164,11 +165,11 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
                 self._connection = RabbitMQPublisherConnection(self, self._nodes)
             return self._connection
 
-    def _usable_trials(self) -> RabbitMQPublisherConnection:
+    def _usable_trials(self) -> TrialConnection:
         """Return the connection for trials: a message that tries a sick queue stalls the connection that it uses."""
         with self._lock:
             if self._trials is None or not self._trials.accepts_batches:
-                self._trials = RabbitMQPublisherConnection(self, self._nodes, is_for_trials=True)
+                self._trials = TrialConnection(self, self._nodes)
             return self._trials
 
     def _end_trials(self) -> None:

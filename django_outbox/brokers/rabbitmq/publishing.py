@@ -30,6 +30,8 @@ MAX_CLOSING = 100
 MAX_MESSAGES_PER_TURN = 1000
 """Number of messages that a channel sends before the loop handles confirms and heartbeats."""
 
+CLOSED = "the publisher was closed"
+
 NACKED = retry_later(
     "the broker refused the message (basic.nack): a queue is full, or could not store it", error_class="rabbitmq.nack"
 )
@@ -294,27 +296,13 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     If the broker confirms nothing for a while, another connection probes whether it responds at all. If it does, the
     batches are given back as stalled.
-
-    Args:
-        is_for_trials: whether its messages try destinations. Missing confirms are then expected, so the broker is not
-            probed.
-        on_ready: called on the connection's thread when it can be used; then it is closed.
     """
 
     kind = "publisher"
 
-    def __init__(
-        self,
-        options: PublishingOptions,
-        nodes: Nodes,
-        *,
-        is_for_trials: bool = False,
-        on_ready: Callable[[], object] | None = None,
-    ) -> None:
+    def __init__(self, options: PublishingOptions, nodes: Nodes) -> None:
         super().__init__(options, nodes, lambda connection: ConfirmWire(connection, self._on_confirm))
         self._options = options
-        self._is_for_trials = is_for_trials
-        self._on_ready = on_ready
         self._lock = Lock()
         self._unsent: deque[RabbitMQBatch] = deque()
         self._accepts_batches = True
@@ -324,7 +312,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._blocked_reason: str | None = None
         self._is_watching = False
         self._is_probing = False
-        self._probe: RabbitMQPublisherConnection | None = None
+        self._probe: Probe | None = None
         self._thread.start()
 
     @property
@@ -406,9 +394,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
     def _on_channel_free(self, channel: BatchChannel) -> None:
         if not self._is_settled.is_set():
             self._note_ready(f"connected to RabbitMQ at {self.address}")
-            if self._on_ready is not None:
-                self._on_ready()
-                self._accept_no_more()
         if channel.nacked:
             # RabbitMQ 3 confirms nothing more for a quorum queue over a channel on which that queue refused a message.
             self._abandon(channel)
@@ -503,18 +488,14 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._end(f"RabbitMQ at {self.address} has not responded for {timeout:g} s")
             self._cut()
         elif self._seconds_waiting >= self._options.stall_timeout:
-            if self._is_for_trials:
-                self._abandon_stalled()
-            elif not self._is_probing:
-                self._is_probing = True
-                self._connect_to_probe()
+            self._on_stall()
         self._watch()
 
-    def _connect_to_probe(self) -> None:
+    def _on_stall(self) -> None:
         """Connect to the node again: if it responds, it is not the node that keeps messages from being confirmed."""
-        on_ready = partial(self._call, self._abandon_stalled)
-        nodes = Nodes([self.host])
-        self._probe = RabbitMQPublisherConnection(self._options, nodes, is_for_trials=True, on_ready=on_ready)
+        if not self._is_probing:
+            self._is_probing = True
+            self._probe = Probe(self._options, Nodes([self.host]), partial(self._call, self._abandon_stalled))
 
     def _abandon_stalled(self) -> None:
         """Give back the batches that the broker does not confirm, although it responds, and accept no more.
@@ -565,13 +546,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     def _close_now(self) -> None:
         """Close the connection; messages without an outcome are unanswered."""
-        error = "the publisher was closed"
-        if self._is_for_trials:
-            # RabbitMQ would wait for the channels that sick queues have stalled.
-            self._end(error)
-            self._cut()
-        else:
-            self._close(error)
+        self._close(CLOSED)
 
     def _explain_loss(self, error: BaseException) -> str:
         if isinstance(error, ConnectionBlockedTimeout):
@@ -588,3 +563,28 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._log(logging.DEBUG, error, event="broker.connection_ended")
         for batch in batches:
             batch.set_missing(unanswered(error))
+
+
+class TrialConnection(RabbitMQPublisherConnection):
+    """Sends messages that try destinations. Missing confirms are expected, so the broker is not probed."""
+
+    def _on_stall(self) -> None:
+        self._abandon_stalled()
+
+    def _close_now(self) -> None:
+        # RabbitMQ would wait for the channels that sick queues have stalled.
+        self._end(CLOSED)
+        self._cut()
+
+
+class Probe(TrialConnection):
+    """Connects to a node, and ends as soon as it could be used; `report` is called on its thread then."""
+
+    def __init__(self, options: PublishingOptions, nodes: Nodes, report: Callable[[], object]) -> None:
+        self._report = report
+        super().__init__(options, nodes)
+
+    def _note_ready(self, text: str) -> None:
+        super()._note_ready(text)
+        self._report()
+        self._accept_no_more()
