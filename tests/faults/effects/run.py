@@ -4,11 +4,9 @@ import os
 import random
 import select
 import signal
-import subprocess
 import sys
 import time
 import traceback
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -26,6 +24,7 @@ from tests.faults.effects.deaths import arm, die_at
 from tests.faults.effects.handlers import AT_LEAST_ONCE, HANDLERS
 from tests.faults.effects.models import Effect, Work, Written
 from tests.faults.effects.points import POINTS
+from tests.faults.effects.worker import run_worker
 from tests.support.relay_threads import QUICK
 
 DATABASES = ("default", "second")
@@ -52,7 +51,7 @@ SESSIONS = {
 """How to list the other sessions of the database, and to end one of them, by vendor."""
 
 WORKER_SECONDS = (0.5, 3.0)
-"""How long a Celery worker takes tasks. On a busy machine it takes longer than that to start."""
+"""How long a Celery worker takes tasks."""
 
 WORKER_PATIENCE = 40.0
 """Seconds after which a worker that is not ready is started again."""
@@ -153,7 +152,7 @@ class Run:
     workers: int = 0
     _running: dict[int, str] = field(default_factory=dict)
     _points: Counter[str] = field(default_factory=Counter)
-    _worker: "subprocess.Popen[bytes] | None" = None
+    _worker: int | None = None
     _worker_ready: int = -1
     _worker_until: float | None = None
     _worker_began: float = 0.0
@@ -204,22 +203,9 @@ class Run:
     def _keep_worker(self) -> None:
         """Start a Celery worker if none runs; kill it now and then."""
         if self._worker is None:
-            # RabbitMQ may not have noticed yet that the last worker of that name is gone.
-            name = f"{uuid.uuid4().hex[:8]}@%h"
-            command = [sys.executable, "-m", "celery", "--quiet", "-A", "tests.faults.effects.worker"]
-            options = [
-                "worker",
-                "-n",
-                name,
-                "-P",
-                "solo",
-                "--without-gossip",
-                "--without-mingle",
-                "--without-heartbeat",
-            ]
             self._worker_ready, end = os.pipe()
-            environment = {**os.environ, "FAULTS_READY": str(end)}
-            self._worker = subprocess.Popen([*command, *options], pass_fds=[end], env=environment)
+            # Python, Django and Celery would take longer to start than most workers live.
+            self._worker = self._fork(lambda: run_worker(end))
             os.close(end)
             self._worker_until = None
             self._worker_began = time.monotonic()
@@ -234,8 +220,8 @@ class Run:
 
     def _kill_worker(self) -> None:
         if self._worker is not None:
-            self._worker.kill()
-            self._worker.wait()
+            os.kill(self._worker, signal.SIGKILL)
+            os.waitpid(self._worker, 0)
             os.close(self._worker_ready)
             self._worker = None
 
