@@ -17,7 +17,7 @@ from django_outbox.relay import Relay
 from django_outbox.signals import phase_finished
 from tests.benchmarks.measuring import BenchmarkError
 from tests.benchmarks.workspace import outbox_settings
-from tests.support.spawning import SPAWN, process, receive
+from tests.support.spawning import FORKS, process, receive
 
 LONGEST_SILENCE = 60.0
 """Seconds without a settled batch after which the benchmark gives up."""
@@ -73,7 +73,7 @@ def relay_process(
         batch_size: messages in a claim.
         notify: whether commits wake the relay.
     """
-    counter = SPAWN.Value("q", 0)
+    counter = FORKS.Value("q", 0)
     options = {"workers": workers, "batch_size": batch_size}
     with process("tests.benchmarks.relay_process.deliver", counter, publisher, notify, options) as (child, pipe):
         yield RelayProcess(child, pipe, counter)

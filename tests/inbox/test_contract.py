@@ -33,7 +33,7 @@ from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.inbox.sources.redis import RedisSource
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stays_same
 
 pytest_plugins = ["tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -264,13 +264,6 @@ def test_an_inbox_pauses_while_the_backlog_is_too_large(source, make_inbox, monk
         OutboxMessage.objects.pending().update(available_at=None, processed_at="2026-01-01T00:00Z", blocks_key=False)
         eventually(lambda: len(payloads("default")) > count)
     assert payloads("default") == [*range(len(payloads("default")))]
-
-
-def stays_same(count: Callable[[], int]) -> bool:
-    """Return whether a count is the same after a while."""
-    before = count()
-    time.sleep(0.2)
-    return before == count()
 
 
 # Outages and crashes

@@ -24,7 +24,7 @@ from tests.inbox.processes import RUN_INBOX
 from tests.support.ports import free_port
 from tests.support.rabbitmq.tools import broker_address, broker_url
 from tests.support.scripts import StartProcess
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stays_same
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures", "tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -258,11 +258,9 @@ def test_an_inbox_pauses_while_the_backlog_is_too_large(using, source, make_inbo
     eventually(lambda: source.receivable() == 400)
     with running(make_inbox(using, max_backlog=10, batch_size=1)) as inbox:
         eventually(lambda: inbox.paused)
-        time.sleep(0.3)
+        eventually(lambda: stays_same(lambda: len(payloads(using))))
         count = len(payloads(using))
         assert 10 < count < 400
-        time.sleep(0.3)
-        assert len(payloads(using)) == count
         OutboxMessage.objects.using(using).pending().update(**PROCESSED)
         eventually(lambda: len(payloads(using)) > count)
     assert payloads(using) == [*range(len(payloads(using)))]

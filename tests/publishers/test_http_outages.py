@@ -113,7 +113,7 @@ def test_a_response_that_drips_does_not_last_longer_than_the_timeout(make_webhoo
         ended.set()
     assert outcome.verdict is Verdict.UNANSWERED
     assert outcome.error.endswith("no response in time")
-    assert time.monotonic() - began_at < 10
+    assert time.monotonic() - began_at < 60
 
 
 def test_a_server_that_does_not_read_is_an_outage(make_webhooks: MakePublisher):
@@ -137,11 +137,11 @@ def test_a_resolver_that_hangs_does_not_hang_the_relay(
 
 def test_no_request_begins_after_the_timeout(make_webhooks: MakePublisher):
     def reply(_call: Call) -> Reply:
-        time.sleep(0.3)
+        time.sleep(1.0)
         return Reply()
 
     with Receiver(reply) as receiver:
-        publisher = make_webhooks(receiver.url(), timeout=0.8, concurrency=1)
+        publisher = make_webhooks(receiver.url(), timeout=3.0, concurrency=1)
         outcomes = list(publisher.publish([make_message() for _ in range(50)]))
     found = verdicts(outcomes)
     assert found[0] == "accepted"

@@ -224,12 +224,12 @@ def test_a_message_that_is_not_confirmed_while_others_are_is_set_aside(cluster, 
     for partition in range(4):
         cluster.set_leader(topic, partition, 1)
         cluster.set_leader(elsewhere, partition, 2)
-    publisher = make_publisher(timeout=3.0)
+    publisher = make_publisher(timeout=6.0)
     assert publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)]) == [ACCEPTED] * 2
     with cluster.down(2):
         began = time.monotonic()
         accepted, outcome = publisher.publish([*unkeyed(topic, 1), *unkeyed(elsewhere, 1)])
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 5.5
     assert accepted == ACCEPTED
     assert (outcome.verdict, outcome.counted, outcome.error_class) == (Verdict.DEFERRED, False, "kafka.stalled")
 
@@ -255,7 +255,7 @@ def test_a_topic_that_is_missing_is_waited_for_only_once(cluster, topic, make_pu
         missing, accepted = publisher.publish([*unkeyed(elsewhere, 1), *unkeyed(topic, 1)])
         assert (missing.error_class, accepted) == ("kafka.unknown_topic", ACCEPTED)
     # The first one waits for 2 seconds.
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 9
     cluster.set_topic_error(elsewhere, 0)
     assert publisher.publish(unkeyed(elsewhere, 1)) == [ACCEPTED]
 
@@ -296,7 +296,7 @@ def test_an_outage_ends_at_the_timeout_and_nothing_is_sent_afterwards(cluster, t
     began = time.monotonic()
     with cluster.down():
         assert verdicts(publisher.publish(keyed(topic, 100))) == [Verdict.UNANSWERED] * 100
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
     assert publisher.publish([make_message(topic, b"7")]) == [ACCEPTED]
     assert sorted(bodies(cluster, topic)) == [0, 7]
 

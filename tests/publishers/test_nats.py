@@ -225,7 +225,7 @@ def test_a_stream_that_confirms_nothing_is_set_aside_and_others_are_delivered(
 def test_one_message_tries_a_subject_that_was_not_confirmed(
     nats: Nats, make_jetstream: MakeJetStream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(publishing, "STALLED_WAIT", 1.0)
+    monkeypatch.setattr(publishing, "STALLED_WAIT", 2.0)
     silent = nats.stream(no_ack=True)
     publisher = make_jetstream(timeout=3.0)
 
@@ -234,11 +234,11 @@ def test_one_message_tries_a_subject_that_was_not_confirmed(
 
     publish()
     count = nats.count(silent)
-    time.sleep(1.0)
+    time.sleep(2.0)
     assert [summary(outcome) for outcome in publish()] == [waiting("nats.stalled")] * 3
     assert nats.count(silent) == count + 1
     outcome = publish()[0]
-    assert 1.0 < (outcome.retry_after or 0) <= 2.0
+    assert 2.0 < (outcome.retry_after or 0) <= 4.0
     nats.delete(silent)
     stream = nats.stream(silent)
     time.sleep(outcome.retry_after or 0)

@@ -79,7 +79,7 @@ def test_queues_without_quorum_or_node_use_up_no_attempt_and_do_not_affect_other
     began = time.monotonic()
     assert by_topic(messages, [*publisher.publish(messages)]) == expected
     # The destinations have been set aside, so no batch waits for them until their next trial.
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 def backlog(sick: int, healthy: int, keys: int) -> list[str]:

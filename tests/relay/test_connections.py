@@ -120,5 +120,8 @@ class TestPool:
 
     def sessions(self) -> int:
         with connections["postgresql"].cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND backend_type = 'client backend'"
+            )
             return int(cursor.fetchone()[0])

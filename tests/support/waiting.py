@@ -12,3 +12,10 @@ def eventually(condition: Callable[[], Any], what: str = "the condition came tru
         assert time.monotonic() < deadline, f"never within {seconds:g} s: {what}"
         time.sleep(0.02)
     return result
+
+
+def stays_same(count: Callable[[], int]) -> bool:
+    """Return whether a count is the same after a moment."""
+    before = count()
+    time.sleep(0.5)
+    return before == count()
