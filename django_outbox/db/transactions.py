@@ -175,9 +175,6 @@ class Savepoint:
     entered one and not left it, has falsified them: a rollback would end at the wrong savepoint and keep a part of what
     was written.
 
-    Args:
-        connection: the connection, with a transaction open.
-
     Raises:
         Error: the database is unavailable.
     """

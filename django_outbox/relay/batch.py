@@ -71,8 +71,6 @@ class Decided(NamedTuple):
     """The result for the messages of a batch.
 
     Args:
-        outcomes: one for each message.
-        settlement: the new states.
         failed: the messages that fail, with their outcomes.
     """
 
@@ -99,9 +97,6 @@ class Batches(abc.ABC):
     """Delivers batches of one publisher in the calling thread.
 
     Args:
-        publisher: gets the messages.
-        source: claims messages of this publisher, and settles them.
-        settings: the limits and the retry policies.
         dead_letters: gets a copy of each message that fails.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
@@ -176,7 +171,6 @@ class Batches(abc.ABC):
         """Return the new states of messages, and those of them that fail.
 
         Args:
-            messages: the messages.
             outcomes: one for each message, in the same order. Unanswered and blocked messages are in no settlement.
         """
         if outcomes.count(ACCEPTED) == len(outcomes):

@@ -89,7 +89,6 @@ class Breaker:
         """Open, because the broker was unavailable, and permit the next trial after a wait.
 
         Args:
-            permit: the batch's permit.
             now: the caller's clock, in seconds.
             delivered: whether a part of the batch was delivered: then outages are counted from 1 again.
             rand: a source of numbers from 0 to 1, for the jitter.
@@ -108,14 +107,7 @@ class Breaker:
 
 
 class Change(NamedTuple):
-    """A change of a publisher's breaker.
-
-    Args:
-        publisher_alias: the publisher.
-        state: the new state.
-        reason: the reason of an outage.
-        seconds: time until the next trial.
-    """
+    """A change of a publisher's breaker."""
 
     publisher_alias: str
     state: State
@@ -127,8 +119,6 @@ class Breakers:
     """The circuit breakers of a relay's publishers, one each. All workers of the relay share them.
 
     Args:
-        using: the database alias.
-        publisher_aliases: the publishers that are served.
         limits: how long a breaker stays open, and how many messages it permits on trial.
         outages: logs when a publisher becomes unavailable, and when it is available again.
         broker_names: the names of the publishers' brokers, by alias, as far as they are known.
@@ -198,8 +188,6 @@ class Breakers:
         """Process the result of a batch that was permitted.
 
         Args:
-            publisher_alias: the publisher.
-            permit: the batch's permit.
             outage: why the broker was unavailable; blank if it was not, or if nothing was sent.
             delivered: whether a part of the batch was delivered.
             responds: whether the broker answered.

@@ -58,13 +58,7 @@ class Round(NamedTuple):
 
 
 class Delivery:
-    """Delivers one publisher's batches in the calling thread.
-
-    Args:
-        publisher: sends the messages.
-        source: claims and settles them.
-        state: what the workers of the relay share.
-    """
+    """Delivers one publisher's batches in the calling thread."""
 
     def __init__(self, publisher: Publisher, source: TableSource, state: RelayState) -> None:
         self._publisher = publisher
@@ -157,8 +151,6 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     have left one.
 
     Args:
-        publisher: its messages.
-        state: what the workers of the relay share.
         reads_log: whether the source may read the database's log, which takes a moment to begin.
     """
     transactional = isinstance(publisher, TransactionalPublisher)

@@ -51,8 +51,6 @@ class TransactionLost(Exception):
     """The transaction of a batch cannot be committed any more.
 
     Args:
-        message: the message that was in hand.
-        error: the reason.
         attempted: the outcome of the attempt if the message had failed and the publisher was dealing with that.
     """
 
@@ -64,12 +62,7 @@ class TransactionLost(Exception):
 
 
 class Conflict(Exception):
-    """Another transaction was in the way of a message. What was written for it is rolled back.
-
-    Args:
-        message: the message.
-        error: the error of the database.
-    """
+    """Another transaction was in the way of a message. What was written for it is rolled back."""
 
     def __init__(self, message: Message, error: BaseException) -> None:
         super().__init__(describe(error))
@@ -79,11 +72,7 @@ class Conflict(Exception):
 
 @dataclass(kw_only=True)
 class HandledMessages(Batches):
-    """Delivers messages of a publisher that handles single ones, and lets it write in the transaction of their states.
-
-    Args:
-        publisher: handles the messages.
-    """
+    """Delivers messages to a publisher that handles single ones, and may write in the transaction of their states."""
 
     publisher: TransactionalPublisher
 

@@ -173,10 +173,7 @@ class _Keeper:
     SQLite's memory, which other threads do not see.
 
     Args:
-        lease: the lease.
-        message: its message.
         publisher_alias: the publisher that works on it.
-        source: renews the lease.
     """
 
     def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: TableSource) -> None:

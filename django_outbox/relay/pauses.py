@@ -37,10 +37,7 @@ class Pauses:
     known remains: at first, that nothing is paused.
 
     Args:
-        using: the database alias.
-        publisher_aliases: the publishers that are served.
         interval: seconds for which a result of the query is used.
-        calls: watches the query.
         max_seconds: time after which the connection is ended if the query hangs.
         clock: returns the time in seconds.
     """

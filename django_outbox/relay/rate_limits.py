@@ -31,8 +31,6 @@ class RateLimiter:
     and looks for messages before it reserves again, so an idle relay writes nothing.
 
     Args:
-        using: the database alias.
-        publisher_alias: the publisher.
         rate: messages a second.
         source: finds out whether messages are due.
     """

@@ -15,12 +15,7 @@ from django_outbox.tracing import PublishedBatch, trace_published
 
 
 class Recorder:
-    """Records one batch.
-
-    Args:
-        publisher: the publisher of the batch.
-        using: the database alias.
-    """
+    """Records one batch."""
 
     def __init__(self, publisher: Publisher, using: str) -> None:
         self._publisher = publisher
@@ -47,8 +42,6 @@ class Recorder:
         """Record the new states of the claimed rows, which are committed.
 
         Args:
-            count: number of claimed rows.
-            batch: their messages.
             settlement: the new states; messages that it does not name went back as they were.
         """
         self._finish_phase("settle", count)
@@ -151,10 +144,7 @@ def signal_settled(publisher_alias: str, using: str, messages: Sequence[Message]
     """Send the signals for failed and recovered messages of a batch; call it when the settlement is committed.
 
     Args:
-        publisher_alias: the publisher.
-        using: the database alias.
         messages: the batch; messages that `settlement` does not name are ignored.
-        settlement: the new states.
     """
     if settlement.failed:
         batch = {message.id: message for message in messages}

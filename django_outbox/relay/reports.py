@@ -29,9 +29,7 @@ def reporting(state: RelayState, mode: str, workers: int) -> AbstractContextMana
     """Report at intervals in a thread until the end of the block, and then for a last time.
 
     Args:
-        state: the counts and circuit breakers of the relay.
         mode: `run`, `drain` or `once`; only `run` reports before the end of the block.
-        workers: number of threads for each publisher.
     """
     return heartbeats.reporting(RelayReporter(state, mode, workers), state.limits.report_patience)
 
@@ -40,9 +38,7 @@ class RelayReporter(Reporter):
     """Writes the reports of one relay.
 
     Args:
-        state: the counts and circuit breakers of the relay.
         mode: `run`, `drain` or `once`.
-        workers: number of threads for each publisher.
     """
 
     subject = "relay"
@@ -86,14 +82,7 @@ class RelayReporter(Reporter):
 def announcing(
     state: RelayState, publishers: Sequence[Publisher], workers: int, *, level: int = logging.INFO
 ) -> AbstractContextManager[None]:
-    """Log the start of a relay, a line at intervals until the end of the block, and its end with totals.
-
-    Args:
-        state: what the workers of the relay share.
-        publishers: the publishers that are served.
-        workers: number of threads for each publisher.
-        level: the level of the start and the end.
-    """
+    """Log the start of a relay, a line at intervals until the end of the block, and its end with totals."""
 
     def read() -> dict[str, int]:
         tally = state.budget.tally

@@ -71,7 +71,6 @@ class Budget:
     """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
 
     Args:
-        publisher_aliases: the publishers that are served.
         max_messages: maximum number of messages to settle; None for no limit.
         max_bytes: maximum size of one batch.
 
@@ -129,19 +128,11 @@ class RelayState(ServiceState):
     """The state that the workers of a relay share.
 
     Args:
-        using: the database alias.
-        settings: the checked settings.
-        limits: the waits and limits.
         batch_sizes: maximum number of messages in one claim, by publisher.
         poll_interval: longest idle wait in seconds.
         budget: counts the messages of all workers, and how many they may still claim together.
-        breakers: the publishers' circuit breakers.
-        pauses: what operators have paused.
-        outages: the brokers and databases that are unavailable.
         turns: taken by the workers of a publisher while its handlers conflict with each other.
-        wake_ups: ends the idle waits of workers.
         database_calls: the claims and settlements in progress.
-        dead_letters: the dead-letter publisher, if there is one.
     """
 
     using: str

@@ -11,7 +11,7 @@ from django_outbox.logs import logger
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.stores import get_store
 from django_outbox.text import describe
-from django_outbox.threads import own_connection
+from django_outbox.threads import in_background, own_connection
 
 
 class WakeUps:
@@ -39,34 +39,18 @@ class WakeUps:
 def listening(
     using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits = LIMITS
 ) -> Iterator[None]:
-    """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications.
-
-    Args:
-        using: the database alias.
-        wake_ups: wakes the workers.
-        publisher_aliases: the publishers that are served.
-        limits: the waits.
-    """
+    """Listen until the end of the block, if `OUTBOX["NOTIFY"]` is set and the database has notifications."""
     if not (get_settings().notify and get_store(connections[using]).can_wake):
         yield
         return
     listener = Listener(using, wake_ups, publisher_aliases, limits)
-    listener.start()
-    try:
+    # The database may not answer at the end.
+    with in_background(listener.listen, name="outbox-listener", patience=2 * limits.listen_time):
         yield
-    finally:
-        listener.stop()
 
 
 class Listener:
-    """Listens from `start` to `stop`, over its own database connection, and reconnects when that is lost.
-
-    Args:
-        using: the database alias.
-        wake_ups: wakes the workers.
-        publisher_aliases: the publishers that are served.
-        limits: the waits.
-    """
+    """Listens over its own database connection, and reconnects when that is lost."""
 
     def __init__(self, using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits) -> None:
         self._using = using
@@ -74,23 +58,13 @@ class Listener:
         self._publisher_aliases = set(publisher_aliases)
         self._limits = limits
         self._losses = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="outbox-listener", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread, and wait for its end at most two `listen_time`, in case the database does not answer."""
-        self._stopping.set()
-        self._thread.join(2 * self._limits.listen_time)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
+    def listen(self, left: threading.Event) -> None:
+        """Wake the workers until the event is set, or until it turns out that the connection gets no notifications."""
+        while not left.is_set():
             try:
                 with own_connection(self._using):
-                    if not self._listen():
+                    if not self._listen(left):
                         logger.info(
                             "Database %(database)r: a connection pool between the relay and PostgreSQL passes on no "
                             "notifications, so the relay polls. PgBouncer's transaction mode does that.",
@@ -109,14 +83,14 @@ class Listener:
                     reason=describe(error).rstrip("."),
                     seconds=seconds,
                 )
-                self._stopping.wait(seconds)
+                left.wait(seconds)
 
-    def _listen(self) -> bool:
-        """Listen until `stop`; return False at once if the connection receives no notifications."""
+    def _listen(self, left: threading.Event) -> bool:
+        """Listen until the event is set; return False at once if the connection receives no notifications."""
         store = get_store(connections[self._using])
         for notified in store.listen(self._limits.listen_time):
             self._losses = 0
             self._wake_ups.wake(self._publisher_aliases if notified is None else notified & self._publisher_aliases)
-            if self._stopping.is_set():
+            if left.is_set():
                 return True
         return False

@@ -25,7 +25,6 @@ class _Call:
     """A call in progress.
 
     Args:
-        using: the database alias.
         began: when it began, on the clock of `DatabaseCalls`.
         max_seconds: time after which the connection is ended.
         link: a duplicate of the connection's socket, because only the thread that uses a connection may ask it for
@@ -56,7 +55,6 @@ class DatabaseCalls:
         """Watch the database calls of a block.
 
         Args:
-            connection: this thread's connection.
             max_seconds: time after which `end_overdue` ends the connection.
         """
         call = _Call(connection.alias, self._clock(), max_seconds)
@@ -115,7 +113,6 @@ def watching(
     """Watch the calls in a thread until the end of the block.
 
     Args:
-        calls: the calls to watch.
         note: called with a reason at each interval while the database answers nothing for longer than `patience`.
         interval: time between two looks in seconds.
         patience: this time in seconds.

@@ -15,10 +15,6 @@ class Worker(abc.ABC):
     """Delivers the messages of one publisher in the calling thread, batch after batch.
 
     Its subclasses decide when it is done, and how long it waits when nothing is due.
-
-    Args:
-        publisher: sends the messages.
-        state: what the workers of the relay share.
     """
 
     reads_log: ClassVar[bool] = False
@@ -150,8 +146,6 @@ class DrainingWorker(Worker):
     """Works until nothing is due, or until the broker or the database has been unavailable several times in a row.
 
     Args:
-        publisher: sends the messages.
-        state: what the workers of the relay share.
         deadline: when to begin no further batch, on the monotonic clock.
     """
 

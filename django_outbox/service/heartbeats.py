@@ -37,7 +37,6 @@ class Reporter(abc.ABC):
     """Writes the reports of one process.
 
     Args:
-        using: the database alias.
         mode: `run`, `drain` or `once`; only `run` reports before the end.
         pace: factor of the interval of the database; tests pass a smaller one.
     """

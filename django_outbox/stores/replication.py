@@ -93,7 +93,6 @@ class LogReader:
 
     Args:
         parameters: the connection parameters, as Django gives them to the driver.
-        publisher: its messages are read.
         is_stopping: is asked while the server is awaited.
 
     Attributes:
@@ -137,7 +136,6 @@ class LogReader:
         """Create the slot, and read from there on. This waits until all transactions that are open now have ended.
 
         Args:
-            slot: its name.
             table: the OID of the table of messages.
 
         Raises:

@@ -29,9 +29,6 @@ class Feed:
     """Reads the log in its own thread, until it is closed or fails.
 
     Args:
-        parameters: the connection parameters.
-        publisher: its messages are read.
-        slot: the name of the slot.
         table: the OID of the table of messages.
         max_bytes: maximum memory of the messages that wait; with more, the feed ends.
         wake: is called when transactions have arrived, and when the feed ends.

@@ -19,8 +19,6 @@ class TableSource:
     """Claims and settles the batches of one worker, and remembers where its claims stand.
 
     Args:
-        using: the database alias.
-        publisher_alias: its messages are claimed.
         settings: the maximum bytes of a batch, the claim timeout, and whether processed messages are deleted.
         transactional: whether the publisher writes in the transaction of the claim.
         calls: watches the database calls of the claims.
