@@ -20,7 +20,7 @@ from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
 from django_outbox.text import counted, duration
-from django_outbox.threads import own_connection
+from django_outbox.threads import in_background, own_connection
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -67,7 +67,6 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
     except ImportError:
         yield
         return
-    closed = threading.Event()
     live = Live(
         console=Console(file=stream),
         auto_refresh=False,
@@ -77,26 +76,23 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
         redirect_stderr=_is_terminal(sys.stderr),
     )
 
-    def draw() -> None:
+    def draw(left: threading.Event) -> None:
         with own_connection(using):
-            while not closed.wait(REFRESH):
+            while not left.wait(REFRESH):
                 figures = read()
                 # The terminal may be gone.
                 with suppress(OSError, ValueError):
                     live.update(_drawn(figures), refresh=True)
 
-    thread = threading.Thread(target=draw, name="outbox-live", daemon=True)
     originals = (sys.stdout, sys.stderr)
     with suppress(OSError, ValueError):
         live.start()
     redirected = (sys.stdout, sys.stderr)
     _move_log_handlers(originals, redirected)
-    thread.start()
     try:
-        yield
+        with in_background(draw, name="outbox-live", patience=PATIENCE):
+            yield
     finally:
-        closed.set()
-        thread.join(PATIENCE)
         _move_log_handlers(redirected, originals)
         with suppress(OSError, ValueError):
             live.stop()
