@@ -417,7 +417,8 @@ def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:
         return []
     for publisher in get_settings().streamed:
         # Without a position there would be nothing to lock.
-        StreamPosition.objects.using(alias).get_or_create(publisher=publisher)
+        if not (positions := StreamPosition.objects.using(alias)).filter(publisher=publisher).exists():
+            positions.bulk_create([StreamPosition(publisher=publisher)], ignore_conflicts=True)
     try:
         with transaction.atomic(using=alias):
             store.limit_lock_waits(STREAM_PATIENCE)

@@ -182,9 +182,14 @@ def _stream(stream: StreamStatus, status: Status) -> str:
     if stream.moved_at is None:
         parts = [_("no relay has read the stream yet")]
     else:
-        text = _("stream of %(relay)s") if stream.owned else _("stream of %(relay)s, which has ended")
+        several = stream.positions > 1
+        ended = not (stream.owned or several)
+        text = _("stream of %(relay)s, which has ended") if ended else _("stream of %(relay)s")
         moved = _("moved %(age)s") % {"age": age(stream.moved_at, status.at)}
         parts = [text % {"relay": stream.relay}, moved]
+        if several:
+            numbers = {"owned": stream.owned_positions, "positions": stream.positions}
+            parts.append(_("%(owned)s of %(positions)s positions have a relay") % numbers)
     parts.append(with_count(_STANDBYS, len(stream.standbys)))
     oldest = status.open_transaction
     if oldest is not None and (oldest.seconds or 0.0) > MAX_AGE:

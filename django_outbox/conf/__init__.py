@@ -43,6 +43,7 @@ class PublisherConfig:
     claim_timeout: float | None = None
     source: str = "table"
     rate_limit: float | None = None
+    positions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +235,25 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
     return (None if problems else OutboxSettings(**values)), problems
 
 
-PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "RATE_LIMIT", "SOURCE")
+PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "RATE_LIMIT", "SOURCE", "POSITIONS")
 
 SOURCES = ("table", "snapshot", "log")
+
+MAX_POSITIONS = 16
+"""Maximum number of positions of a stream: each one lists the messages of all others as well."""
+
+
+def _positions(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_POSITIONS:
+        raise ValueError(f"a whole number from 1 to {MAX_POSITIONS}")
+    return value
+
 
 _OPTIONAL_READERS: dict[str, Reader] = {
     "BATCH_SIZE": whole_number,
     "CLAIM_TIMEOUT": at_least_a_second,
     "RATE_LIMIT": number(0.01, 1_000_000),
+    "POSITIONS": _positions,
 }
 
 
@@ -276,12 +288,16 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         ]
         retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
         source = _read(_source, entry.get("SOURCE", "table"), f"{where}['SOURCE']", "E005", problems)
-        size, timeout, rate = (
+        size, timeout, rate, positions = (
             None if entry.get(key) is None else _read(reader, entry[key], f"{where}[{key!r}]", "E005", problems)
             for key, reader in _OPTIONAL_READERS.items()
         )
+        if entry.get("POSITIONS") is not None and source != "snapshot":
+            message = f"{where}['POSITIONS'] has no effect, because SOURCE is {entry.get('SOURCE', 'table')!r}."
+            hint = "Set SOURCE to 'snapshot', or remove POSITIONS."
+            problems.append(SettingsProblem("E005", message, hint))
         publishers[publisher_alias] = PublisherConfig(
-            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source, rate
+            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source, rate, positions or 1
         )
     return publishers
 

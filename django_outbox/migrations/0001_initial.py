@@ -61,7 +61,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='StreamPosition',
             fields=[
-                ('publisher', models.CharField(max_length=63, primary_key=True, serialize=False)),
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('publisher', models.CharField(max_length=63)),
+                ('number', models.PositiveSmallIntegerField(default=0)),
+                ('count', models.PositiveSmallIntegerField(default=1)),
                 ('server', models.CharField(blank=True, default='', max_length=32)),
                 ('passed', models.TextField(default='3:3:')),
                 ('page', models.TextField(blank=True, default='')),
@@ -73,6 +76,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('publisher', 'number'), name='outbox_position')],
             },
         ),
         migrations.CreateModel(

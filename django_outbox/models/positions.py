@@ -1,16 +1,22 @@
 """The positions of streams."""
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Case, Q, Value, When
+from django.db.models.functions import Mod
+from django.db.models.lookups import Exact
 
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.db.snapshots import NOTHING, Snapshot
 
 
 class StreamPosition(models.Model):
-    """The position of a publisher's stream: one row for each publisher with `SOURCE` "snapshot", on PostgreSQL.
+    """A position of a publisher's stream, on PostgreSQL: one row for each publisher, or several with `POSITIONS`.
+
+    Each message has one of them: by its partition if it has a key, and otherwise by its id. All rows of a publisher are
+    replaced at once if their number changes, by a transaction that has locked them all.
 
     Attributes:
+        number, count: this is the position of every message whose number modulo `count` is `number`.
         server: the identifier of the server that counts the transactions.
         passed: a snapshot: every streamed message that is visible in it is delivered, or was moved to the table.
         page: the snapshot up to which messages are delivered now; blank between two.
@@ -21,7 +27,9 @@ class StreamPosition(models.Model):
         moved_at: when it did.
     """
 
-    publisher = models.CharField(max_length=63, primary_key=True)
+    publisher = models.CharField(max_length=63)
+    number = models.PositiveSmallIntegerField(default=0)
+    count = models.PositiveSmallIntegerField(default=1)
     server = models.CharField(max_length=32, blank=True, default="")
     passed = models.TextField(default=NOTHING)
     page = models.TextField(blank=True, default="")
@@ -33,9 +41,10 @@ class StreamPosition(models.Model):
 
     class Meta:
         default_permissions = ()
+        constraints = [models.UniqueConstraint(fields=["publisher", "number"], name="outbox_position")]
 
     def __str__(self) -> str:
-        return self.publisher
+        return f"{self.publisher} {self.number}"
 
     @property
     def ahead(self) -> Q:
@@ -45,9 +54,16 @@ class StreamPosition(models.Model):
         if self.page:
             page = Snapshot.read(self.page)
             ahead &= Q(id__gt=self.page_end) | Q(xid__gte=page.end) | Q(xid__in=page.running)
+        if self.count > 1:
+            number = Case(When(partition__gt=0, then="partition"), default="id", output_field=models.BigIntegerField())
+            ahead &= Q(Exact(Mod(number, Value(self.count)), self.number))
         return ahead
 
+    def is_of(self, partition: int, id: int) -> bool:
+        """Return whether this is the position of a message of the publisher."""
+        return (partition or id) % self.count == self.number
+
     def is_behind(self, xid: int, id: int) -> bool:
-        """Return whether a streamed message is delivered."""
+        """Return whether a streamed message of this position is delivered."""
         page = Snapshot.read(self.page or NOTHING)
         return Snapshot.read(self.passed).sees(xid) or (id <= self.page_end and page.sees(xid))

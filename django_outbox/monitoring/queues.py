@@ -176,12 +176,14 @@ class Queue:
     streamed: Waiting
 
 
-def find_streams(store: Store) -> dict[str, StreamPosition]:
+def find_streams(store: Store) -> dict[str, list[StreamPosition]]:
     """Return the positions of streams by publisher, those included that are to have one by the settings."""
     if not store.streams:
         return {}
-    positions = StreamPosition.objects.using(store.connection.alias).in_bulk()
-    return {**{alias: StreamPosition(publisher=alias) for alias in get_settings().streamed}, **positions}
+    positions: defaultdict[str, list[StreamPosition]] = defaultdict(list)
+    for position in StreamPosition.objects.using(store.connection.alias).order_by("publisher", "number"):
+        positions[position.publisher].append(position)
+    return {**{alias: [StreamPosition(publisher=alias)] for alias in get_settings().streamed}, **positions}
 
 
 def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, *, has_stream: bool) -> Queue:

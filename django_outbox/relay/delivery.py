@@ -157,14 +157,13 @@ def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = Fa
     options: dict[str, Any] = {"transactional": transactional, "calls": state.database_calls}
     if not get_store(connections[state.using]).streams:
         return TableSource(state.using, publisher.alias, state.settings, **options)
+    options["wanted"] = state.positions
     # A lease is taken of a message in the table.
     only_from_table = isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction
     if reads_log and publisher.alias in state.settings.from_log and not only_from_table:
         return LogSource(state.using, publisher.alias, state.settings, wake=state.wake_ups.wake, **options)
-    streams = publisher.alias in state.settings.streamed
-    return SnapshotSource(
-        state.using, publisher.alias, state.settings, streams=streams, only_from_table=only_from_table, **options
-    )
+    options |= {"streams": publisher.alias in state.settings.streamed, "only_from_table": only_from_table}
+    return SnapshotSource(state.using, publisher.alias, state.settings, **options)
 
 
 def unavailable(publisher_alias: str, outage: str) -> RelayUnavailable:

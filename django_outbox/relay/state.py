@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass
 
 from django_outbox.brokers.publisher import Publisher
@@ -132,6 +132,7 @@ class RelayState(ServiceState):
         poll_interval: longest idle wait in seconds.
         budget: counts the messages of all workers, and how many they may still claim together.
         turns: taken by the workers of a publisher while its handlers conflict with each other.
+        positions: the numbers of positions of streams that are still to be set up.
         database_calls: the claims and settlements in progress.
     """
 
@@ -148,6 +149,7 @@ class RelayState(ServiceState):
     wake_ups: WakeUps
     dead_letters: Publisher | None
     database_calls: DatabaseCalls
+    positions: MutableMapping[str, int]
 
     def is_done(self) -> bool:
         """Return whether no further batch may begin: the relay is stopping, or `max_messages` are settled."""

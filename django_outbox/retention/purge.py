@@ -161,7 +161,7 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
     store = get_store(connections[using])
     if not isinstance(store, PostgreSQLStore):
         return
-    for publisher in StreamPosition.objects.using(using).values_list("publisher", flat=True):
+    for publisher in StreamPosition.objects.using(using).values_list("publisher", flat=True).distinct():
         stream = Stream(store, publisher)
         at: str | None = "0"
         while at is not None:

@@ -216,6 +216,18 @@ MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
 
+LANE = "CASE WHEN partition > 0 THEN partition ELSE id END"
+"""SQL of the number that decides which of several positions of its stream a message has."""
+
+
+def visible(passed: Sequence[str]) -> str:
+    """Return an SQL condition: a message's transaction is visible in the snapshot of its position."""
+    if len(passed) == 1:
+        return f"pg_visible_in_snapshot(xid, '{passed[0]}')"
+    snapshots = ", ".join(f"'{each}'" for each in passed)
+    return f"pg_visible_in_snapshot(xid, (ARRAY[{snapshots}]::pg_snapshot[])[mod({LANE}, {len(passed)}) + 1])"
+
+
 def array(numbers: Iterable[int]) -> str:
     """Return numbers as the text of a PostgreSQL array; psycopg takes several times as long."""
     return f"{{{','.join(map(str, numbers))}}}"
@@ -245,8 +257,8 @@ class PostgreSQLStore(LockingStore):
     inserts_rows = True
     streams = True
 
-    passed = ""
-    """The snapshot up to which the streamed messages of a publisher are delivered; blank if it has no stream. A message
+    passed: Sequence[str] = ()
+    """The snapshots up to which the streamed messages of a publisher are delivered, one for each position. A message
     with a key, written later, may have an earlier one in the stream, and is not due."""
 
     @property
@@ -355,7 +367,7 @@ class PostgreSQLStore(LockingStore):
     def _due(self) -> str:
         """SQL condition of the messages with a key that are due."""
         due = "available_at <= statement_timestamp()"
-        return f"({due} AND (xid IS NULL OR pg_visible_in_snapshot(xid, '{self.passed}')))" if self.passed else due
+        return f"({due} AND (xid IS NULL OR {visible(self.passed)}))" if self.passed else due
 
     def shows_conflict(self, error: BaseException) -> bool:
         # psycopg 3 and psycopg2.

@@ -7,18 +7,21 @@ committed late is new whenever that is, so nothing is looked for twice and nothi
 
 Messages that are new together are delivered by their ids. If they are too many to be listed at once, the snapshot in
 which they are visible is kept as a page, and the position within the page is an id.
+
+A stream may have several positions, so that several workers deliver it: each message has one of them, by its key or by
+its id. A listing reads the index and the rows of the others' messages as well, {cost}.
 """
 
 import datetime
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.claiming import Row
-from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array
+from django_outbox.stores.postgresql import BATCH, LANE, PostgreSQLStore, array, visible
 from django_outbox.stores.rows import Purged
 
 STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
@@ -26,24 +29,31 @@ STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
 # The same condition, as the planner does not connect it with the index of streamed messages.
 STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
 
-POSITION = "SELECT ctid::text, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE "
+POSITION = """
+SELECT ctid::text, number, count, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE """
 
 # By its address if possible: while a transaction holds an old snapshot, a search steps over all versions of the row.
 LOCK = f"{POSITION} ctid = %s::tid AND publisher = %s FOR UPDATE SKIP LOCKED"
-FIND_AND_LOCK = f"{POSITION} publisher = %s FOR UPDATE SKIP LOCKED"
+FIND_AND_LOCK = f"""{POSITION} publisher = %s AND number <> ALL(%s::integer[])
+ORDER BY number < %s, number LIMIT 1 FOR UPDATE SKIP LOCKED"""
+
+# All of them, in an order that keeps two that change their number from a deadlock.
+LOCK_ALL = f"{POSITION} publisher = %s ORDER BY number FOR UPDATE"
+
+FIND_ALL = f"{POSITION} publisher = %s ORDER BY number"
 
 # The snapshot of the statement does not name its own transaction, whose messages are not passed before it commits.
 LIST_NEW = f"""
 SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text, ARRAY(
     SELECT id FROM (
         (
-            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8
+            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{lane}}
             ORDER BY publisher, xid, id LIMIT %s
         )
         UNION ALL
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late
+                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{lane}}
                 ORDER BY publisher, xid, id LIMIT %s
             ) message
         )
@@ -64,7 +74,8 @@ SELECT ARRAY(
         (
             SELECT id FROM {{table}}
             WHERE id >= %s AND CASE
-                WHEN publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8 THEN pg_visible_in_snapshot(xid, %s)
+                WHEN publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8{{lane}}
+                THEN pg_visible_in_snapshot(xid, %s)
                 ELSE false
             END
             ORDER BY id LIMIT %s
@@ -73,7 +84,7 @@ SELECT ARRAY(
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
                 SELECT id FROM {{table}}
-                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s
+                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s{{lane}}
                 ORDER BY publisher, xid, id LIMIT %s
             ) message WHERE pg_visible_in_snapshot(late, %s)
         )
@@ -81,7 +92,9 @@ SELECT ARRAY(
 )
 """
 
-HAS_MESSAGES = f"SELECT EXISTS (SELECT FROM {{table}} WHERE publisher = %s AND {STREAMED})"
+FIND_MESSAGE = f"""
+SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 ORDER BY publisher, xid, id LIMIT 1
+"""
 
 # A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
 WAITS = """partition > 0
@@ -137,25 +150,27 @@ AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
 MOVE_ONE = f"{TO_TABLE} id = %s AND {STREAMED_BY_ID} AND {AHEAD}"
 
 AHEAD_TO_TABLE = f"""{TO_TABLE} id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD} ORDER BY id LIMIT %s
+    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD}{{lane}} ORDER BY id LIMIT %s
 )"""
 
-# Counts from the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
-MEASURE = f"""
-SELECT count(*) FROM (
+# From the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
+NEWEST = f"""(
     (
-        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8
+        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{lane}}
         ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
     )
     UNION ALL
     (
         SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late
+            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{lane}}
             ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
         ) message
     )
-) new WHERE {AHEAD}
-"""
+) new"""
+
+MEASURE = f"SELECT count(*) FROM {NEWEST} WHERE {AHEAD}"
+
+LIST_AHEAD = f"SELECT id, {AHEAD} AND pg_visible_in_snapshot(xid, %s) FROM {NEWEST}"
 
 # Only the age needs a privilege, unless the role is the same. A prepared transaction has no session.
 OLDEST_TRANSACTION = """
@@ -171,7 +186,9 @@ ORDER BY age(number) DESC LIMIT 1
 
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
-WHERE id IN (SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s ORDER BY publisher, xid LIMIT %s)
+WHERE id IN (
+    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s{{lane}} ORDER BY publisher, xid LIMIT %s
+)
 """
 
 # Delayed messages with a key wait until the stream has passed their transaction.
@@ -179,10 +196,10 @@ TABLE_FROM_ELSEWHERE = """
 UPDATE {table} SET xid = NULL WHERE id IN (
     (
         SELECT id FROM {table}
-        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL LIMIT %s
+        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL{lane} LIMIT %s
     )
     UNION ALL
-    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL LIMIT %s)
+    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL{lane} LIMIT %s)
 )
 """
 
@@ -190,7 +207,7 @@ UPDATE {table} SET xid = NULL WHERE id IN (
 OLD = f"""
 SELECT id, xid::text AS at, occurred_at < statement_timestamp() - %s * interval '1 second' FROM {{table}}
 WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
-    AND pg_visible_in_snapshot(xid, %s) ORDER BY publisher, xid, id LIMIT %s
+    AND {{visible}} ORDER BY publisher, xid, id LIMIT %s
 """
 
 PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
@@ -199,29 +216,43 @@ TO_ARCHIVE = f"""
 UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
 """
 
+CURRENT = "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text"
+
 SERVER = "SELECT system_identifier::text FROM pg_control_system()"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A position as it is stored; `StreamPosition` has the meaning of its parts.
+    """A position as it is stored; `StreamPosition` has the meaning of its parts. By default, the beginning of a stream.
 
     Attributes:
         address: where its row is; it changes whenever the position moves.
     """
 
-    address: str
-    server: str
-    passed: str
-    page: str
-    page_start: int
-    page_end: int
-    last_id: int
+    address: str = ""
+    number: int = 0
+    count: int = 1
+    server: str = ""
+    passed: str = NOTHING
+    page: str = ""
+    page_start: int = 0
+    page_end: int = 0
+    last_id: int = 0
 
     @property
     def of_states(self) -> list[Any]:
         """The parameters of `AHEAD`."""
         return [self.last_id, self.passed, self.page, self.page_end, self.page]
+
+    @property
+    def lane(self) -> str:
+        """SQL condition of the messages of this position, if there are several.
+
+        As it is a CASE, the planner expects many of them. If it expected few, it would read and sort all.
+        """
+        if self.count == 1:
+            return ""
+        return f" AND CASE mod({LANE}, {self.count}) WHEN {self.number} THEN true ELSE false END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,25 +330,84 @@ class Stream:
         self._relay = relay
         self._positions = store.connection.ops.quote_name(StreamPosition._meta.db_table)
 
-    def lock(self, address: str) -> Place | None:
-        """Lock the position until the transaction ends; return None if another relay has it, or if there is none."""
+    def lock(self, address: str, number: int = 0, besides: Collection[int] = ()) -> Place | None:
+        """Lock a position until the transaction ends; return None if other relays have them, or if there is none.
+
+        Args:
+            address: the address of a position; another one is searched if it has moved.
+            number: where the search begins.
+            besides: the numbers of positions that are not searched.
+        """
         rows = self._fetch(LOCK, [address, self._publisher]) if address else []
-        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher])
+        rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher, array(besides), number])
         return Place(*rows[0]) if rows else None
 
     def create(self) -> None:
-        """Begin the stream at its beginning, unless there is a position already."""
+        """Begin the stream at its beginning, with one position, unless there is one already."""
         rows = StreamPosition.objects.using(self._store.connection.alias)
         rows.bulk_create([StreamPosition(publisher=self._publisher)], ignore_conflicts=True)
 
-    def read_passed(self) -> str:
-        """Return the snapshot up to which all streamed messages are delivered; blank if there is no stream."""
-        rows = StreamPosition.objects.using(self._store.connection.alias).filter(publisher=self._publisher)
-        return rows.values_list("passed", flat=True).first() or ""
+    def find_places(self) -> list[Place]:
+        """Return all positions by their numbers; none if there is no stream.
 
-    def has_messages(self) -> bool:
-        """Return whether there are streamed messages, delivered ones included."""
-        return bool(self._fetch(HAS_MESSAGES, [self._publisher])[0][0])
+        A position that somebody has deleted is back at its beginning.
+        """
+        return _complete([Place(*row) for row in self._fetch(FIND_ALL, [self._publisher])])
+
+    def has_messages(self, passed: str = NOTHING) -> bool:
+        """Return whether there are streamed messages behind the end of a snapshot, in any position."""
+        return bool(self._fetch(FIND_MESSAGE, [self._publisher, str(Snapshot.read(passed).end)]))
+
+    def arrange(self, count: int, limit: int) -> bool:
+        """Give the stream so many positions in this transaction, and return whether it has them.
+
+        A position begins where the one stands that had its messages. If it has those of several, which stand at
+        different places, what they have not delivered goes to the table, and all positions begin at one snapshot. That
+        is left for later if there are more messages than the limit.
+
+        No relay delivers while all positions are locked. What relays remember of them is useless then: a listing
+        continues only from the very place with which it began.
+        """
+        locked = [Place(*row) for row in self._fetch(LOCK_ALL, [self._publisher])]
+        places = self.find_places()
+        if [place for place in places if place.address] != locked or not places:
+            # While this transaction waited, another one has replaced them; or some are not of the same number.
+            return False
+        if len(places) == len(locked) == count:
+            return True
+        before = len(places)
+        if len(locked) < before:
+            new = places
+        elif count % before == 0:
+            new = [replace(places[number % before], number=number, count=count) for number in range(count)]
+        elif (place := self._join(places, limit)) is not None:
+            new = [replace(place, number=number, count=count) for number in range(count)]
+        else:
+            return False
+        rows = StreamPosition.objects.using(self._store.connection.alias)
+        rows.filter(publisher=self._publisher).delete()
+        values = [{name: value for name, value in asdict(place).items() if name != "address"} for place in new]
+        rows.bulk_create([StreamPosition(publisher=self._publisher, relay=self._relay, **each) for each in values])
+        return len(new) == count
+
+    def _join(self, places: Sequence[Place], limit: int) -> Place | None:
+        """Return a place at which all positions stand together, and move to the table what is left before it."""
+        server = self.find_server()
+        if any(place.server != server for place in places):
+            # The numbers of transactions are those of another server.
+            return None
+        ((text, own),) = self._fetch(CURRENT)
+        joined, ahead = Snapshot.read(text, own), []
+        for place in places:
+            passed = Snapshot.read(place.passed)
+            late = [array(passed.running), self._publisher, limit + 1]
+            newest = [self._publisher, str(passed.end), limit + 1, *late]
+            rows = self._fetch(LIST_AHEAD, [*place.of_states, str(joined), *newest], place)
+            ahead += [id for id, is_ahead in rows if is_ahead]
+            if len(rows) > limit or len(ahead) > limit:
+                return None
+        self.move_to_table(ahead)
+        return Place("", 0, 1, server, str(joined), last_id=max(place.last_id for place in places))
 
     def list_new(self, place: Place, limit: int) -> Listing:
         """List at most `limit` messages from a position on.
@@ -336,23 +426,24 @@ class Stream:
         """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
         passed = Snapshot.read(place.passed)
         late = [array(passed.running), self._publisher, limit]
-        ((text, own, ids),) = self._fetch(LIST_NEW, [self._publisher, str(passed.end), limit, *late, limit])
+        ((text, own, ids),) = self._fetch(LIST_NEW, [self._publisher, str(passed.end), limit, *late, limit], place)
         return str(Snapshot.read(text, own)), sorted(ids)
 
     def _list_page(self, place: Place, limit: int) -> Listing:
         passed, after = Snapshot.read(place.passed), place.page_end + 1
         new = [max(after, place.page_start), self._publisher, str(passed.end), place.page, limit]
         late = [array(passed.running), self._publisher, after, limit, place.page]
-        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit])
+        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit], place)
         return Listing(place, place.page, ids, complete=len(ids) < limit)
 
-    def read(self, ids: Sequence[int], *, max_bytes: int) -> list[Row]:
+    def read(self, ids: Sequence[int], *, max_bytes: int, count: int = 1) -> list[Row]:
         """Read streamed messages in the order of their ids, up to a total size and at least one.
 
         The last column of a row tells whether the message waits for an earlier one of its key that is in the table.
+        With a `count` of positions, that many ids are expected in the place of one.
         """
         numbers, first, last = array(ids), ids[0], ids[-1]
-        if last - first < DENSE * len(ids):
+        if last - first < DENSE * count * len(ids):
             rows = self._fetch(READ_SMALL, [self._publisher, first, last, numbers, max_bytes // 2, first, last])
             if rows and sum(len(row[5]) + len(row[6]) for row in rows) <= max_bytes:
                 return rows
@@ -375,13 +466,18 @@ class Stream:
     # For operators.
 
     def measure(self, limit: int) -> Waiting:
-        """Count the messages that are not delivered, at most `limit`."""
-        rows = self._fetch(f"{POSITION} publisher = %s", [self._publisher])
-        place = Place(*rows[0]) if rows else Place("", "", NOTHING, "", 0, 0, 0)
+        """Count the messages that are not delivered, at most `limit`, of which each position has an equal share."""
+        places = self.find_places() or [Place()]
+        share = max(limit // len(places), 1)
+        found = [self._measure(place, share) for place in places]
+        oldest = min((each.oldest for each in found if each.oldest), default=None)
+        return Waiting(sum(each.number for each in found), any(each.more for each in found), oldest)
+
+    def _measure(self, place: Place, limit: int) -> Waiting:
         passed = Snapshot.read(place.passed)
         late = [array(passed.running), self._publisher, limit + 1]
         counted = [self._publisher, str(passed.end), limit + 1, *late, *place.of_states]
-        ((number,),) = self._fetch(MEASURE, counted)
+        ((number,),) = self._fetch(MEASURE, counted, place)
         first = (self._list_page(place, 1).ids if place.page else self._list_all(place, 1)[1]) if number else []
         oldest = OutboxMessage.objects.using(self._store.connection.alias).filter(pk__in=first)
         since = oldest.values_list("occurred_at", flat=True).first() if first else None
@@ -396,10 +492,12 @@ class Stream:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
             archive: whether they get the state "processed" in the table instead, where they are archived.
         """
-        passed = self.read_passed()
+        passed = [place.passed for place in self.find_places()]
         if not passed:
             return Purged(0, None)
-        rows = self._fetch(OLD, [older_than, self._publisher, at, str(Snapshot.read(passed).end), passed, limit])
+        end = max(Snapshot.read(each).end for each in passed)
+        old_ones = OLD.replace("{visible}", visible(passed))
+        rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
         deleted = self._store.execute(TO_ARCHIVE if archive else PURGE, [array(old)]) if old else 0
         return Purged(deleted, rows[-1][1] if deleted and len(rows) == limit else None)
@@ -416,13 +514,23 @@ class Stream:
         Those that are not delivered come first. Pending messages in the table lose the numbers of their transactions.
         """
         return (
-            self._store.execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit])
-            or self._store.execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit])
-            or self._store.execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2)
+            self._execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit], place)
+            or self._execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit], place)
+            or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, place)
         )
 
-    def _fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
-        return self._store.fetch(sql.replace("{positions}", self._positions), params)
+    def _fetch(self, sql: str, params: Sequence[Any] = (), place: Place = Place()) -> list[Row]:
+        return self._store.fetch(sql.replace("{positions}", self._positions).replace("{lane}", place.lane), params)
+
+    def _execute(self, sql: str, params: Sequence[Any], place: Place) -> int:
+        return self._store.execute(sql.replace("{lane}", place.lane), params)
+
+
+def _complete(places: Sequence[Place]) -> list[Place]:
+    """Return positions by their numbers; those that are missing are at the beginning of the stream."""
+    count = max((place.count for place in places), default=0)
+    known = {place.number: place for place in places if place.count == count}
+    return [known.get(number) or Place(number=number, count=count) for number in range(count)]
 
 
 def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:

@@ -19,7 +19,7 @@ from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align
 from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
-from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, judge
+from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, StreamStatus, judge
 from django_outbox.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
@@ -217,13 +217,20 @@ def _streams(figures: Status) -> Iterable[Sequence[str]]:
     for each in figures.streams:
         yield (
             each.publisher,
-            (each.relay if each.owned else f"{each.relay}, ended") if each.relay else "-",
+            _owners(each),
             f"{len(each.standbys):,}",
             str(each.waiting),
             "-" if each.oldest is None else duration(round(each.oldest)),
             "-" if each.moved_at is None else _ago(figures, each.moved_at),
             _open_transaction(figures),
         )
+
+
+def _owners(stream: StreamStatus) -> str:
+    if stream.owned or not stream.relay:
+        return stream.relay or "-"
+    ended = "ended" if stream.positions == 1 else f"{stream.owned_positions} of {stream.positions} positions owned"
+    return f"{stream.relay}, {ended}"
 
 
 def _open_transaction(figures: Status) -> str:

@@ -141,13 +141,18 @@ class LogSource(SnapshotSource):
             if stream.has_reader(self._slot):
                 self._listing, self._stream_is_empty = None, True
                 self._stream_at = time.monotonic() + STANDBY_INTERVAL
-                self._passed = stream.read_passed() or NOTHING
+                self._learn(stream)
+                self._passed = self._passed or (NOTHING,)
                 return None
             self._stands_by_until = self._open_at = 0.0
         return super()._lock(stream)
 
     def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
         assert isinstance(stream, LogStream)
+        if place.count > 1:
+            # The log brings the messages of all positions. Soon there is only one, unless other relays want several.
+            self._close_feed("")
+            return super()._read(stream, place, limit)
         self._in_hand = self._done = -1
         claim = None
         if self._feed is not None and self._feed.is_live and not place.page:
@@ -157,7 +162,7 @@ class LogSource(SnapshotSource):
             claim = super()._read(stream, place, limit)
             if self._feed is not None:
                 # The position is not stored if nothing is new.
-                self._seen = Snapshot.read(self._passed)
+                self._seen = Snapshot.read(self._passed[0])
             has_caught_up = self._listing is None or (self._listing.complete and len(self._listing.ids) < limit)
             if self._feed is None and has_caught_up and time.monotonic() >= self._open_at:
                 self._open_feed(stream)
@@ -194,16 +199,18 @@ class LogSource(SnapshotSource):
         messages = [message for each in ready for message in each.messages if message.id in inspection.streamed]
         if not messages:
             # If there were some, they are in the table.
-            self._seen, self._passed, self._listing = sampled, str(sampled), None
+            self._seen, self._listing = sampled, None
+            self._know(place, str(sampled))
             self._stream_is_empty = takes_all
             self._done = arrived if takes_all else -1
             return Claim([])
-        self._stream_is_empty, self._passed = False, place.passed
+        self._stream_is_empty = False
+        self._know(place, place.passed)
         self._in_hand = arrived if takes_all else -1
         messages.sort(key=lambda message: message.id)
         ids = [message.id for message in messages]
         listing = Listing(replace(place, page_start=ids[0]), str(sampled), ids, complete=True)
-        self._listing, self._address = listing, place.address
+        self._listing, self._addresses[0] = listing, place.address
         messages = [message for message in messages if message.id not in inspection.waiting]
         claim = Claim([*messages], Streamed(listing, ids[-1], inspection.waiting))
         if not messages:

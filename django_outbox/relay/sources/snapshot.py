@@ -1,15 +1,23 @@
-"""Claims from a stream: one position moves, and only messages that are not delivered at once change their rows."""
+"""Claims from a stream: a position moves, and only messages that are not delivered at once change their rows.
+
+If the stream has several positions, a worker delivers what one of them lists, and then goes on with the next one that
+no other worker has. What it learns of a position stays true: once all messages that are visible in a snapshot are
+delivered or in the table, they always are. So for each position it remembers one such snapshot, and takes from the
+table no message with a key whose transaction is not visible there: an earlier one may be in the stream. Each message is
+taken at last, because the worker that finds its position empty knows it, and looks into the table.
+"""
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, MutableMapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from django.db import connections
+from django.db import OperationalError, connections
 
-from django_outbox.db.snapshots import NOTHING
+from django_outbox.db.fields import partition_of
+from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.messages import Message
 from django_outbox.relay.sources.table import TableSource
@@ -31,7 +39,16 @@ STANDBY_INTERVAL = 1.0
 """Seconds between two attempts to take over a stream from another worker, which is fastest if it goes on."""
 
 RECOVERED = 5000
-"""Maximum number of messages that one transaction settles after a restore."""
+"""Maximum number of messages that one transaction moves to the table after a restore, or to join positions."""
+
+ARRANGE_INTERVAL = 10.0
+"""Seconds between two attempts to change the number of positions."""
+
+ARRANGE_PATIENCE = 5.0
+"""Seconds to wait for a worker that is delivering from one of the positions."""
+
+CATCH_UP_INTERVAL = 0.1
+"""Seconds between two moves of a position that has no messages, past those of the others, which it would list again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +78,7 @@ class SnapshotSource(TableSource):
         args: the other arguments of `TableSource`.
         streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
+        wanted: the numbers of positions by publisher that are still to be set up; what is done is taken out.
         options: the options of `TableSource`.
     """
 
@@ -71,16 +89,24 @@ class SnapshotSource(TableSource):
         *args: Any,
         streams: bool,
         only_from_table: bool = False,
+        wanted: MutableMapping[str, int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(using, publisher_alias, *args, **options)
         self._streams = streams
         self._only_from_table = only_from_table
-        self._address = ""
+        self._wanted = {} if wanted is None else wanted
+        self._arrange_at = 0.0
+        self._number = 0
+        self._looked_at = set[int]()
+        self._addresses: dict[int, str] = {}
+        self._caught_up_at: dict[int, float] = {}
         self._has_position = self._stands_by = False
         self._listing: Listing | None = None
-        self._passed = self._polled_passed = ""
+        self._passed: tuple[str, ...] = ()
+        self._polled_passed: tuple[str, ...] = ()
         self._checked_session: object = None
+        self._server = ""
         self._goes_on = False
         self._stream_is_empty = False
         self._was_streamed = False
@@ -88,6 +114,7 @@ class SnapshotSource(TableSource):
 
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
+        self._arrange()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
         if now < self._stream_at:
@@ -146,8 +173,44 @@ class SnapshotSource(TableSource):
             yield claim
 
     def _claim_from_stream(self, limit: int) -> AbstractContextManager[Claim]:
-        self._begin_claim()
-        return self._watched(self._open(limit))
+        return self._claim_from_positions(limit)
+
+    def _arrange(self) -> None:
+        """Give the stream the number of positions that is wanted, once after the process has started."""
+        wanted, connection = self._wanted.get(self._publisher_alias), connections[self.using]
+        if not wanted or time.monotonic() < self._arrange_at or connection.in_atomic_block:
+            return
+        self._arrange_at = time.monotonic() + ARRANGE_INTERVAL
+        with self.watch():
+            store, stream = self._store, self._stream
+            try:
+                places = stream.find_places()
+                is_done = len(places or [Place()]) == wanted and all(place.address for place in places)
+                if not is_done:
+                    with store.transaction(self._claim_timeout, transactional=self._transactional):
+                        if not places:
+                            stream.create()
+                        store.limit_lock_waits(ARRANGE_PATIENCE)
+                        is_done = stream.arrange(wanted, RECOVERED)
+            except OperationalError as error:
+                if not store.is_conflict(error):
+                    raise
+                is_done = False
+        if is_done:
+            self._wanted.pop(self._publisher_alias, None)
+
+    @contextmanager
+    def _claim_from_positions(self, limit: int) -> Iterator[Claim]:
+        """Claim from the first position that has messages, of those that no other worker has."""
+        self._looked_at = set()
+        while True:
+            before = len(self._looked_at)
+            self._begin_claim()
+            with self._watched(self._open(limit)) as claim:
+                number = len(self._looked_at)
+                if not self._stream_is_empty or number == before or number >= len(self._passed):
+                    yield claim
+                    return
 
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
@@ -167,39 +230,66 @@ class SnapshotSource(TableSource):
     def _open_one(self, message: Message) -> Iterator[Claim]:
         store = self._store
         with store.transaction(self._claim_timeout, transactional=True):
-            if self._has_position and (place := self._stream.lock(self._address)):
+            if self._has_position and (place := self._lock_position_of(message)):
                 self._stream.move_one_to_table(place, message.id)
             yield Claim([*store.find_unchanged(self._publisher_alias, message)])
 
+    def _lock_position_of(self, message: Message) -> Place | None:
+        partition, count = partition_of(message.key), max(len(self._passed), 1)
+        number = (partition or message.id) % count
+        place = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
+        return place if place is not None and (partition or message.id) % place.count == place.number else None
+
     def _lock(self, stream: Stream) -> Place | None:
-        """Lock the position; return None if another relay has it, or if there is no stream."""
+        """Lock a position; return None if other workers have them, or if there is no stream."""
         if not self._has_position and not self._find_position(stream):
             self._stream_is_empty = True
             self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
             return None
-        place = stream.lock(self._address)
+        place = stream.lock(self._addresses.get(self._number, ""), self._number, self._looked_at)
         if place is None:
             self._listing, self._stream_is_empty = None, True
+            self._learn(stream)
+            if self._looked_at:
+                return None
             # Once, another worker may only have looked.
             self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
-            passed = stream.read_passed()
-            self._has_position = bool(passed)
+            self._has_position = bool(self._passed)
             # The one that makes the position may not have committed it yet.
-            self._passed = passed or NOTHING
+            self._passed = self._passed or (NOTHING,)
+        elif place.count != len(self._passed):
+            self._learn(stream)
         self._stands_by = place is None
+        if place is not None:
+            self._number = place.number
+            self._looked_at.add(place.number)
         return place
 
     def _find_position(self, stream: Stream) -> bool:
         """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
-        self._passed = stream.read_passed()
+        self._learn(stream)
         self._has_position = bool(self._passed) or self._streams or stream.has_messages()
         if self._has_position and not self._passed:
             stream.create()
         return self._has_position
 
+    def _learn(self, stream: Stream) -> None:
+        """Read where all positions stand, unless more is known of them."""
+        places = stream.find_places()
+        known = self._passed if len(self._passed) == len(places) else [NOTHING] * len(places)
+        of_server = [place.passed if self._server in {"", place.server} else NOTHING for place in places]
+        both = zip(of_server, known, strict=True)
+        self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
+        if any(not place.address for place in places):
+            self._wanted.setdefault(self._publisher_alias, len(places))
+
+    def _know(self, place: Place, passed: str) -> None:
+        """Remember the snapshot up to which the messages of a position are delivered."""
+        self._passed = (*self._passed[: place.number], passed, *self._passed[place.number + 1 :])
+
     def _move_uncommitted(self, stream: Stream, place: Place) -> None:
         """Move messages to the table in a transaction, a test's, whose number no snapshot can contain."""
-        self._passed = ""
+        self._passed = ()
         while ids := stream.list_new(place, LISTED).ids:
             stream.move_to_table(ids)
         self._stream_is_empty = True
@@ -216,18 +306,22 @@ class SnapshotSource(TableSource):
             if listing is None or listing.place != place or not listing.ids:
                 listing = stream.list_new(place, LISTED)
             if not listing.ids and not place.page:
-                self._stream_is_empty, self._listing, self._passed = True, None, listing.page
+                self._stream_is_empty, self._listing = True, None
+                self._know(place, listing.page)
+                if place.count > 1:
+                    self._catch_up(stream, listing)
                 return Claim([])
-            self._passed = place.passed
+            self._know(place, place.passed)
             ids = listing.ids[:limit]
-            rows = stream.read(ids, max_bytes=self._settings.batch_bytes) if ids else []
+            rows = stream.read(ids, max_bytes=self._settings.batch_bytes, count=place.count) if ids else []
             end = place.page_end
             if ids:
                 # If some are missing, they did not fit, or were deleted in the meantime.
                 end = rows[-1][0] if rows else ids[-1]
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
-            self._listing, self._address = listing, place.address
+            self._listing, self._addresses[place.number] = listing, place.address
+            self._number = place.number
             claim = Claim(messages, Streamed(listing, end, waiting))
             if messages:
                 return claim
@@ -249,12 +343,23 @@ class SnapshotSource(TableSource):
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)
+            self._number = (listing.place.number + 1) % listing.place.count
             if not before:
                 return
             end = listing.ids[before - 1]
         listing = listing.after(end)
         place = stream.move(listing.place)
-        self._listing, self._address = replace(listing, place=place), place.address
+        self._listing, self._addresses[place.number] = replace(listing, place=place), place.address
+        if not listing.ids:
+            self._number = (place.number + 1) % place.count
+
+    def _catch_up(self, stream: Stream, listing: Listing) -> None:
+        """Move a position without messages past those of the others, which every listing would read again."""
+        place, now = listing.place, time.monotonic()
+        self._number = (place.number + 1) % place.count
+        if now >= self._caught_up_at.get(place.number, 0.0) and stream.has_messages(place.passed):
+            self._caught_up_at[place.number] = now + CATCH_UP_INTERVAL
+            self._addresses[place.number] = stream.move(listing.after(0).place).address
 
     def _check_server(self, stream: Stream, place: Place) -> Place | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.
@@ -262,11 +367,14 @@ class SnapshotSource(TableSource):
         A dump that is restored into another server has numbers of transactions that mean nothing there.
         """
         session = connections[self.using].connection
-        if session is self._checked_session:
+        if session is self._checked_session and place.server == self._server:
             return place
+        if session is not self._checked_session:
+            # What is known may be about another server.
+            self._passed = (NOTHING,) * place.count
         server = stream.find_server()
         if place.server and place.server != server:
-            self._passed = NOTHING
+            self._know(place, NOTHING)
             self._goes_on = bool(stream.settle_in_table(place, RECOVERED))
             if self._goes_on:
                 return None
@@ -274,7 +382,7 @@ class SnapshotSource(TableSource):
         if place.server != server:
             # It is looked at again, because this transaction may be rolled back.
             return stream.move(replace(place, server=server))
-        self._checked_session = session
+        self._checked_session, self._server = session, server
         return place
 
 

@@ -1,0 +1,307 @@
+"""Several positions of one stream: workers deliver it at the same time, and their number changes under load."""
+
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import override_settings
+
+from django_outbox import OutboxMessage, enqueue
+from django_outbox.conf import get_settings
+from django_outbox.db.fields import partition_of
+from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
+from django_outbox.models import StreamPosition
+from django_outbox.monitoring.status import read_status
+from django_outbox.relay import Relay
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.stores import get_store
+from django_outbox.stores.stream import Stream
+from tests.conftest import ALIASES
+from tests.streams.test_operations import in_thread
+from tests.support.messages import put, rows, write
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+PG = "postgresql"
+KEYS = [next(key for key in map(str, range(99)) if partition_of(key) % 2 == number) for number in range(2)]
+"""A key of each of two positions."""
+
+
+@pytest.fixture(autouse=True)
+def two_positions(scripted: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(snapshot, "ARRANGE_INTERVAL", 0.0)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot", "POSITIONS": 2}}}):
+        yield
+
+
+def drain() -> int:
+    with Relay(using=PG) as relay:
+        return relay.drain().processed
+
+
+def source(positions: int = 2) -> SnapshotSource:
+    return SnapshotSource(PG, "default", get_settings(), streams=True, wanted={"default": positions})
+
+
+def deliver(source: SnapshotSource, limit: int = 10) -> None:
+    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+
+
+def counts() -> list[int]:
+    return list(StreamPosition.objects.using(PG).order_by("number").values_list("count", flat=True))
+
+
+def claim_elsewhere(source: SnapshotSource) -> list[int]:
+    """Claim in another session, and return the ids that are claimed."""
+    found: list[int] = []
+
+    def claim() -> None:
+        with source.claim(10) as claimed:
+            found.extend(message.id for message in claimed.messages)
+
+    with in_thread(claim):
+        pass
+    return found
+
+
+def test_two_workers_deliver_at_the_same_time_and_a_third_one_stands_by():
+    first, second, third = source(), source(), source()
+    with first.claim(10):
+        pass
+    ids = put(6, PG)
+    with first.claim(10) as claim:
+        own = [message.id for message in claim.messages]
+        assert own
+        assert sorted(own + claim_elsewhere(second)) == ids
+
+        def stand_by() -> None:
+            with second.claim(10) as claim:
+                assert claim.messages
+                assert claim_elsewhere(third) == []
+
+        with in_thread(stand_by):
+            pass
+
+
+def test_a_worker_that_is_alone_delivers_from_all_positions_in_turn(scripted: Script, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", 2)
+    ids = put(12, PG)
+    only = source(3)
+    for _ in range(6):
+        deliver(only, 2)
+    assert sorted(scripted.published()) == ids
+    assert len({id % 3 for id in scripted.published()[:6]}) == 3
+
+
+def test_the_relay_that_started_last_decides_on_the_number_of_positions():
+    first = source(2)
+    deliver(first)
+    assert counts() == [2, 2]
+    deliver(source(3))
+    deliver(first)
+    assert counts() == [3, 3, 3]
+
+
+def test_positions_are_joined_when_few_messages_wait_and_divided_at_any_time(
+    scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(snapshot, "LISTED", 4)
+    ids = put(30, PG, keys=7)
+    deliver(source(1), 3)
+    assert bool(StreamPosition.objects.using(PG).get().page)
+    divided = source(2)
+    deliver(divided, 3)
+    assert counts() == [2, 2]
+    monkeypatch.setattr(snapshot, "RECOVERED", 10)
+    joined = source(3)
+    deliver(joined, 3)
+    assert counts() == [2, 2]
+    while counts() == [2, 2]:
+        deliver(joined, 3)
+    assert counts() == [3] * 3
+    assert len([row for row in rows(PG).values() if row["available_at"]]) <= 10
+    drain()
+    assert sorted(scripted.published()) == ids
+    assert_in_order(scripted)
+
+
+def test_nothing_has_changed_if_a_relay_is_killed_while_it_joins_positions(
+    scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    drain()
+    ids = put(6, PG, keys=3)
+    before = list(StreamPosition.objects.using(PG).order_by("number").values())
+
+    def die(stream: Stream, *args: Any) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "move_to_table", die)
+        with pytest.raises(RuntimeError), source(1).claim(10):
+            pass
+    assert list(StreamPosition.objects.using(PG).order_by("number").values()) == before
+    assert drain() == 6
+    assert sorted(scripted.published()) == ids
+
+
+def test_positions_are_not_changed_while_another_worker_delivers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "ARRANGE_PATIENCE", 0.05)
+    first = source()
+    deliver(first)
+    put(6, PG)
+    with first.claim(10):
+        claim_elsewhere(source(3))
+        assert counts() == [2, 2]
+
+
+def test_a_message_of_an_open_transaction_is_delivered_after_the_positions_have_changed(scripted: Script):
+    drain()
+    other = connections.create_connection(PG)
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute(
+                """
+                INSERT INTO django_outbox_outboxmessage (
+                    message_id, type, topic, key, partition, blocks_key, payload, headers, publisher, attempts, error,
+                    error_class, available_at
+                )
+                VALUES (gen_random_uuid(), 't', '', '', 0, false, '5', '{}', 'default', 0, '', '', NULL) RETURNING id
+                """
+            )
+            late = cursor.fetchone()[0]
+        ids = put(5, PG)
+        deliver(source(3))
+        deliver(source(1))
+        assert counts() == [1]
+        other.commit()
+    finally:
+        other.close()
+    drain()
+    assert sorted(scripted.published()) == sorted([*ids, late])
+
+
+def test_a_position_that_somebody_deletes_begins_again(scripted: Script):
+    drain()
+    ids = put(6, PG)
+    deliver(source())
+    StreamPosition.objects.using(PG).filter(number=1).delete()
+    drain()
+    drain()
+    assert counts() == [2, 2]
+    assert {*scripted.published()} == {*ids}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_delayed_message_waits_for_its_position_alone_and_not_for_ever(key: str, scripted: Script):
+    """The other position never has a message."""
+    drain()
+    with transaction.atomic(using=PG):
+        first = enqueue("t", 1, key=key, using=PG).pk
+        second = enqueue("t", 2, key=key, using=PG, delay=0.001).pk
+    relay = source()
+    with relay.claim(10):
+        pass
+    # It knows that the other position is empty, but has not delivered the first message.
+    relay._stream_at = float("inf")
+    with relay.claim(10) as claim:
+        assert claim.messages == []
+    assert drain() == 2
+    assert scripted.published() == [first, second]
+
+
+def test_a_position_without_messages_follows_the_other_one_and_rests_with_it():
+    drain()
+    write(PG, 3, key=KEYS[0])
+    assert drain() == 3
+    ends = StreamPosition.objects.using(PG).order_by("number").values_list("passed", flat=True)
+    xid = OutboxMessage.objects.using(PG).values_list("xid", flat=True)[0]
+    assert all(int(passed.split(":")[1]) > xid for passed in ends)
+    before = list(ends)
+    drain()
+    assert list(ends) == before
+
+
+def test_figures_are_those_of_all_positions(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "LISTED", 2)
+    drain()
+    ids = put(20, PG)
+    for _ in range(3):
+        deliver(source(), 2)
+    delivered = {message.pk for message in OutboxMessage.objects.using(PG) if message.status == "processed"}
+    assert len(delivered) == 6
+    (stream,) = read_status(PG).streams
+    assert (stream.waiting.number, stream.positions, stream.owned_positions) == (14, 2, 0)
+    waiting = OutboxMessage.objects.using(PG).filter(pk__in=ids).waiting_in_streams()
+    assert {message.pk for message in waiting} == {*ids} - delivered
+    store = get_store(connections[PG])
+    drain()
+    assert Stream(store, "default").purge(-1, 100, "0", archive=False).deleted == 20
+
+
+def test_no_message_is_lost_doubled_or_overtaken_while_relays_change_the_number_of_positions():
+    """Two sessions deliver, and start again with other settings; messages are delayed, deferred and held."""
+    written, stop = 900, threading.Event()
+    received: list[tuple[str, int, int]] = []
+    seen: set[int] = set()
+
+    class Broker(ScriptedPublisher):
+        def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
+            outcomes = [ACCEPTED if random.random() < 0.98 else retry_later("full", retry_after=0) for _ in messages]
+            received.extend(
+                (each.key, int(each.payload), each.id)
+                for each, outcome in zip(messages, outcomes, strict=True)
+                if outcome is ACCEPTED
+            )
+            return outcomes
+
+    def relay() -> None:
+        while not stop.is_set():
+            own = source(random.choice([1, 2, 3, 4]))
+            batches = PublishedBatches(publisher=Broker("default"), source=own, settings=get_settings())
+            for _ in range(random.randrange(1, 25)):
+                batches.deliver(15)
+            seen.update(counts())
+
+    with in_thread(relay), in_thread(relay):
+        try:
+            for number in range(written // 3):
+                with transaction.atomic(using=PG):
+                    key = str(number % 11)
+                    enqueue("t", 3 * number, key=key, using=PG)
+                    enqueue("t", 3 * number + 1, using=PG)
+                    enqueue("t", 3 * number + 2, key=key, using=PG, delay=0.001 if number % 5 == 0 else None)
+                if number % 20 == 0:
+                    OutboxMessage.objects.using(PG).filter(payload=3 * number).hold()
+                    OutboxMessage.objects.using(PG).retry_now()
+        finally:
+            stop.set()
+    OutboxMessage.objects.using(PG).retry_now()
+    last = source(2)
+    batches = PublishedBatches(publisher=Broker("default"), source=last, settings=get_settings())
+    for _ in range(1000):
+        batches.deliver(50)
+        last.sweep_next()
+        if len(received) >= written:
+            break
+    assert set(Counter(number for _, number, _ in received).values()) == {1}
+    assert len(received) == written
+    of_keys = defaultdict(list)
+    for key, number, _ in received:
+        of_keys[key].append(number)
+    assert all(numbers == sorted(numbers) for key, numbers in of_keys.items() if key)
+    assert len(seen) > 2
+
+
+def assert_in_order(scripted: Script) -> None:
+    of_keys: dict[str, list[int]] = defaultdict(list)
+    for batch in scripted.batches:
+        for message in batch:
+            of_keys[message.key].append(message.id)
+    assert all(ids == sorted(ids) for ids in of_keys.values())
