@@ -269,7 +269,7 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
         hint = (
             'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, '
-            '"CLAIM_TIMEOUT": 120, "RATE_LIMIT": 100, "SOURCE": "table"}, '
+            '"CLAIM_TIMEOUT": 120, "RATE_LIMIT": 100, "SOURCE": "snapshot", "POSITIONS": 2}, '
             "and its alias must be a string of 1 to 63 characters."
         )
         if (

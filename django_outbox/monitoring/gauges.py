@@ -214,7 +214,9 @@ GAUGES = (
         unit="s",
     ),
     _stream_gauge(
-        "stream_owned", "Whether the relay that moved the stream's position last is alive.", lambda s: s.owned
+        "stream_owned",
+        "Whether the relay that moved the stream's position last is alive, for every position of the stream.",
+        lambda s: s.owned,
     ),
     _stream_gauge("stream_standbys", "Other relays that can take the stream over.", lambda s: len(s.standbys)),
     Gauge(

@@ -41,10 +41,13 @@ class Case(NamedTuple):
     work: str = "limit"
     workers: int = 1
     source: str = ""
+    positions: int = 1
 
     def __str__(self) -> str:
         more = [f"workers: {self.workers}"] if self.work != "limit" else []
-        return ", ".join([f"{self.broker}: {self.work}", *more, *filter(None, [self.source])])
+        return ", ".join(
+            [f"{self.broker}: {self.work}", *more, *filter(None, [self.source])]
+        ) + f", positions: {self.positions}" * (self.positions > 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--source", nargs="+", choices=SOURCES, default=["table"], help="Sources to compare (default: table)."
+    )
+    parser.add_argument(
+        "--positions",
+        nargs="+",
+        type=int,
+        default=[1],
+        help="POSITIONS of the source snapshot to compare (default: 1).",
     )
     # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
     add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
@@ -71,15 +81,15 @@ def run(options: argparse.Namespace) -> Report:
         def measure(case: Case) -> Run:
             broker, sizes = brokers[case.broker], {"workers": case.workers, "batch_size": options.batch_size}
             if case.work in ("unkeyed", "keyed"):
-                return timed_drain(broker, case.work, source=case.source, **sizes)
+                return timed_drain(broker, case.work, source=case.source, positions=case.positions, **sizes)
             made = claimed(make_messages(options.messages, **content))
             return broker.measure_limit(made) if case.work == "limit" else broker.measure_publisher(made, **sizes)
 
         cases = []
         for name in brokers:
             cases += [Case(name), *(Case(name, "publisher", workers) for workers in options.workers)]
-            works = product(("unkeyed", "keyed"), options.workers, options.source)
-            cases += [Case(name, *each) for each in works]
+            works = product(("unkeyed", "keyed"), options.workers, options.source, options.positions)
+            cases += [Case(name, *each) for each in works if each[2] == "snapshot" or each[3] == 1]
         return compare(
             f"From {connection.display_name} to the broker, every message confirmed",
             cases * options.repeats,

@@ -99,6 +99,25 @@ def test_a_worker_that_is_alone_delivers_from_all_positions_in_turn(scripted: Sc
     assert len({id % 3 for id in scripted.published()[:6]}) == 3
 
 
+def test_a_publisher_that_raises_because_of_one_message_delivers_the_others(scripted: Script):
+    drain()
+    ids = put(8, PG, keys=3)
+
+    def answer(message: Message) -> Outcome:
+        if message.payload == b"3":
+            raise ValueError
+        return ACCEPTED
+
+    scripted.answer = answer
+    with Relay(using=PG) as relay:
+        relay.deliver_once()
+    assert ids[3] not in scripted.published()
+    scripted.answer = lambda message: ACCEPTED
+    OutboxMessage.objects.using(PG).retry_now()
+    drain()
+    assert {*scripted.published()} == {*ids}
+
+
 def test_the_relay_that_started_last_decides_on_the_number_of_positions():
     first = source(2)
     deliver(first)
@@ -106,6 +125,18 @@ def test_the_relay_that_started_last_decides_on_the_number_of_positions():
     deliver(source(3))
     deliver(first)
     assert counts() == [3, 3, 3]
+
+
+def test_a_listing_is_useless_after_the_positions_have_changed(scripted: Script):
+    first, second = source(2), source(3)
+    deliver(first)
+    ids = put(12, PG)
+    deliver(first, 2)
+    for _ in range(4):
+        deliver(second)
+    for _ in range(4):
+        deliver(first)
+    assert sorted(scripted.published()) == ids
 
 
 def test_positions_are_joined_when_few_messages_wait_and_divided_at_any_time(
