@@ -31,12 +31,13 @@ from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
 
 PG = "postgresql"
+OUTBOX: dict[str, Any] = {"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot", "POSITIONS": 3}}}
 FROM_TABLE: dict[str, Any] = {"PUBLISHERS": {"default": SCRIPTED}}
 
 
 @pytest.fixture(autouse=True, params=[1, 3], ids=["one position", "three positions"])
 def streamed(request: pytest.FixtureRequest, scripted: Script) -> Iterator[None]:
-    entry = {**SCRIPTED, "SOURCE": "snapshot", "POSITIONS": request.param}
+    entry = {**OUTBOX["PUBLISHERS"]["default"], "POSITIONS": request.param}
     with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
         yield
 

@@ -152,6 +152,7 @@ class LogSource(SnapshotSource):
         if place.count > 1:
             # The log brings the messages of all positions. Soon there is only one, unless other relays want several.
             self._close_feed("")
+            self._look_at = 0.0
             return super()._read(stream, place, limit)
         self._in_hand = self._done = -1
         claim = None
