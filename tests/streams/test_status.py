@@ -171,6 +171,7 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
     assert "1 of 2 positions have a relay" in html
 
+
 def test_the_check_names_the_wal_level_of_a_server_that_does_not_decode_its_log():
     with connections["postgresql"].cursor() as cursor:
         cursor.execute("SHOW wal_level")
