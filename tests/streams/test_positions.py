@@ -19,7 +19,7 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
-from django_outbox.stores import get_store
+from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
 from tests.streams.test_operations import in_thread
@@ -271,7 +271,7 @@ def test_figures_are_those_of_all_positions(monkeypatch: pytest.MonkeyPatch):
     assert (stream.waiting.number, stream.positions, stream.owned_positions) == (14, 2, 0)
     waiting = OutboxMessage.objects.using(PG).filter(pk__in=ids).waiting_in_streams()
     assert {message.pk for message in waiting} == {*ids} - delivered
-    store = get_store(connections[PG])
+    store = PostgreSQLStore(connections[PG])
     drain()
     assert Stream(store, "default").purge(-1, 100, "0", archive=False).deleted == 20
 
