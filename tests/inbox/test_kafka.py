@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -152,6 +153,21 @@ def test_offsets_whose_commit_fails_are_committed_again_although_no_record_follo
         source.send(2)
         eventually(lambda: payloads("default") == [1, 2])
         eventually(lambda: not source.unsettled(), "the second one is committed, too")
+
+
+@on_a_mock
+def test_an_older_offset_that_is_committed_after_a_newer_one_is_not_the_last(source, make_inbox):
+    """librdkafka repeats a commit after a wait, and sends later commits meanwhile."""
+    waits = {"retry.backoff.ms": 500, "retry.backoff.max.ms": 500}
+    with running(make_inbox(config={**source.options["config"], **waits}, batch_size=1)):
+        source.send(1)
+        eventually(lambda: not source.unsettled(), "the first offset is committed")
+        source.cluster.fail(OFFSET_COMMIT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS)
+        source.send(2, 3)
+        eventually(lambda: payloads("default") == [1, 2, 3])
+        # The first of these two commits is repeated in this time.
+        time.sleep(1.5)
+        eventually(lambda: not source.unsettled(), "all offsets are committed")
 
 
 @on_a_mock

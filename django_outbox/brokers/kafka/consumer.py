@@ -158,6 +158,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._has_joined = False
         self._is_paused = False
         self._settled: dict[Place, int] = {}
+        self._committed: dict[Place, int] = {}
         self._has_failed_to_commit = False
         self._is_refusal_logged = False
         self._problem = ""
@@ -288,6 +289,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._assigned -= revoked
         for place in revoked:
             self._settled.pop(place, None)
+            self._committed.pop(place, None)
             self._ends.pop(place, None)
         self._ahead = deque(each for each in self._ahead if (each.topic(), each.partition()) not in revoked)
 
@@ -295,6 +297,12 @@ class KafkaConsumerConnection(ConsumerConnection):
         error = error or next((each.error for each in partitions if each.error), None)
         if error is None:
             self._is_refusal_logged = False
+            for each in partitions:
+                place = each.topic, each.partition
+                # librdkafka may repeat a commit after a newer one.
+                if each.offset < self._committed.get(place, 0):
+                    self._has_failed_to_commit = True
+                self._committed[place] = each.offset
             return
         # A group that is being rebalanced refuses commits. If no record follows, no later commit makes up for it.
         self._has_failed_to_commit = True
