@@ -16,12 +16,11 @@ from django_outbox.exceptions import RelayUnavailable
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import announcing, reporting
-from django_outbox.relay.state import Budget, RelayState, Tally
+from django_outbox.relay.state import Budget, RelayState, Tally, Turns
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import DrainingWorker, keep_running

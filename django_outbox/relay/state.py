@@ -1,20 +1,27 @@
-"""The state that the workers of a relay share: its services, the counts of messages, and how many may be claimed."""
+"""The state that the workers of a relay share: its services, counts and budget, and turns after conflicts of handlers."""
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.relay.breakers import Breakers
-from django_outbox.relay.conflicts import Turns
 from django_outbox.relay.limits import Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.wake_ups import WakeUps
 from django_outbox.relay.watchdog import DatabaseCalls
+from django_outbox.retry import Backoff
 from django_outbox.service.outages import Outages
 from django_outbox.service.state import ServiceState
+
+TURNS = Backoff(delay=1.0, factor=4.0, max_delay=60.0)
+"""For how long the workers take turns: longer if they conflict soon again."""
+
+MAX_TURN = 1.0
+"""Maximum seconds to wait for the turn of another worker: its handler may hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,45 @@ class Budget:
         """Return the tallies so far, by publisher."""
         with self._lock:
             return self._tallies.copy()
+
+
+class Turns:
+    """Lets one worker of a publisher at a time call handlers, for a while after a conflict. Thread-safe.
+
+    Args:
+        clock: returns the time in seconds.
+        max_wait: maximum seconds to wait for the turn of another worker.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_wait: float = MAX_TURN) -> None:
+        self._clock = clock
+        self._max_wait = max_wait
+        self._lock = threading.Lock()
+        self._conflicts = 0
+        self._began = self._end = -TURNS.max_delay
+
+    def begin(self) -> None:
+        """Take turns from now on, because there was a conflict."""
+        now = self._clock()
+        if now >= self._end:
+            soon = now - self._end < self._end - self._began
+            self._conflicts = self._conflicts + 1 if soon else 1
+            self._began, self._end = now, now + TURNS.after(self._conflicts)
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether workers take turns now."""
+        return self._clock() < self._end
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Wait for a turn, if workers take turns now, and keep it until the end of the block."""
+        mine = self.are_taken and self._lock.acquire(timeout=self._max_wait)
+        try:
+            yield
+        finally:
+            if mine:
+                self._lock.release()
 
 
 @dataclass

@@ -16,15 +16,25 @@ from django_outbox.messages import (
     retry_later,
 )
 from django_outbox.relay.batch import Decided
-from django_outbox.relay.conflicts import LOCK_WAIT, MAX_TURN, WAIT, Conflicts, Turns
 from django_outbox.relay.handling import (
     Conflict,
     HandledMessages,
     TransactionLost,
     refresh_other_connections,
 )
-from django_outbox.relay.state import Tally
+from django_outbox.relay.state import MAX_TURN, Tally, Turns
+from django_outbox.retry import Backoff
 from django_outbox.text import describe
+
+MAX_CONFLICTS = 5
+"""Number of conflicts in a row after which a message that conflicts again uses up an attempt."""
+
+WAIT = Backoff(delay=0.05, max_delay=1.0, jitter=1.0)
+"""Waits before a message that has conflicted is delivered again, from the second conflict in a row on."""
+
+LOCK_WAIT = 0.1
+"""Seconds for which a handler of a batch may wait for a lock. PostgreSQL looks for deadlocks after a second only, in
+which the locks of all handlers of the batch are held."""
 
 LOCK_PATIENCE = 1.0
 """Seconds for which a message that was in hand may still be locked by the lost session."""
@@ -204,3 +214,50 @@ class TransactionalBatches(HandledMessages):
                 return tally
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)
+
+
+class Conflicts:
+    """The size of the batches of one worker.
+
+    A batch holds the locks of all its handlers until it is committed. So handlers that seldom meet in a deadlock
+    otherwise do so often, and a smaller batch holds fewer locks for a shorter time. A message that conflicts twice in a
+    row is delivered alone.
+
+    Args:
+        turns: taken by the workers of the publisher.
+
+    Attributes:
+        turns: the same.
+        in_a_row: number of conflicts of the same message in a row.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.in_a_row = 0
+        self._id = 0
+        self._size: int | None = None
+
+    def limit(self, wanted: int) -> int:
+        """Return the maximum number of messages in the next batch."""
+        return wanted if self._size is None else min(wanted, self._size)
+
+    def admit(self, id: int) -> bool:
+        """Return whether a message that has conflicted may do so without using up an attempt."""
+        self.in_a_row = self.in_a_row + 1 if id == self._id else 1
+        self._id = id
+        return self.in_a_row <= MAX_CONFLICTS
+
+    def shrink(self, claimed: int) -> bool:
+        """Make the next batch smaller than one of `claimed` messages; return whether batches had their full size."""
+        self.turns.begin()
+        full = self._size is None
+        self._size = 1 if self.in_a_row > 1 else max(claimed // 2, 1)
+        return full
+
+    def grow(self, wanted: int) -> None:
+        """Let the next batch be larger, after one without a conflict, up to `wanted` messages."""
+        self.in_a_row = 0
+        if self._size is not None:
+            self._size *= 2
+            if self._size >= wanted:
+                self._size = None

@@ -18,9 +18,9 @@ from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
-from django_outbox.relay.conflicts import MAX_CONFLICTS, TURNS, Conflicts, Turns
 from django_outbox.relay.sources import TableSource
-from django_outbox.relay.transactional import TransactionalBatches
+from django_outbox.relay.state import TURNS, Turns
+from django_outbox.relay.transactional import MAX_CONFLICTS, Conflicts, TransactionalBatches
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits

@@ -10,7 +10,7 @@ MOST = {
     "enqueue": 8,
     "claim, publish and settle": 18,
     "claim, publish to RabbitMQ and settle": 26,
-    "claim, call a handler and settle": 24,
+    "claim, call a handler and settle": 23,
     "outbox_status": 11,
 }
 """The largest number of files of each walk of `tests.walks`. Lower it when a walk becomes shorter."""
