@@ -1,7 +1,8 @@
 """Text for log lines, columns and commands: errors from outside, made safe, and numbers, ids and durations."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from itertools import islice
 
 MAX_LENGTH = 1000
@@ -66,6 +67,11 @@ def stand_in(error: BaseException, max_depth: int = MAX_CHAIN) -> Exception:
     elif max_depth > 1 and error.__context__ is not None and not error.__suppress_context__:
         shown.__context__ = stand_in(error.__context__, max_depth - 1)
     return shown
+
+
+def did_you_mean(name: object, known: Collection[str]) -> str:
+    """Return a question about the known name that is most similar to an unknown one, and a blank; or nothing."""
+    return "".join(f"Did you mean {each!r}? " for each in get_close_matches(str(name), known, n=1))
 
 
 def is_interrupt(error: BaseException) -> bool:

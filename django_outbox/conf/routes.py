@@ -1,11 +1,11 @@
 """Read the `ROUTES` setting, and choose the publishers of a type."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from django_outbox.conf.readers import Mistake, Mistakes
+from django_outbox.text import did_you_mean
 
 Routes: TypeAlias = Mapping[str, tuple[str, ...]]
 """Patterns of types, in the order written, and the aliases of the publishers that their messages go to."""
@@ -48,7 +48,7 @@ def find_unknown_publishers(routes: Routes, known: Sequence[str]) -> Iterator[Mi
     for pattern, aliases in routes.items():
         for alias in aliases:
             if alias not in known:
-                similar = "".join(f"Did you mean {name!r}? " for name in get_close_matches(alias, known, n=1))
+                similar = did_you_mean(alias, known)
                 hint = f"{similar}OUTBOX['PUBLISHERS'] has {', '.join(sorted(known))}."
                 yield Mistake(f"[{pattern!r}] names the publisher {alias!r}, which is not configured.", hint)
 

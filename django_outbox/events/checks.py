@@ -8,6 +8,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry
 from django_outbox.exceptions import InvalidEvent
+from django_outbox.text import did_you_mean
 
 
 def find_mistakes(publishers: Collection[str]) -> Iterator[CheckMessage]:
@@ -93,7 +94,7 @@ def _check_schema(event_type: EventType) -> Iterator[CheckMessage]:
 def _check_publisher(event_type: EventType, publishers: Collection[str]) -> Iterator[CheckMessage]:
     alias = event_type.publisher
     if alias is not None and alias not in publishers:
-        similar = "".join(f"Did you mean {name!r}? " for name in get_close_matches(alias, publishers, n=1))
+        similar = did_you_mean(alias, publishers)
         yield Error(
             f"The event {event_type.type} names the publisher {alias!r}, which is not configured.",
             hint=f"{similar}OUTBOX['PUBLISHERS'] has {', '.join(sorted(publishers))}.",

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning
@@ -11,6 +10,7 @@ from django_outbox.conf import OutboxSettings
 from django_outbox.events.registry import registry as event_registry
 from django_outbox.handlers.registry import AnyHandler, HandlerRegistry
 from django_outbox.messages import DJANGO_TASK
+from django_outbox.text import did_you_mean
 
 
 def find_mistakes(registry: HandlerRegistry) -> Iterator[CheckMessage]:
@@ -62,7 +62,7 @@ def find_unreachable(
         for alias in destinations(type):
             if alias in failing:
                 what = "event" if type in events else "type"
-                similar = "".join(f"Did you mean {name!r}? " for name in get_close_matches(type, handled, n=1))
+                similar = did_you_mean(type, handled)
                 yield Warning(
                     f"The {what} {type} goes to {alias!r}, but no handler is registered for it, so its messages fail.",
                     hint=f"{similar}Register one with @handler({type!r}), send the {what} elsewhere, or set the option "

@@ -1,4 +1,4 @@
-"""The state that the workers of a relay share: its services, counts and budget, and turns after conflicts of handlers."""
+"""The state that the workers of a relay share: its services, counts, budget, and turns after conflicts of handlers."""
 
 import threading
 import time

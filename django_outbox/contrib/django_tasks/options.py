@@ -6,7 +6,6 @@ It is imported wherever a task is defined, so it imports no models.
 import datetime
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
 
 from django.apps import apps
@@ -20,6 +19,7 @@ from django_outbox.conf import SettingsProblem, get_settings
 from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_patterns
 from django_outbox.retry import RetryEntry
+from django_outbox.text import did_you_mean
 
 # At runtime, Django's classes take no type arguments.
 AnyTask: TypeAlias = "Task[..., Any]"
@@ -135,9 +135,8 @@ def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[
 def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collection[str]) -> Iterator[SettingsProblem]:
     for name in options:
         if name not in NAMES:
-            close = get_close_matches(str(name), NAMES, 1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            yield _invalid(f"{where} has an unknown key {name!r}.", f"{hint}The options are {', '.join(NAMES)}.")
+            hint = f"{did_you_mean(name, NAMES)}The options are {', '.join(NAMES)}."
+            yield _invalid(f"{where} has an unknown key {name!r}.", hint)
     database = options.get("database")
     if database is not None and database not in django_settings.DATABASES:
         yield _invalid(
