@@ -128,8 +128,10 @@ def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...])
     If it cannot be read, the message's `problem` is the reason. Headers with one of the `prefixes` are the attributes
     of an event in binary mode.
     """
-    if content_type.lower().startswith(MEDIA_TYPE):
+    if content_type[: len(MEDIA_TYPE)].lower() == MEDIA_TYPE:
         return _read_structured(incoming, content_type, prefixes)
+    if not incoming.headers:
+        return incoming
     for prefix in prefixes:
         if f"{prefix}specversion" in incoming.headers:
             attributes = {}

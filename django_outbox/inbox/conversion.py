@@ -202,7 +202,9 @@ def _read_payload(incoming: Incoming) -> tuple[str, Any]:
     if len(incoming.body) > limit:
         raise Unstorable(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
     try:
-        text = incoming.body.decode(json.detect_encoding(incoming.body), "surrogatepass")
+        body = incoming.body
+        encoding = "ascii" if body.isascii() and b"\0" not in body else json.detect_encoding(body)
+        text = body.decode(encoding, "surrogatepass")
         return text, _decode(text)
     except json.JSONDecodeError as error:
         raise Unstorable(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
@@ -225,7 +227,16 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON.")
 
 
-_decode = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant).decode
+_decoder: Any = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant)
+
+
+def _decode(text: str) -> Any:
+    # Its `decode` takes a third longer, because it first looks for spaces around the value.
+    try:
+        value, end = _decoder.scan_once(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else _decoder.decode(text)
 
 
 def _text(value: object) -> str:

@@ -321,7 +321,8 @@ class KafkaConsumerConnection(ConsumerConnection):
     def _commit(self, offsets: dict[Place, int]) -> None:
         if offsets:
             with suppress(KafkaException):
-                self._client.commit(offsets=_positions(offsets), asynchronous=True)
+                positions = [TopicPartition(*place, offset) for place, offset in offsets.items()]
+                self._client.commit(offsets=positions, asynchronous=True)
 
     def _commit_settled(self) -> None:
         # A synchronous commit waits forever if the coordinator does not respond. librdkafka leaves the group after the
@@ -331,7 +332,3 @@ class KafkaConsumerConnection(ConsumerConnection):
 
 def _places(partitions: Iterable[TopicPartition]) -> set[Place]:
     return {(each.topic, each.partition) for each in partitions}
-
-
-def _positions(offsets: dict[Place, int]) -> list[TopicPartition]:
-    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]

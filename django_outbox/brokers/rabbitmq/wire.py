@@ -46,6 +46,8 @@ DELIVER = 60
 METHOD_START = struct.Struct(">HH")
 """The start of a method: class and method."""
 
+DELIVERY = METHOD_START.pack(BASIC, DELIVER)
+
 HEADER_START = struct.Struct(">HHQ")
 """The start of a header: class, weight and body size."""
 
@@ -250,7 +252,7 @@ class DeliveryWire(Wire):
             following = content + size + 1
             if following > end:
                 break
-            if self._is_delivery(kind, data, content):
+            if kind in (HEADER, BODY) or (kind == METHOD and data.startswith(DELIVERY, content)):
                 if start < position:
                     self.connection.data_received(data[start:position])
                 start = following
@@ -262,11 +264,6 @@ class DeliveryWire(Wire):
         elif start and time.monotonic() >= self._pass_on_at:
             self._pass_on_at = time.monotonic() + PASS_ON_INTERVAL
             self.connection.data_received(HEARTBEAT)
-
-    def _is_delivery(self, kind: int, data: bytes, content: int) -> bool:
-        if kind == METHOD:
-            return METHOD_START.unpack_from(data, content) == (BASIC, DELIVER)
-        return kind in (HEADER, BODY)
 
     def _take(self, kind: int, content: bytes) -> None:
         if kind == METHOD:
