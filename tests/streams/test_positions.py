@@ -278,7 +278,7 @@ def test_figures_are_those_of_all_positions(monkeypatch: pytest.MonkeyPatch):
 
 def test_no_message_is_lost_doubled_or_overtaken_while_relays_change_the_number_of_positions():
     """Two sessions deliver, and start again with other settings; messages are delayed, deferred and held."""
-    written, stop = 900, threading.Event()
+    written, stop = 600, threading.Event()
     received: list[tuple[str, int, int]] = []
     seen: set[int] = set()
 
