@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_outbox.stores.base import Store
 from django_outbox.stores.mysql import EARLIEST, OLD, MySQLStore
-from django_outbox.stores.postgresql import MAX_TIMEOUT, PostgreSQLStore, array
+from django_outbox.stores.postgresql import PostgreSQLStore, array
 from django_outbox.stores.sqlite import LATER
 
 PROCESSED, FAILED = "processed_at", "failed_at"
@@ -91,7 +91,9 @@ class Removal(abc.ABC):
                 yield
             return
         with self._limited(max_seconds), transaction.atomic(using=self.connection.alias):
-            self._begin(max_seconds)
+            # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the
+            # archive.
+            self.store.begin(max_seconds, transactional=True)
             yield
 
     def keep_alive(self) -> None:
@@ -131,10 +133,6 @@ class Removal(abc.ABC):
         yield
 
     @abc.abstractmethod
-    def _begin(self, max_seconds: float) -> None:
-        """Make the transaction READ COMMITTED, whatever the project's default."""
-
-    @abc.abstractmethod
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         """Return a statement with these ids for its `IN ids`, and its parameters."""
 
@@ -157,12 +155,6 @@ WHERE processed_at < statement_timestamp() - %s * interval '1 second'
 ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 """
     EARLIEST = "-infinity"
-
-    def _begin(self, max_seconds: float) -> None:
-        milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
-        self.store.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the archive.
-        self.store.fetch("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [str(milliseconds)])
 
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", "= ANY(%s::bigint[])"), [array(ids)]
@@ -214,9 +206,6 @@ SELECT id, {SIZE} FROM {{table}} FORCE INDEX (PRIMARY) WHERE id IN ids AND state
         with self.store.idle_limit(max_seconds):
             yield
 
-    def _begin(self, max_seconds: float) -> None:
-        self.store.begin(max_seconds)
-
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", f"IN ({','.join(map(str, ids))})"), ()
 
@@ -242,9 +231,6 @@ ORDER BY processed_at, id LIMIT %s
     @contextmanager
     def transaction(self, max_seconds: float) -> Iterator[None]:
         yield
-
-    def _begin(self, max_seconds: float) -> None:
-        """Do nothing."""
 
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", "IN (SELECT value FROM json_each(%s))"), [json.dumps([*ids])]
