@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from django.db import DatabaseError
 
@@ -285,25 +286,8 @@ class MySQLStore(LockingStore):
         return value.int >> 76 & 0xF <= 7 or not self.connection.mysql_is_mariadb  # type: ignore[attr-defined]
 
     @contextmanager
-    def claim(
-        self,
-        publisher: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        max_seconds: float,
-        cursor: Cursor,
-        transactional: bool = False,
-    ) -> Iterator[Claim]:
-        begin = partial(
-            super().claim,
-            publisher,
-            limit=limit,
-            max_bytes=max_bytes,
-            max_seconds=max_seconds,
-            cursor=cursor,
-            transactional=transactional,
-        )
+    def claim(self, publisher: str, *, cursor: Cursor, **options: Any) -> Iterator[Claim]:
+        begin = partial(super().claim, publisher, cursor=cursor, **options)
         with ExitStack() as stack:
             try:
                 claim = stack.enter_context(begin())
