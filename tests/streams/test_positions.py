@@ -276,6 +276,16 @@ def test_figures_are_those_of_all_positions(monkeypatch: pytest.MonkeyPatch):
     assert Stream(store, "default").purge(-1, 100, "0", archive=False).deleted == 20
 
 
+def test_a_purge_leaves_the_messages_of_a_position_that_is_behind_the_other_one():
+    drain()
+    waiting = write(PG, 2, key=KEYS[1])
+    write(PG, 2, key=KEYS[0])
+    deliver(source())
+    assert Stream(PostgreSQLStore(connections[PG]), "default").purge(-1, 100, "0", archive=False).deleted == 2
+    assert sorted(rows(PG)) == waiting
+    assert drain() == 2
+
+
 def test_no_message_is_lost_doubled_or_overtaken_while_relays_change_the_number_of_positions():
     """Two sessions deliver, and start again with other settings; messages are delayed, deferred and held."""
     written, stop = 600, threading.Event()
