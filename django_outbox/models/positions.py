@@ -2,7 +2,7 @@
 
 from django.db import models
 from django.db.models import Case, Q, Value, When
-from django.db.models.functions import Mod
+from django.db.models.functions import Abs, Mod
 from django.db.models.lookups import Exact
 
 from django_outbox.db.functions import DatabaseNow
@@ -55,13 +55,15 @@ class StreamPosition(models.Model):
             page = Snapshot.read(self.page)
             ahead &= Q(id__gt=self.page_end) | Q(xid__gte=page.end) | Q(xid__in=page.running)
         if self.count > 1:
-            number = Case(When(partition__gt=0, then="partition"), default="id", output_field=models.BigIntegerField())
+            number = Case(
+                When(partition__gt=0, then="partition"), default=Abs("id"), output_field=models.BigIntegerField()
+            )
             ahead &= Q(Exact(Mod(number, Value(self.count)), self.number))
         return ahead
 
     def is_of(self, partition: int, id: int) -> bool:
         """Return whether this is the position of a message of the publisher."""
-        return (partition or id) % self.count == self.number
+        return (partition or abs(id)) % self.count == self.number
 
     def is_behind(self, xid: int, id: int) -> bool:
         """Return whether a streamed message of this position is delivered."""

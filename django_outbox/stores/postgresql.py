@@ -216,7 +216,7 @@ MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
 
-LANE = "CASE WHEN partition > 0 THEN partition ELSE id END"
+LANE = "CASE WHEN partition > 0 THEN partition ELSE abs(id) END"
 """SQL of the number that decides which of several positions of its stream a message has."""
 
 

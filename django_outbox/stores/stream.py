@@ -34,7 +34,8 @@ POSITION = """
 SELECT ctid::text, number, count, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE """
 
 # By its address if possible: while a transaction holds an old snapshot, a search steps over all versions of the row.
-LOCK = f"{POSITION} ctid = %s::tid AND publisher = %s FOR UPDATE SKIP LOCKED"
+LOCK = f"""{POSITION} ctid = %s::tid AND publisher = %s AND number <> ALL(%s::integer[])
+FOR UPDATE SKIP LOCKED"""
 FIND_AND_LOCK = f"""{POSITION} publisher = %s AND number <> ALL(%s::integer[])
 ORDER BY number < %s, number LIMIT 1 FOR UPDATE SKIP LOCKED"""
 
@@ -339,7 +340,7 @@ class Stream:
             number: where the search begins.
             besides: the numbers of positions that are not searched.
         """
-        rows = self._fetch(LOCK, [address, self._publisher]) if address else []
+        rows = self._fetch(LOCK, [address, self._publisher, array(besides)]) if address else []
         rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher, array(besides), number])
         return Place(*rows[0]) if rows else None
 
@@ -493,9 +494,12 @@ class Stream:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
             archive: whether they get the state "processed" in the table instead, where they are archived.
         """
-        passed = [place.passed for place in self.find_places()]
-        if not passed:
+        places = self.find_places()
+        if not places:
             return Purged(0, None)
+        server = self.find_server()
+        # The numbers of another server say nothing about the messages of this one.
+        passed = [place.passed if place.server in {"", server} else NOTHING for place in places]
         end = max(Snapshot.read(each).end for each in passed)
         old_ones = OLD.replace("{visible}", visible(passed))
         rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])

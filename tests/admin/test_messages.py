@@ -228,16 +228,18 @@ class TestPublishers:
         ({"state": "pending"}, 4),  # the first publisher, the check for another, the oldest messages, the page
         ({"state": "all"}, 2),
         ({"type": "order.created"}, 2),  # the searched messages, the page
-        ({"q": "1"}, 7),  # the ID, two publishers, the key, failed messages, processed messages, the page
+        (
+            {"q": ""},
+            7,
+        ),  # an ID: the ID itself, two publishers, the key, failed messages, processed messages, the page
     ],
 )
 def test_the_list_sends_as_many_queries_for_thirty_messages_as_for_one(
     admin_client: Client, parameters: dict[str, str], count: int
 ):
-    for status in Status:
-        put(status, 30)
+    ids = [id for status in Status for id in put(status, 30)]
     with CaptureQueriesContext(connections["default"]) as queries:
-        admin_client.get(CHANGELIST, parameters)
+        admin_client.get(CHANGELIST, {name: value or str(ids[0]) for name, value in parameters.items()})
     asked = [query["sql"] for query in queries if "outboxmessage" in query["sql"].partition("FROM")[2]]
     assert len(asked) == count + 4
     assert len(queries) == len(asked) + 2, "the session and the user, and nothing else"

@@ -78,7 +78,7 @@ def test_publisher_flag_may_be_repeated():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--database", "nowhere"], "no database 'nowhere'; DATABASES has default, mariadb, "),
+        (["--database", "nowhere"], "no database 'nowhere'; DATABASES has default, "),
         (["--publisher", "nobody"], "no publisher 'nobody'. Configured publishers: default"),
         (["--batch-size", "0"], "'0' is not a whole number of at least 1"),
         (["--workers", "1000"], "'1000' is more than 32: each worker of each publisher holds a database connection"),

@@ -97,7 +97,7 @@ class SnapshotSource(TableSource):
         self._only_from_table = only_from_table
         self._wanted = {} if wanted is None else wanted
         self._arrange_at = 0.0
-        self._number = 0
+        self._number = self._next = 0
         self._looked_at = set[int]()
         self._addresses: dict[int, str] = {}
         self._caught_up_at: dict[int, float] = {}
@@ -106,6 +106,7 @@ class SnapshotSource(TableSource):
         self._passed: tuple[str, ...] = ()
         self._polled_passed: tuple[str, ...] = ()
         self._checked_session: object = None
+        self._known_session: object = None
         self._server = ""
         self._goes_on = False
         self._stream_is_empty = False
@@ -114,6 +115,10 @@ class SnapshotSource(TableSource):
 
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
+        if connections[self.using].connection is not self._known_session:
+            # What is known may be about another server, or about transactions that a crash has undone.
+            self._known_session = connections[self.using].connection
+            self._passed = (NOTHING,) * len(self._passed)
         self._arrange()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
@@ -218,6 +223,7 @@ class SnapshotSource(TableSource):
         with self._store.transaction(self._claim_timeout, transactional=self._transactional):
             stream = self._stream
             place = self._lock(stream)
+            self._next = self._number
             claim = Claim([])
             if place is not None and nested:
                 self._move_uncommitted(stream, place)
@@ -225,6 +231,8 @@ class SnapshotSource(TableSource):
                 claim = self._read(stream, place, limit)
             self._was_streamed = bool(claim.messages)
             yield claim
+        # Not if this transaction was rolled back: its messages are delivered one by one then.
+        self._number = self._next
 
     @contextmanager
     def _open_one(self, message: Message) -> Iterator[Claim]:
@@ -236,9 +244,9 @@ class SnapshotSource(TableSource):
 
     def _lock_position_of(self, message: Message) -> Place | None:
         partition, count = partition_of(message.key), max(len(self._passed), 1)
-        number = (partition or message.id) % count
+        number = (partition or abs(message.id)) % count
         place = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
-        return place if place is not None and (partition or message.id) % place.count == place.number else None
+        return place if place is not None and (partition or abs(message.id)) % place.count == place.number else None
 
     def _lock(self, stream: Stream) -> Place | None:
         """Lock a position; return None if other workers have them, or if there is no stream."""
@@ -248,7 +256,7 @@ class SnapshotSource(TableSource):
             return None
         place = stream.lock(self._addresses.get(self._number, ""), self._number, self._looked_at)
         if place is None:
-            self._listing, self._stream_is_empty = None, True
+            self._listing, self._stream_is_empty, self._goes_on = None, True, False
             self._learn(stream)
             if self._looked_at:
                 return None
@@ -257,7 +265,8 @@ class SnapshotSource(TableSource):
             self._has_position = bool(self._passed)
             # The one that makes the position may not have committed it yet.
             self._passed = self._passed or (NOTHING,)
-        elif place.count != len(self._passed):
+        elif place.count != len(self._passed) or place.number != self._number:
+            # The one that was wanted may be missing.
             self._learn(stream)
         self._stands_by = place is None
         if place is not None:
@@ -277,7 +286,8 @@ class SnapshotSource(TableSource):
         """Read where all positions stand, unless more is known of them."""
         places = stream.find_places()
         known = self._passed if len(self._passed) == len(places) else [NOTHING] * len(places)
-        of_server = [place.passed if self._server in {"", place.server} else NOTHING for place in places]
+        server = stream.find_server()
+        of_server = [place.passed if place.server == server else NOTHING for place in places]
         both = zip(of_server, known, strict=True)
         self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
         if any(not place.address for place in places):
@@ -290,8 +300,9 @@ class SnapshotSource(TableSource):
     def _move_uncommitted(self, stream: Stream, place: Place) -> None:
         """Move messages to the table in a transaction, a test's, whose number no snapshot can contain."""
         self._passed = ()
-        while ids := stream.list_new(place, LISTED).ids:
-            stream.move_to_table(ids)
+        for each in stream.find_places():
+            while ids := stream.list_new(each, LISTED).ids:
+                stream.move_to_table(ids)
         self._stream_is_empty = True
 
     def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
@@ -321,7 +332,6 @@ class SnapshotSource(TableSource):
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
             self._listing, self._addresses[place.number] = listing, place.address
-            self._number = place.number
             claim = Claim(messages, Streamed(listing, end, waiting))
             if messages:
                 return claim
@@ -343,7 +353,7 @@ class SnapshotSource(TableSource):
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)
-            self._number = (listing.place.number + 1) % listing.place.count
+            self._next = (listing.place.number + 1) % listing.place.count
             if not before:
                 return
             end = listing.ids[before - 1]
@@ -351,12 +361,12 @@ class SnapshotSource(TableSource):
         place = stream.move(listing.place)
         self._listing, self._addresses[place.number] = replace(listing, place=place), place.address
         if not listing.ids:
-            self._number = (place.number + 1) % place.count
+            self._next = (place.number + 1) % place.count
 
     def _catch_up(self, stream: Stream, listing: Listing) -> None:
         """Move a position without messages past those of the others, which every listing would read again."""
         place, now = listing.place, time.monotonic()
-        self._number = (place.number + 1) % place.count
+        self._next = (place.number + 1) % place.count
         if now >= self._caught_up_at.get(place.number, 0.0) and stream.has_messages(place.passed):
             self._caught_up_at[place.number] = now + CATCH_UP_INTERVAL
             self._addresses[place.number] = stream.move(listing.after(0).place).address
