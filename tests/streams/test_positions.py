@@ -1,9 +1,12 @@
 """Several positions of one stream: workers deliver it at the same time, and their number changes under load."""
 
+import datetime
 import random
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.retention.purge import purge
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
@@ -346,3 +350,102 @@ def assert_in_order(scripted: Script) -> None:
         for message in batch:
             of_keys[message.key].append(message.id)
     assert all(ids == sorted(ids) for ids in of_keys.values())
+
+
+POSITIONS = StreamPosition._meta.db_table
+
+
+def run(sql: str) -> list[Any]:
+    with connections[PG].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+@contextmanager
+def positions_in_use(condition: str = "true") -> Iterator[None]:
+    """Lock positions, as another relay does while it publishes."""
+    other = connections.create_connection(PG)
+    other.set_autocommit(False)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute(f"SELECT FROM {POSITIONS} WHERE {condition} FOR UPDATE")
+        yield
+    finally:
+        other.rollback()
+        other.close()
+
+
+def test_every_position_is_looked_at_although_the_row_of_one_lies_where_that_of_another_lay(scripted: Script):
+    worker = source()
+    deliver(worker)
+    (id,) = write(PG, 1, key=KEYS[0])
+    ((address,),) = run(f"SELECT ctid::text FROM {POSITIONS} WHERE number = 1")
+    worker._addresses[0] = address
+    # No row moves in the meantime.
+    worker._caught_up_at = dict.fromkeys(range(2), float("inf"))
+    deliver(worker)
+    assert scripted.published() == [id]
+
+
+def test_a_relay_that_stands_by_does_not_trust_the_snapshot_of_another_server():
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "snapshot"}}}):
+        write(PG, 1)
+        drain()
+        StreamPosition.objects.using(PG).update(server="elsewhere", passed="100000000:100000000:")
+        standby = source(1)
+        with positions_in_use():
+            deliver(standby)
+        drain()
+        with transaction.atomic(using=PG):
+            enqueue("t", 1, key="a", using=PG)
+            enqueue("t", 2, key="a", using=PG, delay=0.001)
+        with positions_in_use():
+            for _ in range(2):
+                time.sleep(1.1)
+                standby.sweep_next()
+                with standby.claim(10) as claim:
+                    assert not claim.messages, "the second message overtakes the first one"
+
+
+def test_a_purge_before_the_first_relay_deletes_nothing_that_a_restored_backup_has_not_delivered():
+    write(PG, 1)
+    drain()
+    StreamPosition.objects.using(PG).update(server="elsewhere", passed="100000000:100000000:")
+    put(3, PG)
+    purge(using=PG, older_than=datetime.timedelta(0))
+    assert OutboxMessage.objects.using(PG).count() == 4
+
+
+def test_a_message_with_a_negative_id_has_one_position(scripted: Script):
+    worker = source()
+    deliver(worker)
+    (id,) = write(PG, 1)
+    run(f"UPDATE {OutboxMessage._meta.db_table} SET id = -3 WHERE id = {id}")
+    deliver(worker)
+    assert scripted.published() == [-3]
+    assert [message.status for message in OutboxMessage.objects.using(PG)] == ["processed"]
+
+
+def test_a_position_that_somebody_deletes_is_missed_although_another_one_is_never_empty(scripted: Script):
+    worker = source()
+    deliver(worker)
+    write(PG, 12, key=KEYS[1])
+    (id,) = write(PG, 1, key=KEYS[0])
+    StreamPosition.objects.using(PG).filter(number=0).delete()
+    for _ in range(10):
+        write(PG, 5, key=KEYS[1])
+        deliver(worker, 5)
+    assert id in scripted.published()
+
+
+def test_a_drain_in_a_transaction_delivers_from_all_positions():
+    deliver(source())
+    worker = SnapshotSource(PG, "default", get_settings(), streams=True)
+    found: set[int] = set()
+    with transaction.atomic(using=PG):
+        ids = {enqueue("t", 1, key=key, using=PG).pk for key in KEYS}
+        for _ in range(4):
+            worker.sweep_next()
+            with worker.claim(10) as claim:
+                found |= {message.id for message in claim.messages}
+    assert found == ids
