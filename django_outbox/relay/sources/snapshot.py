@@ -286,7 +286,7 @@ class SnapshotSource(TableSource):
         """Read where all positions stand, unless more is known of them."""
         places = stream.find_places()
         known = self._passed if len(self._passed) == len(places) else [NOTHING] * len(places)
-        server = stream.find_server()
+        server = stream.find_server() if places else ""
         of_server = [place.passed if place.server == server else NOTHING for place in places]
         both = zip(of_server, known, strict=True)
         self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
