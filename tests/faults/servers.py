@@ -90,7 +90,10 @@ class PostgreSQL(NetworkServer):
         SELECT FROM django_outbox_streamposition position
         WHERE position.publisher = django_outbox_outboxmessage.publisher
             AND mod(CASE WHEN partition > 0 THEN partition ELSE id END, position.count) = position.number
-            AND pg_visible_in_snapshot(xid, passed::pg_snapshot)
+            AND (
+                pg_visible_in_snapshot(xid, passed::pg_snapshot)
+                OR id <= page_end AND pg_visible_in_snapshot(xid, nullif(page, '')::pg_snapshot)
+            )
     ))"""
     # "Fast": transactions are rolled back, connections ended.
     stop_signal = signal.SIGINT
