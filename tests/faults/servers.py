@@ -93,7 +93,8 @@ class PostgreSQL(NetworkServer):
                 position.count) = position.number
             AND (
                 pg_visible_in_snapshot(xid, passed::pg_snapshot)
-                OR django_outbox_outboxmessage.id <= page_end AND pg_visible_in_snapshot(xid, nullif(page, '')::pg_snapshot)
+                OR django_outbox_outboxmessage.id <= page_end
+                AND pg_visible_in_snapshot(xid, nullif(page, '')::pg_snapshot)
             )
     ))"""
     # "Fast": transactions are rolled back, connections ended.
