@@ -63,9 +63,14 @@ class StreamPosition(models.Model):
 
     def is_of(self, partition: int, id: int) -> bool:
         """Return whether this is the position of a message of the publisher."""
-        return (partition or abs(id)) % self.count == self.number
+        return number_of(partition, id, self.count) == self.number
 
     def is_behind(self, xid: int, id: int) -> bool:
         """Return whether a streamed message of this position is delivered."""
         page = Snapshot.read(self.page or NOTHING)
         return Snapshot.read(self.passed).sees(xid) or (id <= self.page_end and page.sees(xid))
+
+
+def number_of(partition: int, id: int, count: int) -> int:
+    """Return the number of a message's position in a stream with so many positions."""
+    return (partition or abs(id)) % count

@@ -216,8 +216,9 @@ MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
 
-LANE = "CASE WHEN partition > 0 THEN partition ELSE abs(id) END"
-"""SQL of the number that decides which of several positions of its stream a message has."""
+def number_in(count: int) -> str:
+    """Return SQL of the number of a message's position in a stream with so many; as `number_of` does in Python."""
+    return f"mod(CASE WHEN partition > 0 THEN partition ELSE abs(id) END, {count})"
 
 
 def visible(passed: Sequence[str]) -> str:
@@ -225,7 +226,7 @@ def visible(passed: Sequence[str]) -> str:
     if len(passed) == 1:
         return f"pg_visible_in_snapshot(xid, '{passed[0]}')"
     snapshots = ", ".join(f"'{each}'" for each in passed)
-    return f"pg_visible_in_snapshot(xid, (ARRAY[{snapshots}]::pg_snapshot[])[mod({LANE}, {len(passed)}) + 1])"
+    return f"pg_visible_in_snapshot(xid, (ARRAY[{snapshots}]::pg_snapshot[])[{number_in(len(passed))} + 1])"
 
 
 def array(numbers: Iterable[int]) -> str:

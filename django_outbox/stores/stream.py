@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.claiming import Row
-from django_outbox.stores.postgresql import BATCH, LANE, PostgreSQLStore, array, visible
+from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array, number_in, visible
 from django_outbox.stores.rows import Purged
 
 STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
@@ -49,13 +49,13 @@ LIST_NEW = f"""
 SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text, ARRAY(
     SELECT id FROM (
         (
-            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{lane}}
+            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{own}}
             ORDER BY publisher, xid, id LIMIT %s
         )
         UNION ALL
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{lane}}
+                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{own}}
                 ORDER BY publisher, xid, id LIMIT %s
             ) message
         )
@@ -76,7 +76,7 @@ SELECT ARRAY(
         (
             SELECT id FROM {{table}}
             WHERE id >= %s AND CASE
-                WHEN publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8{{lane}}
+                WHEN publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8{{own}}
                 THEN pg_visible_in_snapshot(xid, %s)
                 ELSE false
             END
@@ -86,7 +86,7 @@ SELECT ARRAY(
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
                 SELECT id FROM {{table}}
-                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s{{lane}}
+                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s{{own}}
                 ORDER BY publisher, xid, id LIMIT %s
             ) message WHERE pg_visible_in_snapshot(late, %s)
         )
@@ -152,19 +152,19 @@ AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
 MOVE_ONE = f"{TO_TABLE} id = %s AND {STREAMED_BY_ID} AND {AHEAD}"
 
 AHEAD_TO_TABLE = f"""{TO_TABLE} id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD}{{lane}} ORDER BY id LIMIT %s
+    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD}{{own}} ORDER BY id LIMIT %s
 )"""
 
 # From the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
 NEWEST = f"""(
     (
-        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{lane}}
+        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{own}}
         ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
     )
     UNION ALL
     (
         SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{lane}}
+            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{own}}
             ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
         ) message
     )
@@ -189,7 +189,7 @@ ORDER BY age(number) DESC LIMIT 1
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s{{lane}} ORDER BY publisher, xid LIMIT %s
+    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s{{own}} ORDER BY publisher, xid LIMIT %s
 )
 """
 
@@ -198,10 +198,10 @@ TABLE_FROM_ELSEWHERE = """
 UPDATE {table} SET xid = NULL WHERE id IN (
     (
         SELECT id FROM {table}
-        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL{lane} LIMIT %s
+        WHERE publisher = %s AND blocks_key AND available_at IS NOT NULL AND xid IS NOT NULL{own} LIMIT %s
     )
     UNION ALL
-    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL{lane} LIMIT %s)
+    (SELECT id FROM {table} WHERE publisher = %s AND failed_at IS NOT NULL AND xid IS NOT NULL{own} LIMIT %s)
 )
 """
 
@@ -247,14 +247,14 @@ class Place:
         return [self.last_id, self.passed, self.page, self.page_end, self.page]
 
     @property
-    def lane(self) -> str:
+    def only_own(self) -> str:
         """SQL condition of the messages of this position, if there are several.
 
         As it is a CASE, the planner expects many of them. If it expected few, it would read and sort all.
         """
         if self.count == 1:
             return ""
-        return f" AND CASE mod({LANE}, {self.count}) WHEN {self.number} THEN true ELSE false END"
+        return f" AND CASE {number_in(self.count)} WHEN {self.number} THEN true ELSE false END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,10 +525,10 @@ class Stream:
         )
 
     def _fetch(self, sql: str, params: Sequence[Any] = (), place: Place = Place()) -> list[Row]:
-        return self._store.fetch(sql.replace("{positions}", self._positions).replace("{lane}", place.lane), params)
+        return self._store.fetch(sql.replace("{positions}", self._positions).replace("{own}", place.only_own), params)
 
     def _execute(self, sql: str, params: Sequence[Any], place: Place) -> int:
-        return self._store.execute(sql.replace("{lane}", place.lane), params)
+        return self._store.execute(sql.replace("{own}", place.only_own), params)
 
 
 def _complete(places: Sequence[Place]) -> list[Place]:

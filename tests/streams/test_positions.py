@@ -5,28 +5,33 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
+from django_outbox.handlers import HandlersPublisher, handler
+from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
 from django_outbox.models import StreamPosition
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.batch import PublishedBatches
 from django_outbox.relay.sources import SnapshotSource, snapshot
+from django_outbox.relay.state import Turns
+from django_outbox.relay.transactional import TransactionalBatches
 from django_outbox.retention.purge import purge
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
 from tests.conftest import ALIASES
 from tests.streams.test_operations import in_thread
+from tests.support.effects import HANDLERS
 from tests.support.messages import put, rows, write
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
@@ -449,3 +454,38 @@ def test_a_drain_in_a_transaction_delivers_from_all_positions():
             with worker.claim(10) as claim:
                 found |= {message.id for message in claim.messages}
     assert found == ids
+
+
+def test_a_message_whose_transaction_cannot_be_committed_is_found_among_those_of_its_position(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    outbox = {"PUBLISHERS": {"default": {**HANDLERS, "SOURCE": "snapshot", "POSITIONS": 2}}}
+    calls: list[str] = []
+
+    connection: Any = connections[PG]
+
+    def commit(commit: Callable[[], None] = connection._commit) -> None:
+        if calls and calls[-1] == "bad":
+            calls.append("refused")
+            connection._rollback()
+            raise DatabaseError("the commit fails")
+        commit()
+
+    with registry.scratch(), override_settings(OUTBOX=outbox):
+
+        @handler("test.written")
+        def note(payload: str, message: OutboxMessage) -> None:
+            calls.append(payload)
+
+        worker = SnapshotSource(PG, "default", get_settings(), streams=True, wanted={"default": 2}, transactional=True)
+        batches = TransactionalBatches(
+            publisher=HandlersPublisher("default"), source=worker, settings=get_settings(), turns=Turns()
+        )
+        batches.deliver(10)
+        write(PG, 1, key=KEYS[0], payload="good")
+        write(PG, 1, key=KEYS[0], payload="bad")
+        monkeypatch.setattr(connection, "_commit", commit)
+        for _ in range(8):
+            write(PG, 5, key=KEYS[1], payload="other")
+            batches.deliver(10)
+    assert calls.count("bad") == 2, "another position is searched for the one to blame"

@@ -18,8 +18,8 @@ PostgreSQL keeps no log for a relay that is down, slow, or without its broker.
 """
 
 import time
-from collections.abc import Callable, Iterable, Set
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -121,13 +121,16 @@ class LogSource(SnapshotSource):
     def _stream(self) -> LogStream:
         return LogStream(self._store, self._publisher_alias, name_process())
 
-    def _claim_from_stream(self, limit: int) -> AbstractContextManager[Claim]:
+    @contextmanager
+    def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
         feed = self._feed
         if feed is not None and feed.is_live and feed.arrived == self._done and time.monotonic() < self._look_at:
             self._begin_claim()
             self._was_streamed = self._goes_on = False
-            return nullcontext(Claim([]))
-        return super()._claim_from_stream(limit)
+            yield Claim([])
+            return
+        with super()._claim_from_stream(limit) as claim:
+            yield claim
 
     def _lock(self, stream: Stream) -> Place | None:
         assert isinstance(stream, LogStream)

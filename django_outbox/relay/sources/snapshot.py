@@ -3,8 +3,8 @@
 If the stream has several positions, a worker delivers what one of them lists, and then goes on with the next one that
 no other worker has. What it learns of a position stays true: once all messages that are visible in a snapshot are
 delivered or in the table, they always are. So for each position it remembers one such snapshot, and takes from the
-table no message with a key whose transaction is not visible there: an earlier one may be in the stream. Each message is
-taken at last, because the worker that finds its position empty knows it, and looks into the table.
+table no message with a key whose transaction is not visible there: an earlier one may be in the stream. No message
+waits forever, because the worker that finds its position empty remembers that, and looks into the table.
 """
 
 import time
@@ -20,6 +20,7 @@ from django_outbox.db.fields import partition_of
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.messages import Message
+from django_outbox.models.positions import number_of
 from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -177,9 +178,6 @@ class SnapshotSource(TableSource):
             self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
             yield claim
 
-    def _claim_from_stream(self, limit: int) -> AbstractContextManager[Claim]:
-        return self._claim_from_positions(limit)
-
     def _arrange(self) -> None:
         """Give the stream the number of positions that is wanted, once after the process has started."""
         wanted, connection = self._wanted.get(self._publisher_alias), connections[self.using]
@@ -205,7 +203,7 @@ class SnapshotSource(TableSource):
             self._wanted.pop(self._publisher_alias, None)
 
     @contextmanager
-    def _claim_from_positions(self, limit: int) -> Iterator[Claim]:
+    def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
         """Claim from the first position that has messages, of those that no other worker has."""
         self._looked_at = set()
         while True:
@@ -244,9 +242,9 @@ class SnapshotSource(TableSource):
 
     def _lock_position_of(self, message: Message) -> Place | None:
         partition, count = partition_of(message.key), max(len(self._passed), 1)
-        number = (partition or abs(message.id)) % count
+        number = number_of(partition, message.id, count)
         place = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
-        return place if place is not None and (partition or abs(message.id)) % place.count == place.number else None
+        return place if place and number_of(partition, message.id, place.count) == place.number else None
 
     def _lock(self, stream: Stream) -> Place | None:
         """Lock a position; return None if other workers have them, or if there is no stream."""
@@ -379,9 +377,6 @@ class SnapshotSource(TableSource):
         session = connections[self.using].connection
         if session is self._checked_session and place.server == self._server:
             return place
-        if session is not self._checked_session:
-            # What is known may be about another server.
-            self._passed = (NOTHING,) * place.count
         server = stream.find_server()
         if place.server and place.server != server:
             self._know(place, NOTHING)
