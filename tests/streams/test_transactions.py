@@ -1,6 +1,7 @@
 """What transactions do to a stream: savepoints, prepared and large transactions, and one that stays open."""
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -8,11 +9,14 @@ from django.db import IntegrityError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
+from django_outbox.conf import get_settings
 from django_outbox.models import Status
 from django_outbox.relay import Relay
+from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.sources import SnapshotSource
 from tests.conftest import ALIASES
 from tests.support.messages import put, write
-from tests.support.publishers import SCRIPTED, Script
+from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -91,3 +95,24 @@ def test_a_transaction_that_stays_open_holds_up_no_other(scripted: Script):
         go_on.set()
         thread.join()
     assert drain() == 1
+
+
+@pytest.mark.parametrize("end", ["the session", "the claim"])
+def test_no_snapshot_from_before_a_crash_is_used_after_it(end: str, scripted: Script):
+    worker = SnapshotSource(PG, "default", get_settings(), streams=True)
+    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=worker, settings=get_settings())
+    batches.deliver(10)
+    (first,) = write(PG, 1)
+    with suppress(ConnectionError), worker.claim(10) as claim:
+        assert [message.id for message in claim.messages] == [first]
+        if end == "the claim":
+            raise ConnectionError
+    if end == "the session":
+        connections[PG].close()
+    (second,) = write(PG, 1)
+    # A transaction whose number the server gives again, because it had not reached the disk.
+    xid = OutboxMessage.objects.using(PG).get(pk=first).xid
+    OutboxMessage.objects.using(PG).filter(pk=second).update(xid=xid)
+    for _ in range(2):
+        batches.deliver(10)
+    assert scripted.published() == [first, second]

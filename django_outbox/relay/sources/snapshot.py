@@ -117,9 +117,8 @@ class SnapshotSource(TableSource):
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
         if connections[self.using].connection is not self._known_session:
-            # What is known may be about another server, or about transactions that a crash has undone.
             self._known_session = connections[self.using].connection
-            self._passed = (NOTHING,) * len(self._passed)
+            self._forget()
         self._arrange()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
@@ -218,17 +217,21 @@ class SnapshotSource(TableSource):
     @contextmanager
     def _open(self, limit: int) -> Iterator[Claim]:
         nested = connections[self.using].in_atomic_block
-        with self._store.transaction(self._claim_timeout, transactional=self._transactional):
-            stream = self._stream
-            place = self._lock(stream)
-            self._next = self._number
-            claim = Claim([])
-            if place is not None and nested:
-                self._move_uncommitted(stream, place)
-            elif place is not None:
-                claim = self._read(stream, place, limit)
-            self._was_streamed = bool(claim.messages)
-            yield claim
+        try:
+            with self._store.transaction(self._claim_timeout, transactional=self._transactional):
+                stream = self._stream
+                place = self._lock(stream)
+                self._next = self._number
+                claim = Claim([])
+                if place is not None and nested:
+                    self._move_uncommitted(stream, place)
+                elif place is not None:
+                    claim = self._read(stream, place, limit)
+                self._was_streamed = bool(claim.messages)
+                yield claim
+        except BaseException:
+            self._forget()
+            raise
         # Not if this transaction was rolled back: its messages are delivered one by one then.
         self._number = self._next
 
@@ -290,6 +293,14 @@ class SnapshotSource(TableSource):
         self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
         if any(not place.address for place in places):
             self._wanted.setdefault(self._publisher_alias, len(places))
+
+    def _forget(self) -> None:
+        """Forget all snapshots: they may be of another server, or from before a crash.
+
+        A server that recovers has lost what was not on its disk, and gives the numbers of such transactions, a relay's
+        for example, to new ones. An old snapshot takes their messages for delivered.
+        """
+        self._listing, self._passed = None, (NOTHING,) * len(self._passed)
 
     def _know(self, place: Place, passed: str) -> None:
         """Remember the snapshot up to which the messages of a position are delivered."""
