@@ -174,20 +174,16 @@ def _with_attributes(incoming: Incoming, attributes: Mapping[str, Any], headers:
         if attributes.get(name):
             headers.setdefault(name, attributes[name])
     headers |= {f"{FURTHER_PREFIX}{name}": value for name, value in attributes.items() if name not in READ}
-    id, source = attributes["id"], attributes["source"]
+    id, source, time = attributes["id"], attributes["source"], attributes.get("time")
     return incoming._replace(
         # Only with its source does an ID identify an event, unless it is a UUID. A source has no spaces.
         message_id=id if read_uuid(id) else f"{source} {id}",
         type=attributes["type"],
         key=incoming.key or str(attributes.get("partitionkey") or ""),
         headers=headers,
-        sent_at=_time_of(attributes.get("time")) or incoming.sent_at,
+        sent_at=(time if isinstance(time, datetime.datetime) else read_time(str(time))) or incoming.sent_at,
     )
 
 
 def _with_problem(incoming: Incoming, problem: str) -> Incoming:
     return incoming._replace(problem=incoming.problem or f"it is an invalid CloudEvent: {problem}")
-
-
-def _time_of(value: object) -> datetime.datetime | None:
-    return value if isinstance(value, datetime.datetime) else read_time(str(value))

@@ -12,7 +12,8 @@ from typing import ClassVar, TypeVar
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.consumer import Incoming, Unavailable, take_batch
-from django_outbox.messages import Outcome
+from django_outbox.brokers.publisher import BatchRefused
+from django_outbox.messages import Outcome, rejected, retry_later
 
 M = TypeVar("M")
 E = TypeVar("E")
@@ -71,11 +72,14 @@ class PendingCall(Call[M, E]):
 
     Attributes:
         missing: the number of messages without an outcome.
+        refusal: set if the broker refused one of several messages without identifying it.
     """
 
     def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
         super().__init__(messages, encode, carrier=carrier, error_class=error_class)
         self.missing = self.outcomes.count(None)
+        self.refusal: BatchRefused | None = None
+        self._error_class = f"{error_class}.refused"
         self._done = threading.Event()
 
     def set_outcome(self, index: int, outcome: Outcome) -> None:
@@ -90,6 +94,16 @@ class PendingCall(Call[M, E]):
         """Set the outcome of every message that has none."""
         for index in self.unsettled():
             self.set_outcome(index, outcome)
+
+    def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
+        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+        if self.missing == 1:
+            refused = rejected if permanent else retry_later
+            self.set_missing(refused(error, error_class=self._error_class, cause=cause))
+        elif self.missing:
+            self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class=self._error_class)
+            self.refusal.__cause__ = cause
+            self.end()
 
     def end(self) -> None:
         """Let the waiting thread continue, although messages have no outcome."""

@@ -45,7 +45,7 @@ def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Seq
 
 def prepare_publisher(publisher: Publisher) -> str:
     """Let a publisher connect. Return the reason on one line if it cannot, and otherwise an empty string."""
-    return _ask(lambda: _read_reason(publisher.prepare()), _read_error)
+    return _ask(lambda: _read_error(reason) if (reason := publisher.prepare()) else "", _read_error)
 
 
 def check_publisher(publisher: Publisher) -> list[str]:
@@ -129,10 +129,6 @@ def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> 
         if is_interrupt(error):
             raise
         return otherwise(error)
-
-
-def _read_reason(reason: object) -> str:
-    return _read_error(reason) if reason else ""
 
 
 def _read_error(error: object) -> str:

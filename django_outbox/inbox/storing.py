@@ -153,7 +153,8 @@ class Storing:
     def _insert_new(self, messages: list[Content], store: Store) -> int:
         if self._consumer.remember:
             ids = [message.message_id for message in messages]
-            new = once_many(ids, remembered_as(self._consumer.alias), using=self._using)
+            # The records are told apart from the ones of `once` by this name.
+            new = once_many(ids, f"run_inbox {self._consumer.alias}", using=self._using)
             messages = [message for message in messages if message.message_id in new]
         inserted = 0
         failed = [message for message in messages if message.error]
@@ -207,8 +208,3 @@ def is_known_type(publisher_alias: str, type: str) -> bool:
     """Return whether a publisher can do something with messages of this type. Brokers accept every type."""
     backend = import_string(get_settings().publishers[publisher_alias].backend)
     return not issubclass(backend, HandlersPublisher) or bool(registry.for_type(type))
-
-
-def remembered_as(consumer_alias: str) -> str:
-    """Return the name under which the records of `once` keep the IDs of messages that `run_inbox` has stored."""
-    return f"run_inbox {consumer_alias}"

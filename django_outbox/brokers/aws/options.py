@@ -59,7 +59,9 @@ class AWSOptions:
         require_seconds("timeout", self.timeout)
         require_number("concurrency", self.concurrency, 1, 1000)
         require_number("max_message_bytes", self.max_message_bytes, MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
-        _require_region(self.region)
+        region: object = self.region
+        if region is not None and (not isinstance(region, str) or not region):
+            raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
         _require_endpoint_url(self.endpoint_url)
         _require_session(self.session)
         _require_config(self.config)
@@ -86,11 +88,6 @@ class AWSOptions:
             return Config(**arguments)
         except (TypeError, ValueError, BotoCoreError) as error:
             raise ImproperlyConfigured(f"config is invalid: {error}.") from None
-
-
-def _require_region(region: object) -> None:
-    if region is not None and (not isinstance(region, str) or not region):
-        raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
 
 
 def _require_endpoint_url(url: object) -> None:

@@ -3,7 +3,6 @@
 import abc
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -20,6 +19,7 @@ from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
+from django_outbox.rates import Allowance
 from django_outbox.threads import after_fork
 
 T = TypeVar("T")
@@ -177,13 +177,10 @@ class AWSPublisher(AWSOptions, Publisher):
             # They may have been replaced in a file, which boto3 reads only once.
             self._client.drop()
         elif destination and problem.kind in (Kind.THROTTLED, Kind.DENIED, Kind.INTERNAL, Kind.UNKNOWN):
-            now = time.monotonic()
-            with self._lock:
-                if now < self._reported.get(destination, 0.0):
-                    return
-                if len(self._reported) >= MAX_REPORTED:
-                    self._reported.clear()
-                self._reported[destination] = now + REPORT_INTERVAL
+            if len(self._reports) >= MAX_REPORTED:
+                self._reports.clear()
+            if not self._reports.setdefault(destination, Allowance(1, REPORT_INTERVAL)).take():
+                return
             logger.warning(
                 "Publisher %(publisher)r: %(destination)r: %(reason)s",
                 event="publisher.destination_refused",
@@ -193,11 +190,10 @@ class AWSPublisher(AWSOptions, Publisher):
             )
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()
         self._slots = threading.Semaphore(self.concurrency)
         self._client = AWSClient(self.service, self)
         self._is_ready = False
-        self._reported: dict[str, float] = {}
+        self._reports: dict[str, Allowance] = {}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -110,7 +110,7 @@ class RabbitMQTasks(RabbitMQPublisher):
             if not queues and not exchanges:
                 return set()
             try:
-                with connect_to_rabbitmq(self.app, self.timeout) as connection:
+                with connect(self.app, read_timeout=self.timeout, write_timeout=self.timeout) as connection:
                     for name in sorted(queues):
                         self._declare_queue(connection, name)
                     return {name for name in sorted(exchanges) if not self._exists(connection, name)}
@@ -159,14 +159,9 @@ class RabbitMQTasks(RabbitMQPublisher):
 
 def make_tasks(alias: str, app: Celery, timeout: float) -> RabbitMQTasks:
     """Return the publisher for the broker of a Celery app."""
-    connection = connect_to_rabbitmq(app, timeout)
+    connection = connect(app, read_timeout=timeout, write_timeout=timeout)
     urls, ssl = amqp_urls(connection), read_ssl(connection)
     return RabbitMQTasks(alias, app=app, url=urls, ssl=ssl, timeout=timeout, blocked_timeout=timeout)
-
-
-def connect_to_rabbitmq(app: Celery, timeout: float) -> Connection:
-    """Return a connection of kombu, not opened yet."""
-    return connect(app, read_timeout=timeout, write_timeout=timeout)
 
 
 def _no_exchange(name: str) -> Outcome:

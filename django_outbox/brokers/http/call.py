@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.http.connection import UNAVAILABLE, Job, Result, Results, ServerConnections
-from django_outbox.brokers.http.encoding import HTTPEncoder, Request
-from django_outbox.brokers.http.errors import FailedRequest, Response, Statuses
+from django_outbox.brokers.http.encoding import Request
+from django_outbox.brokers.http.errors import FailedRequest, Response
+from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.http.urls import Origin
 from django_outbox.brokers.suspensions import FIRST_WAIT, MIN_WAIT, Suspensions
 from django_outbox.messages import Message, Outcome, retry_later, set_aside, unanswered
@@ -30,19 +31,16 @@ class HTTPCall(Call[Message, Request]):
     def __init__(
         self,
         messages: Sequence[Message],
+        options: HTTPOptions,
         servers: Mapping[Origin, ServerConnections],
         suspensions: Suspensions[Origin],
-        encoder: HTTPEncoder,
-        statuses: Statuses,
-        *,
-        timeout: float,
     ) -> None:
-        super().__init__(messages, encoder.encode, carrier="HTTP", error_class="http")
+        super().__init__(messages, options.encoder.encode, carrier="HTTP", error_class="http")
         self._servers = servers
         self._suspensions = suspensions
-        self._statuses = statuses
-        self._timeout = timeout
-        self._begin_until = time.monotonic() + BEGIN_FACTOR * timeout
+        self._statuses = options.statuses
+        self._timeout = options.timeout
+        self._begin_until = time.monotonic() + BEGIN_FACTOR * options.timeout
         self._results: dict[int, Result] = {}
         self._indexes: dict[Origin, list[int]] = {}
         for index, request in self.encoded.items():

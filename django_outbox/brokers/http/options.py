@@ -8,9 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
 from django_outbox.brokers.http.encoding import HTTPEncoder
-from django_outbox.brokers.http.errors import (
-    Statuses,
-)
+from django_outbox.brokers.http.errors import Statuses
 from django_outbox.brokers.http.urls import Origin, Urls
 from django_outbox.brokers.options import read_ssl, require_flag, require_number, require_seconds
 

@@ -85,14 +85,8 @@ class HTTPPublisher(HTTPOptions, Publisher):
         return self._probe(list(self._current_servers().values()))
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        call = HTTPCall(
-            messages,
-            self._current_servers(),
-            self._suspensions,
-            self.encoder,
-            self.statuses,
-            timeout=self.timeout,
-        )
+        servers = self._current_servers()
+        call = HTTPCall(messages, self, servers, self._suspensions)
         call.publish()
         return call.result()
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 
 from django_outbox.brokers.connection_thread import PendingCall
 from django_outbox.brokers.nats.encoding import NatsMessage
-from django_outbox.brokers.publisher import BatchRefused
-from django_outbox.messages import Message, Outcome, rejected
+from django_outbox.messages import Message, Outcome
 
 
 class NatsCall(PendingCall[Message, NatsMessage]):
@@ -20,19 +19,10 @@ class NatsCall(PendingCall[Message, NatsMessage]):
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], NatsMessage]) -> None:
         super().__init__(messages, encode, carrier="NATS", error_class="nats")
         self.submitted_at = self.progress_at = time.monotonic()
-        self._refusal: BatchRefused | None = None
 
     def result(self) -> list[Outcome]:
         """Wait until every message has an outcome, and return them. Raises BatchRefused if one is to blame."""
         self.wait()
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
         return self.complete()
-
-    def refuse(self, error: str) -> None:
-        """Record that one of the messages without an outcome made the server end the connection."""
-        if self.missing == 1:
-            self.set_missing(rejected(error, error_class="nats.refused"))
-        elif self.missing:
-            self._refusal = BatchRefused(error, self.outcomes, permanent=True, error_class="nats.refused")
-            self.end()

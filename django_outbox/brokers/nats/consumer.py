@@ -192,13 +192,11 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         await super()._open()
         self._terms = await self._api.bind(*self._place, self._consumer.config)
         logger.info(
-            "%s: reads stream %r from %s",
-            self._owner,
-            self._consumer.stream,
-            self._server,
+            "%(subject)s: reads stream %(stream)r from %(address)s",
             event="broker.connected",
             subject=self._owner,
             address=self._server,
+            stream=self._consumer.stream,
         )
 
     async def _work(self) -> None:

@@ -38,7 +38,9 @@ def explain(error: BaseException) -> str:
     if isinstance(error, errors.SecureConnWantedError):
         text = "the server offers no TLS: use nats:// in servers, or configure TLS on the server"
     elif isinstance(error, errors.Error):
-        text = _explain_server_error(error)
+        text = str(error).removeprefix("nats: ").replace("'", "").strip()
+        if remedy := next((remedy for part, remedy in _REMEDIES if part in text.lower()), ""):
+            text = f"{text}; {remedy}"
     else:
         text = str(error)
     return text or type(error).__name__
@@ -53,14 +55,6 @@ def denied_subject(error: BaseException) -> str | None:
     """Return the subject to which the server does not permit to publish, in lower case, as nats-py reports it."""
     found = _DENIED.search(str(error).lower())
     return found[1] if found else None
-
-
-def _explain_server_error(error: errors.Error) -> str:
-    text = str(error).removeprefix("nats: ").replace("'", "").strip()
-    for part, remedy in _REMEDIES:
-        if part in text.lower():
-            return f"{text}; {remedy}"
-    return text
 
 
 FULL_WAIT = 5.0

@@ -258,7 +258,7 @@ class NatsPublisherConnection(NatsConnection):
         if error is not None and blames_message(error):
             for call in {call for call, _index in self._in_flight.values()}:
                 self._calls.discard(call)
-                call.refuse(f"NATS ended the connection because of a message: {explain(error)}")
+                call.refuse(f"NATS ended the connection because of a message: {explain(error)}", error)
         super()._on_closed(error)
 
     def _close(self) -> None:

@@ -1,7 +1,5 @@
 """`RabbitMQConsumer`: reads a queue, and settles what was stored."""
 
-import math
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from django_outbox.brokers.rabbitmq.errors import explain
 from django_outbox.brokers.rabbitmq.options import MAX_SHORT, RabbitMQOptions, require_short_string
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
 from django_outbox.logs import logger
+from django_outbox.rates import Allowance
 from django_outbox.text import one_line
 
 FIRST_SIZE = 1
@@ -167,7 +166,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         self._channel: Channel | None = None
         self._consumer_tag = ""
         self._is_reading = False
-        self._warned_at = -math.inf
+        self._warnings = Allowance(1, WARNING_INTERVAL)
         self._has_given_back = False
         self._is_reopening = False
         self._pausing: Any = None
@@ -263,15 +262,12 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
             return
         self._window.note_delivery(delivery.tag)
         incoming = read_delivery(delivery, key_header=self._key_header)
-        if incoming.returns >= MANY_RETURNS:
+        if incoming.returns >= MANY_RETURNS and self._warnings.take():
             self._warn_of_limit(incoming)
         if not self.intake.put(incoming):
             self._loop.pause_reading(READ_INTERVAL)
 
     def _warn_of_limit(self, incoming: Incoming) -> None:
-        if time.monotonic() - self._warned_at < WARNING_INTERVAL:
-            return
-        self._warned_at = time.monotonic()
         logger.warning(
             "%s: message %s of queue %r has been returned to the queue %d times. At its delivery limit (20 by "
             "default in RabbitMQ 4), the queue drops it, or moves it to its dead-letter exchange. Find out in the log "

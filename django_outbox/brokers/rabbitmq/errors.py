@@ -43,19 +43,13 @@ def explain(error: BaseException) -> str:
         text = "no response in time"
     elif isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
         text = f"{error.reply_code} {error.reply_text}"
-        if remedy := _find_remedy(error):
-            text += f": {remedy}"
+        reply = text.lower() if isinstance(error, exceptions.ChannelClosed) else ""
+        for code, part, remedy in _CHANNEL_REMEDIES:
+            if reply.startswith(str(code)) and part in reply:
+                return f"{text}: {remedy}"
     else:
         text = str(error)
     return text or type(error).__name__
-
-
-def _find_remedy(error: exceptions.ConnectionClosed | exceptions.ChannelClosed) -> str:
-    reply = error.reply_text.lower()
-    for code, part, remedy in _CHANNEL_REMEDIES:
-        if isinstance(error, exceptions.ChannelClosed) and error.reply_code == code and part in reply:
-            return remedy
-    return ""
 
 
 def blames_message(error: BaseException) -> bool:

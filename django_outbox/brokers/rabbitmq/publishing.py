@@ -16,7 +16,6 @@ from pika.spec import Basic, BasicProperties
 from pika.spec import Connection as ConnectionMethods
 
 from django_outbox.brokers.connection_thread import PendingCall
-from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.connection import Nodes, RabbitMQConnection
 from django_outbox.brokers.rabbitmq.encoding import Encoded
 from django_outbox.brokers.rabbitmq.errors import blames_message, explain, lacks_permission, max_message_size
@@ -52,7 +51,6 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
         super().__init__(messages, encode, carrier="AMQP", error_class="rabbitmq")
         self.sent = 0
         self.stalled = False
-        self.refusal: BatchRefused | None = None
         self.nacked = False
         self._returned: dict[int, Outcome] = {}
         self._unreturned: dict[str, list[int]] = {}
@@ -88,16 +86,9 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
             self.stalled = True
             self.end()
 
-    def refuse(self, error: str, cause: Exception, *, permanent: bool) -> None:
-        """Record that the broker refused one of the messages without an outcome, and read no further ones."""
+    def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
         self._settle_returned()
-        if self.missing == 1:
-            refused = rejected if permanent else retry_later
-            self.set_missing(refused(error, error_class="rabbitmq.refused", cause=cause))
-        elif self.missing:
-            self.refusal = BatchRefused(error, self.outcomes, permanent=permanent, error_class="rabbitmq.refused")
-            self.refusal.__cause__ = cause
-            self.end()
+        super().refuse(error, cause, permanent=permanent)
 
     def note_return(self, message_id: str, outcome: Outcome) -> None:
         """Keep the outcome of a returned message, because the confirm that follows would accept it.

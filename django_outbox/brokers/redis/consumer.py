@@ -331,7 +331,9 @@ class RedisConsumerConnection(ConsumerConnection):
 
     def _others_are_busy(self, since: float) -> bool:
         """Take over what others have left, and return whether they have entries that this consumer must wait for."""
-        others = [name for name in self._pending_consumers() if name != self._consumer]
+        *_, consumers = self._command("XPENDING", *self._place)
+        names = [name.decode("utf-8", "replace") for name, _ in consumers or ()]
+        others = [name for name in names if name != self._consumer]
         if self._last_of_others is None:
             self._last_of_others = self._read_group()[b"last-delivered-id"]
         for name in filter(is_gone, others):
@@ -342,12 +344,10 @@ class RedisConsumerConnection(ConsumerConnection):
         if busy and not self._is_wait_logged and time.monotonic() - since > QUIET_WAIT:
             self._is_wait_logged = True
             logger.warning(
-                "%s: waits until %s have settled their entries, or for claim_idle (%g s), to keep the order; set the "
-                "option consumer to avoid that after a crash",
-                self._owner,
-                ", ".join(map(repr, busy[:3])),
-                self._options.claim_idle,
+                "%(subject)s: waits until %(consumers)s have settled their entries, or for claim_idle (%(seconds)g s), "
+                "to keep the order; set the option consumer to avoid that after a crash",
                 event="consumer.waiting",
+                consumers=", ".join(map(repr, busy[:3])),
                 subject=self._owner,
                 seconds=self._options.claim_idle,
             )
@@ -377,11 +377,6 @@ class RedisConsumerConnection(ConsumerConnection):
                 subject=self._owner,
                 count=count,
             )
-
-    def _pending_consumers(self) -> list[str]:
-        """Return the names of the consumers that have entries."""
-        *_, consumers = self._command("XPENDING", *self._place)
-        return [name.decode("utf-8", "replace") for name, _ in consumers or ()]
 
     def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and count entries that were trimmed before the group has read them."""

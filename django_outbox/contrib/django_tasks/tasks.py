@@ -98,7 +98,9 @@ def convert_priority(app: Celery, route: dict[str, Any], priority: int) -> int |
     """
     connection = connect(app)
     if is_amqp(connection):
-        most, least = _read_max_priority(route.get("queue")) or HIGHEST, 0
+        queue = route.get("queue")
+        arguments = getattr(queue, "queue_arguments", None) or {}
+        most, least = getattr(queue, "max_priority", None) or arguments.get("x-max-priority") or HIGHEST, 0
     elif is_redis(connection):
         # In Redis, kombu reads the list of the lowest number first.
         most, least = 0, HIGHEST
@@ -107,11 +109,6 @@ def convert_priority(app: Celery, route: dict[str, Any], priority: int) -> int |
     default: int = app.conf.task_default_priority or 0
     end = most if priority > 0 else least
     return round(default + (end - default) * abs(priority) / TASK_MAX_PRIORITY)
-
-
-def _read_max_priority(queue: Any) -> int | None:
-    found: int | None = getattr(queue, "max_priority", None)
-    return found or (getattr(queue, "queue_arguments", None) or {}).get("x-max-priority")
 
 
 class WorkerLost(Exception):
@@ -143,7 +140,9 @@ def run_task(self: Any, payload: dict[str, Any]) -> None:
     if record is None:
         return
     try:
-        if _count_lost(record) >= MAX_LOST_ATTEMPTS:
+        # Earlier attempts that have begun, but not ended.
+        lost = len(record.worker_ids) - 1 - len(record.errors)
+        if lost >= MAX_LOST_ATTEMPTS:
             raise WorkerLost(f"{MAX_LOST_ATTEMPTS} workers were lost while they ran this task.")
         succeed(record, call(record), using)
     except (KeyboardInterrupt, WorkerShutdown, WorkerTerminate):
@@ -172,11 +171,6 @@ def _begin(request: Any, payload: dict[str, Any], using: str) -> TaskRecord | No
         begin(record, now, str(request.hostname)[:255])
         update(record, using)
     return record
-
-
-def _count_lost(record: TaskRecord) -> int:
-    """Return the number of earlier attempts that have begun, but not ended."""
-    return len(record.worker_ids) - 1 - len(record.errors)
 
 
 def _finish(record: TaskRecord, error: BaseException | None, using: str) -> None:
