@@ -108,15 +108,11 @@ class Storing:
                 reason = str(error)
             else:
                 logger.error(
-                    "Consumer %r: message %s of type %s was stored as failed: %s",
-                    self._consumer.alias,
-                    message.message_id,
-                    one_line(incoming.type, 100),
-                    reason,
+                    "Consumer %(consumer)r: message %(message_id)s of type %(type)s was stored as failed: %(reason)s",
                     event="inbox.message_failed",
                     consumer=self._consumer.alias,
                     message_id=str(message.message_id),
-                    type=incoming.type,
+                    type=one_line(incoming.type, 100),
                     reason=reason,
                 )
                 return message
@@ -126,16 +122,13 @@ class Storing:
 
     def _log_rejected(self, incoming: Incoming, reason: str) -> None:
         logger.error(
-            "Consumer %r: message %s of type %s was rejected; it is lost unless %s has dead letters: %s",
-            self._consumer.alias,
-            id_of_incoming(incoming, self._consumer),
-            one_line(incoming.type, 100),
-            self._consumer.source,
-            reason,
+            "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless %(source)s "
+            "has dead letters: %(reason)s",
             event="inbox.message_rejected",
             consumer=self._consumer.alias,
             message_id=id_of_incoming(incoming, self._consumer),
-            type=incoming.type,
+            type=one_line(incoming.type, 100),
+            source=self._consumer.source,
             reason=reason,
         )
 

@@ -83,19 +83,16 @@ class HTTPEncoder:
         url = self._urls.find(message)
         target = url.target(message)
         body = message.payload
-        try:
-            if self._format == cloudevents.PLAIN:
-                found = [(_name(name), _value(value)) for name, value in text_headers(message)]
+        if self._format == cloudevents.PLAIN:
+            found = [(_name(name), _value(value)) for name, value in text_headers(message)]
+        else:
+            # In structured mode too: readers detect binary mode by such headers.
+            found = [(_name(name), _value(value)) for name, value in own_headers(message, without="ce-")]
+            if self._format == cloudevents.STRUCTURED:
+                body = cloudevents.structured(message, self._source)
+                found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
             else:
-                # In structured mode too: readers detect binary mode by such headers.
-                found = [(_name(name), _value(value)) for name, value in own_headers(message, without="ce-")]
-                if self._format == cloudevents.STRUCTURED:
-                    body = cloudevents.structured(message, self._source)
-                    found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
-                else:
-                    found += event_headers(cloudevents.attributes(message, self._source))
-        except UnicodeEncodeError:
-            raise Unencodable("a lone surrogate in a field or header cannot be encoded in UTF-8") from None
+                found += event_headers(cloudevents.attributes(message, self._source))
         headers = [
             (b"host", url.origin.authority.encode()),
             (b"user-agent", b"django-outbox"),

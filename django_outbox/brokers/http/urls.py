@@ -68,10 +68,7 @@ class Url:
             return self._fixed
         if self._needs_key and not message.key:
             raise Unencodable("the url contains {key}, but the message has no key")
-        try:
-            target = self._template.render(message)
-        except UnicodeEncodeError:
-            raise Unencodable("a lone surrogate in topic, type or key cannot be encoded in UTF-8") from None
+        target = self._template.render(message)
         # Dots cannot be percent-encoded: servers read %2E%2E as "..".
         if {".", ".."} & set(target.partition("?")[0].split("/")):
             raise Unencodable('the path of the url would contain "." or ".."')

@@ -96,10 +96,7 @@ class NatsEncoder:
         if text.count("\n") != breaks or text.count("\r") != breaks:
             name = next(name for name, value in headers if "\n" in value or "\r" in value)
             raise Unencodable(f"headers[{name!r}] contains a line break, which ends a header of NATS")
-        try:
-            encoded = text.encode()
-        except UnicodeEncodeError:
-            raise Unencodable("a header has a lone surrogate, which cannot be encoded in UTF-8") from None
+        encoded = text.encode()
         if len(encoded) > MAX_HEADER_BYTES:
             reason = f"its headers are {len(encoded):,} bytes long; the limit of JetStream is {MAX_HEADER_BYTES:,}"
             raise Unencodable(reason, "too_large")
