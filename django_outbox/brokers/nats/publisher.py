@@ -9,10 +9,9 @@ from typing import ClassVar, Literal
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import validate_format
-from django_outbox.brokers.nats.call import NatsCall
 from django_outbox.brokers.nats.encoding import NatsEncoder
 from django_outbox.brokers.nats.options import NatsOptions, explain_invalid_subject, require_name
-from django_outbox.brokers.nats.publishing import NatsPublisherConnection
+from django_outbox.brokers.nats.publishing import NatsCall, NatsPublisherConnection
 from django_outbox.brokers.options import Template, require_number
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import Message, Outcome
@@ -110,7 +109,10 @@ class JetStreamPublisher(NatsOptions, Publisher):
         call = NatsCall(messages, self._encode)
         while call.missing and not self._usable_connection().submit(call):
             pass
-        return call.result()
+        call.wait()
+        if call.refusal is not None:
+            raise call.refusal
+        return call.complete()
 
     def name_destination(self, message: Message) -> str:
         return self._subject.render(message)

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
 from nats.errors import StaleConnectionError
 
-from django_outbox.brokers.nats.call import NatsCall
+from django_outbox.brokers.connection_thread import PendingCall
 from django_outbox.brokers.nats.connection import NatsConnection
-from django_outbox.brokers.nats.encoding import encode_hpub
+from django_outbox.brokers.nats.encoding import NatsMessage, encode_hpub
 from django_outbox.brokers.nats.errors import (
     BUSY_WAIT,
     NO_RESPONDERS,
@@ -22,7 +22,7 @@ from django_outbox.brokers.nats.errors import (
 from django_outbox.brokers.nats.options import NatsOptions
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.logs import logger
-from django_outbox.messages import Outcome, Verdict, rejected, retry_later, set_aside, unanswered
+from django_outbox.messages import Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 
 WRITE_SIZE = 64 * 1024
 """Bytes that are written at once."""
@@ -36,6 +36,19 @@ for as long as the publisher waits for a confirmation."""
 
 FORGET_AFTER = 600.0
 """Seconds without a message after which such a subject is forgotten."""
+
+
+class NatsCall(PendingCall[Message, NatsMessage]):
+    """The messages of one call of `publish`.
+
+    Attributes:
+        submitted_at: when they were submitted, by `time.monotonic()`.
+        progress_at: when they were submitted, or when one of them was sent or got an outcome.
+    """
+
+    def __init__(self, messages: Sequence[Message], encode: Callable[[Message], NatsMessage]) -> None:
+        super().__init__(messages, encode, carrier="NATS", error_class="nats")
+        self.submitted_at = self.progress_at = time.monotonic()
 
 
 Sent = tuple[NatsCall, int]
