@@ -103,7 +103,13 @@ def purge(
 def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, function: str) -> set[MessageID]:
     using = using or router.db_for_write(HandledMessage)
     connection = connections[using]
-    _check_transaction(connection, function)
+    if not in_transaction(connection):
+        raise TransactionRequired(
+            f"{function}() needs an open transaction on the database {using!r}, so that the record and the work are "
+            f"saved together or not at all.{hint_elsewhere()} Put both inside `with "
+            f"transaction.atomic(using={using!r}):`; in async code, in a function that you call with "
+            f"`await sync_to_async(function)()`."
+        )
     _check_consumer(consumer)
     ids: dict[str, MessageID] = {}
     for message_id in message_ids:
@@ -113,17 +119,6 @@ def _record(message_ids: Sequence[MessageID], consumer: str, using: str | None, 
     for start in range(0, len(ordered), CHUNK_SIZE):
         new.update(ids[each] for each in _insert(ordered[start : start + CHUNK_SIZE], consumer, connection))
     return new
-
-
-def _check_transaction(connection: BaseDatabaseWrapper, function: str) -> None:
-    if in_transaction(connection):
-        return
-    using = connection.alias
-    raise TransactionRequired(
-        f"{function}() needs an open transaction on the database {using!r}, so that the record and the work are saved "
-        f"together or not at all.{hint_elsewhere()} Put both inside `with transaction.atomic(using={using!r}):`; "
-        f"in async code, in a function that you call with `await sync_to_async(function)()`."
-    )
 
 
 def _check_consumer(consumer: object) -> None:
@@ -161,8 +156,20 @@ def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> l
     if not ids:
         return []
     returning = len(ids) > 1 and connection.features.can_return_rows_from_bulk_insert
+    options: Any = HandledMessage._meta
+    operations: Any = connection.ops
+    quote = operations.quote_name
+    now = options.get_field("handled_at").db_default
+    now_sql, _ = HandledMessage.objects.using(connection.alias).query.get_compiler(connection.alias).compile(now)
+    statement = (
+        f"{operations.insert_statement(OnConflict.IGNORE)} {quote(options.db_table)} "
+        f"({quote('consumer')}, {quote('message_id')}, {quote('handled_at')}) "
+        f"VALUES {', '.join([f'(%s, %s, {now_sql})'] * len(ids))} "
+        f"{operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])}"
+        f"{' RETURNING ' + quote('message_id') if returning else ''}"
+    )
     with connection.cursor() as cursor:
-        _execute_insert(cursor, ids, consumer, connection, " RETURNING {message_id}" if returning else "")
+        cursor.execute(statement, [value for id in ids for value in (consumer, id)])
         if returning:
             return [id for (id,) in cursor.fetchall()]
         if (count := cursor.rowcount) in (0, len(ids)):
@@ -174,21 +181,3 @@ def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> l
     # transactions with the same IDs would deadlock.
     rows = HandledMessage.objects.using(connection.alias).filter(consumer=consumer, message_id__in=ids, pk__gte=first)
     return [*rows.order_by("pk").values_list("message_id", flat=True)[:count]]
-
-
-def _execute_insert(
-    cursor: Any, ids: Sequence[str], consumer: str, connection: BaseDatabaseWrapper, suffix: str = ""
-) -> None:
-    options: Any = HandledMessage._meta
-    operations: Any = connection.ops
-    quote = operations.quote_name
-    now = options.get_field("handled_at").db_default
-    now_sql, _ = HandledMessage.objects.using(connection.alias).query.get_compiler(connection.alias).compile(now)
-    statement = (
-        f"{operations.insert_statement(OnConflict.IGNORE)} {quote(options.db_table)} "
-        f"({quote('consumer')}, {quote('message_id')}, {quote('handled_at')}) "
-        f"VALUES {', '.join([f'(%s, %s, {now_sql})'] * len(ids))} "
-        f"{operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])}"
-        f"{suffix.format(message_id=quote('message_id'))}"
-    )
-    cursor.execute(statement, [value for id in ids for value in (consumer, id)])
