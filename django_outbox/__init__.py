@@ -4,7 +4,8 @@
                  the caller's txn     |------ the relay's txn ------|
 
 `enqueue` writes a message in the caller's transaction. A relay (`manage.py run_outbox`, or a Celery schedule) claims
-the due messages, publishes them to a broker and settles them: it writes each message's new state.
+the due messages, publishes them to a broker and settles them: it writes each message's new state. On SQLite a claim is
+a lease instead of an open transaction, because a transaction would lock the whole database.
 
     from django_outbox import enqueue
 

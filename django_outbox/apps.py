@@ -41,7 +41,6 @@ class DjangoOutboxConfig(AppConfig):
 
 
 def make_opentelemetry_tracer() -> Tracer:
-    """Return the tracer of OpenTelemetry, which is imported."""
     from django_outbox.monitoring.tracing import OpenTelemetryTracer  # noqa: PLC0415 - needs OpenTelemetry
 
     return OpenTelemetryTracer()

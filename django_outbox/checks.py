@@ -1,14 +1,15 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
 `django_outbox.conf` finds E001 to E005 and E023, `django_outbox.brokers.registry` finds E006 to E008,
-`django_outbox.events.checks` checks events, `django_outbox.celery.configuration` finds E030 to W031, and this module
-finds the others.
+`django_outbox.celery.configuration` finds E030 to W031, and this module finds the others.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,20 +24,21 @@ from django.db import DatabaseError, connections, router
 from django.utils.module_loading import import_string
 
 from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.brokers.registry import build_publisher
-from django_outbox.conf import OutboxSettings, SettingsProblem, parse
-from django_outbox.conf.routes import find_unreachable
+from django_outbox.brokers.registry import build_publisher, import_backend
+from django_outbox.conf import OutboxSettings, SettingsProblem, parse_settings
+from django_outbox.conf.routes import find_unreachable, hint_of_publisher
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
-from django_outbox.events.checks import find_mistakes as find_event_mistakes
-from django_outbox.handlers.checks import find_mistakes as find_handler_mistakes
-from django_outbox.handlers.checks import find_unreachable as find_unreachable_handlers
+from django_outbox.events.event_type import EventType
+from django_outbox.events.registry import registry as event_registry
+from django_outbox.exceptions import InvalidEvent
 from django_outbox.handlers.publisher import HandlersPublisher
-from django_outbox.handlers.registry import registry
+from django_outbox.handlers.registry import AnyHandler, registry
+from django_outbox.messages import DJANGO_TASK
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import Store, find_store
-from django_outbox.stores.log import LogStream
+from django_outbox.stores.log_setup import LogSetup
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.text import counted, one_line
+from django_outbox.text import counted, did_you_mean, one_line
 
 DISTRIBUTION = "django-transactional-outbox"
 """The name of this package on PyPI."""
@@ -52,7 +54,6 @@ Check = Callable[..., list[CheckMessage]]
 
 
 def registered(find: Callable[[], Iterator[CheckMessage]]) -> Check:
-    """Register a function that needs no arguments as a check."""
 
     @register(TAG)
     def check(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
@@ -66,7 +67,7 @@ def of_settings(find: Callable[[OutboxSettings], Iterator[CheckMessage]]) -> Che
 
     @registered
     def check() -> Iterator[CheckMessage]:
-        if settings := parse(getattr(django_settings, "OUTBOX", None))[0]:
+        if settings := parse_settings()[0]:
             yield from find(settings)
 
     return check
@@ -75,7 +76,7 @@ def of_settings(find: Callable[[OutboxSettings], Iterator[CheckMessage]]) -> Che
 @registered
 def check_settings() -> Iterator[CheckMessage]:
     """Check every key and value of `OUTBOX`, and that every publisher can be constructed."""
-    settings, problems = parse(getattr(django_settings, "OUTBOX", None))
+    settings, problems = parse_settings()
     for publisher_alias, config in settings.publishers.items() if settings else ():
         try:
             build_publisher(publisher_alias, config)
@@ -162,7 +163,92 @@ def check_inbox(settings: OutboxSettings) -> Iterator[CheckMessage]:
 @of_settings
 def check_events(settings: OutboxSettings) -> Iterator[CheckMessage]:
     """Check the classes of events: types, keys, upgrades, fields and publishers."""
-    yield from find_event_mistakes(settings.publishers)
+    for first, second in event_registry.conflicts:
+        yield Error(
+            f"Two classes are registered for the event {first.type}: {first.path} and {second.path}.",
+            hint="Give one of them another type. If the second one is a newer version, change the class instead, "
+            "increase its version and write an upgrade.",
+            id="django_outbox.E019",
+        )
+    for event_type in event_registry:
+        yield from _check_key(event_type)
+        yield from _check_upgrades(event_type)
+        yield from _check_schema(event_type)
+        yield from _check_event_publisher(event_type, settings.publishers)
+
+
+def _check_key(event_type: EventType) -> Iterator[CheckMessage]:
+    known = event_type.codec.field_names
+    try:
+        names = event_type.key_fields
+        unknown = [name for name in names if name not in known]
+        problem = f"has no field {unknown[0]!r}" if unknown else ""
+    except ValueError as error:
+        names, unknown, problem = [], [], f"cannot use it as a template: {error}"
+    if problem:
+        similar = "".join(f"Did you mean {{{name}}}? " for name in get_close_matches((unknown or [""])[0], known, n=1))
+        yield Error(
+            f"The key of the event {event_type.type} is {event_type.key!r}, but {event_type.path} {problem}.",
+            hint=f"{similar}It must be a template such as 'order-{{id}}', with names of fields in braces. Fields: "
+            f"{', '.join(known)}.",
+            id="django_outbox.E020",
+        )
+    elif event_type.key and not names:
+        yield Warning(
+            f"The key of the event {event_type.type} is {event_type.key!r}, which names no field: all messages of the "
+            "type have the same key, and are delivered one after the other.",
+            hint="Name the field that identifies what is ordered, such as 'order-{id}'. If all of them are one "
+            "sequence, silence this check.",
+            id="django_outbox.W022",
+        )
+
+
+def _check_upgrades(event_type: EventType) -> Iterator[CheckMessage]:
+    for version in event_type.missing_upgrades:
+        yield Error(
+            f"The upgrades of the event {event_type.type} have a gap: {event_type.path} has one from an older "
+            f"version, but none from version {version}.",
+            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={version}).",
+            id="django_outbox.E021",
+        )
+    if event_type.version > 1 and not event_type.upgrades:
+        previous = event_type.version - 1
+        yield Warning(
+            f"The event {event_type.type} has version {event_type.version}, but {event_type.path} has no upgrade "
+            f"from version {previous}: older messages that are still to be delivered cannot be read.",
+            hint=f"Write one with @{event_type.cls.__name__}.upgrade(from_version={previous}), or silence this check "
+            "if there are no such messages.",
+            id="django_outbox.W024",
+        )
+
+
+def _check_schema(event_type: EventType) -> Iterator[CheckMessage]:
+    try:
+        event_type.codec.schema("#/$defs/{model}")
+    except InvalidEvent as error:
+        yield Error(
+            f"The event {event_type.type} cannot be encoded: {error}.",
+            hint=f"Change the annotations of {event_type.path}.",
+            id="django_outbox.E022",
+        )
+        return
+    for name, reason in dict(event_type.codec.find_lost_fields()).items():
+        yield Warning(
+            f"A field of the event {event_type.type} never arrives: {name} {reason}.",
+            hint=f"Remove it from {event_type.path}, or give it a type and a serializer that write its value. An event "
+            "is stored and sent as plain text, so it should hold no secret.",
+            id="django_outbox.W050",
+        )
+
+
+def _check_event_publisher(event_type: EventType, publishers: Collection[str]) -> Iterator[CheckMessage]:
+    alias = event_type.publisher
+    if alias is not None and alias not in publishers:
+        yield Error(
+            f"The event {event_type.type} names the publisher {alias!r}, which is not configured.",
+            hint=hint_of_publisher(alias, publishers),
+            id="django_outbox.E024",
+        )
 
 
 @of_settings
@@ -203,17 +289,13 @@ STORAGE = (
 )
 
 
-@registered
-def check_handlers() -> Iterator[CheckMessage]:
-    """Check the local handlers, and the publishers that write in the transaction of the claim."""
-    yield from find_handler_mistakes(registry)
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
-    if settings is None:
-        return
-    backends = {alias: _import_backend(config.backend) for alias, config in settings.publishers.items()}
+@of_settings
+def check_handlers(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    """Check that messages reach the local handlers, and that no copy of a failed message does."""
+    backends = {alias: import_backend(config.backend) for alias, config in settings.publishers.items()}
     calling = [alias for alias, backend in backends.items() if issubclass(backend, HandlersPublisher)]
     if calling:
-        yield from find_unreachable_handlers(registry, settings, calling)
+        yield from _find_unreachable_handlers(settings, calling)
     elif [*registry]:
         yield Warning(
             f"{counted(len([*registry]), 'local handler')} registered, but OUTBOX['PUBLISHERS'] has no "
@@ -231,13 +313,112 @@ def check_handlers() -> Iterator[CheckMessage]:
         )
 
 
-def _import_backend(path: str) -> type:
-    try:
-        backend = import_string(path)
-    except ImportError:
-        # Reported by the check of the settings.
-        return object
-    return backend if isinstance(backend, type) else object
+@registered
+def check_handler_functions() -> Iterator[CheckMessage]:
+    """Check the local handlers: names that are taken, functions that cannot be called, patterns as types."""
+    for second in registry.duplicates:
+        first = registry.find(second.name)
+        yield Error(
+            f"Two handlers have the name {second.name!r}: {_place(first)} and {_place(second)}. Only the first one is "
+            "called.",
+            hint='Give one of them another name: @handler(..., name="send_receipt"). For several types, use one '
+            '@handler("order.created", "order.paid").',
+            id="django_outbox.E025",
+        )
+    for each in registry:
+        for type in filter(_is_pattern, each.types):
+            yield Warning(
+                f"The handler {each.name!r} is registered for {type!r}. Patterns are not supported: the handler gets "
+                "only messages of exactly this type.",
+                hint='Name each type: @handler("order.created", "order.paid"). Patterns are for OUTBOX[\'ROUTES\'].',
+                id="django_outbox.W027",
+            )
+        yield from _check_function(each, each.function, "handler", "event, message")
+        if each.fallback_function is not None:
+            yield from _check_function(each, each.fallback_function, "fallback of the handler", "event, message, error")
+
+
+def _find_unreachable_handlers(settings: OutboxSettings, publishers: Collection[str]) -> Iterator[CheckMessage]:
+    """Yield the handlers that no route reaches, and the types that are routed to handlers but have none."""
+    events = {each.type: each for each in event_registry}
+
+    def destinations(type: str) -> tuple[str, ...]:
+        own = events[type].publisher if type in events else None
+        return settings.publishers_of(type) if own is None else (own,)
+
+    for checked in registry:
+        # Consumers bring messages of any type. A Django task names its publisher.
+        for type in () if settings.consumers else checked.types:
+            if type != DJANGO_TASK and not _is_pattern(type) and not {*destinations(type)} & {*publishers}:
+                yield _not_reached(checked, type, destinations(type), min(publishers))
+    handled = sorted({type for checked in registry for type in checked.types})
+    failing = {alias for alias in publishers if settings.publishers[alias].options.get("unhandled") != "skip"}
+    exact = {type for type in settings.routes if not _is_pattern(type)}
+    for type in sorted({*events, *exact} - {*handled}):
+        for alias in destinations(type):
+            if alias in failing:
+                what = "event" if type in events else "type"
+                similar = did_you_mean(type, handled)
+                yield Warning(
+                    f"The {what} {type} goes to {alias!r}, but no handler is registered for it, so its messages fail.",
+                    hint=f"{similar}Register one with @handler({type!r}), send the {what} elsewhere, or set the option "
+                    '"unhandled" of the publisher to "skip".',
+                    id="django_outbox.W052",
+                )
+
+
+def _not_reached(checked: AnyHandler, type: str, destinations: Sequence[str], alias: str) -> CheckMessage:
+    listed = ", ".join(map(repr, destinations))
+    entry = ", ".join(f'"{each}"' for each in (*destinations, alias))
+    return Warning(
+        f"The handler {checked.name} handles {type}, which goes to {listed} only, so the handler is never called.",
+        hint=f"Add \"{type}\": [{entry}] to OUTBOX['ROUTES'], before wider patterns. If each call of enqueue() passes "
+        f"publisher={alias!r}, silence this check.",
+        id="django_outbox.W051",
+    )
+
+
+def _is_pattern(type: str) -> bool:
+    return any(character in type for character in "*?[")
+
+
+def _check_function(
+    checked: AnyHandler, function: Callable[..., Any], what: str, parameters: str
+) -> Iterator[CheckMessage]:
+    problem = ""
+    if _is_generator(function):
+        problem = "it is a generator, so calling it runs none of its code"
+    else:
+        if _is_generator(inspect.unwrap(function)):
+            yield Warning(
+                f"The {what} {checked.name!r} is a generator under a decorator. Unless the decorator runs it, none of "
+                "its code runs, and its messages fail.",
+                hint="Write it as a function that does its work when it is called.",
+                id="django_outbox.W045",
+            )
+        try:
+            inspect.signature(function).bind(*parameters.split(", "))
+        except TypeError as error:
+            problem = str(error)
+        except ValueError:
+            pass  # Some functions written in C have no signature.
+    if problem:
+        yield Error(
+            f"The {what} {checked.name!r} cannot be called with {parameters}: {problem}.",
+            hint=f"Define it as: def {getattr(function, '__name__', 'function')}({parameters}).",
+            id="django_outbox.E026",
+        )
+
+
+def _is_generator(function: Callable[..., Any]) -> bool:
+    """Return whether a call of a function, or of an object with `__call__`, only makes a generator."""
+    called = (function, type(function).__call__)
+    return any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called)
+
+
+def _place(each: AnyHandler | None) -> str:
+    function = inspect.unwrap(each.function) if each else None
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', '?')}"
 
 
 @registered
@@ -274,7 +455,9 @@ LIBPQ_TIMEOUTS = (
 def check_distribution() -> Iterator[CheckMessage]:
     """Check, by the lists of installed files, that no other distribution owns files of this package."""
     package = Path(__file__).parent
-    for name in _owners(package):
+    # Reading one list as text takes a quarter of a millisecond; packages_distributions() takes many times as long.
+    installed = distributions(path=[str(package.parent)])
+    for name in [str(each.name) for each in installed if f"\n{package.name}/" in f"\n{each.read_text('RECORD') or ''}"]:
         if re.sub(r"[-_.]+", "-", name).lower() != DISTRIBUTION:
             yield Error(
                 f"The distribution {name!r} has installed files into {package.name}/, too. One has overwritten files "
@@ -282,13 +465,6 @@ def check_distribution() -> Iterator[CheckMessage]:
                 hint=f'Run "pip uninstall {name} {DISTRIBUTION}", then "pip install {DISTRIBUTION}".',
                 id="django_outbox.E029",
             )
-
-
-def _owners(package: Path) -> list[str]:
-    """Return the names of the distributions that have installed files into the folder of a package."""
-    # Reading one list as text takes a quarter of a millisecond; packages_distributions() takes many times as long.
-    installed = distributions(path=[str(package.parent)])
-    return [str(each.name) for each in installed if f"\n{package.name}/" in f"\n{each.read_text('RECORD') or ''}"]
 
 
 @register(TAG, deploy=True)
@@ -333,7 +509,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             hint="Upgrade it to PostgreSQL 15, MySQL 8.4, MariaDB 10.11 or SQLite 3.35, or newer.",
             id="django_outbox.E011",
         )
-    settings, _ = parse(getattr(django_settings, "OUTBOX", None))
+    settings, _ = parse_settings()
     publishers = settings.publishers if settings and not store.streams else {}
     for publisher_alias, source in sorted((alias, config.source) for alias, config in publishers.items()):
         if source == "table":
@@ -377,10 +553,10 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
 
 def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
     """Check that relays can read the log."""
-    for obstacle in LogStream(store, publisher_aliases[0]).find_obstacles(len(publisher_aliases)):
+    for obstacle in LogSetup(store).find_obstacles(len(publisher_aliases)):
         yield Warning(
             f"OUTBOX['PUBLISHERS'][{publisher_aliases[0]!r}]['SOURCE'] is 'log', but the database "
-            f"{store.connection.alias!r} {obstacle.problem}. Its messages are searched for in the table instead.",
+            f"{store.connection.alias!r} {obstacle.problem}. Its messages do not come from the log.",
             hint=obstacle.remedy,
             id=f"django_outbox.{obstacle.check}",
         )

@@ -19,6 +19,7 @@ from django_outbox.conf import get_settings
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
 from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet
+from django_outbox.text import describe
 
 MAX_HOST_LENGTH = 220
 """Maximum characters of the host name in the name of a process."""
@@ -64,14 +65,26 @@ def describe_database(connection: BaseDatabaseWrapper) -> str:
     return f"{connection.alias!r} ({' '.join(filter(None, [kind, shown]))}{address})"
 
 
-def require_schema(connection: BaseDatabaseWrapper, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> None:
-    """Raise NotMigrated if an error of the database comes from a table or a column of these models that is missing."""
+def close_after_error(
+    connection: BaseDatabaseWrapper, error: Exception, models: Sequence[type[Model]] = REQUIRED
+) -> str:
+    """Close the connection on which an error of the database occurred, and return the reason.
+
+    The next query opens a new connection. Inside a transaction, the error is raised again.
+
+    Raises:
+        NotMigrated: the error comes from a table or a column of these models that is missing.
+    """
+    if connection.in_atomic_block:
+        raise error
     problem = ""
     with suppress(DatabaseError, InterfaceError):
         if is_usable(connection):
             problem = describe_missing_schema(connection, models)
     if problem:
         raise NotMigrated(problem) from error
+    connection.close()
+    return describe(error).rstrip(".")
 
 
 def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
@@ -102,9 +115,6 @@ def find_unapplied_migrations(connection: BaseDatabaseWrapper) -> list[str]:
     """Return the outbox's migrations that were not applied to a database, such as `django_outbox.0001_initial`.
 
     Those of its installed apps belong to them: the inbox, and the results of Django's tasks.
-
-    Raises:
-        DatabaseError: the database is unavailable.
     """
     labels = {app.label for app in apps.get_app_configs() if f"{app.name}.".startswith("django_outbox.")}
     executor = MigrationExecutor(connection)
@@ -134,9 +144,6 @@ def find_unknown_publishers(using: str) -> list[str]:
     """Return the aliases that pending messages name and `OUTBOX["PUBLISHERS"]` does not have.
 
     Each query reads a few entries of an index, however many messages there are.
-
-    Raises:
-        DatabaseError: the database is unavailable.
     """
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     # Messages without a key, and with one: each has its index.

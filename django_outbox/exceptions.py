@@ -9,6 +9,7 @@
     ├── RelayUnavailable
     ├── NotMigrated
     ├── ArchiveUnavailable
+    ├── TransactionTimeout
     └── HandlerTimeout        (also a TimeoutError)
 
 `UnsavedEvents` is a warning, not an exception. An invalid `OUTBOX` setting raises Django's `ImproperlyConfigured`.

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from django_outbox.text import is_interrupt, one_line, stand_in
+from django_outbox.text import one_line, raise_interrupt, stand_in
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -51,8 +51,7 @@ class OutboxLogger(_Adapter):
             self.logger.log(level, msg, *map(_harmless, args), **kwargs)
         except BaseException as raised:
             # If logging fails, there is nowhere to report that.
-            if is_interrupt(raised):
-                raise
+            raise_interrupt(raised)
 
 
 logger = OutboxLogger(logging.getLogger("django_outbox"), {})

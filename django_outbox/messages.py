@@ -73,7 +73,6 @@ class Unreadable(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of the message in this row; blank if that column cannot be read."""
         return self.message.key
 
 

@@ -1,5 +1,6 @@
 """Pause and resume a publisher, or one type of its messages."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -26,8 +27,6 @@ class Resumed(NamedTuple):
     """The result of `resume`.
 
     Args:
-        was_paused: whether there was a pause to end.
-        released: the number of held messages that are due again.
         complete: whether no held message is left. If not, call `resume` again.
     """
 
@@ -107,13 +106,13 @@ def resume(
         )
     # Waits for relays that are holding messages of this type, so that all of them are found below.
     was_paused = bool(rows.update(resumed_at=DatabaseNow()))
-    deadline = None if max_seconds is None else time.monotonic() + max_seconds
+    deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
     messages = OutboxMessageQuerySet(OutboxMessage, using=alias).filter(publisher=publisher, available_at=HELD_BY_PAUSE)
     # Compared by the UPDATE, because the listing is to read nothing but the index.
     of_type = messages.filter(IsExactly(F("publisher"), publisher), IsExactly(F("type"), type))
     released = 0
     for number, ids in enumerate(_list_held(messages, batch_size)):
-        if number and deadline is not None and time.monotonic() >= deadline:
+        if number and time.monotonic() >= deadline:
             return Resumed(was_paused, released, False)
         updated = of_type.filter(pk__in=ids).update(available_at=DatabaseNow())
         if updated:

@@ -19,6 +19,7 @@ class Throttle:
         max_interval: seconds after which the work is allowed again however long it took.
         min_interval: minimum number of seconds between the end of the work and its next beginning.
         sparing: the pause after the work, as a multiple of the seconds that it took.
+        saved: seconds of pauses that may be saved up while there is no work, so that some of it may follow at once.
     """
 
     cheap: float = 0.0
@@ -26,7 +27,9 @@ class Throttle:
     min_interval: float = 0.0
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sparing: float = SPARING
+    saved: float = 0.0
     _opens_at: float = -math.inf
+    _paused_until: float = -math.inf
 
     @property
     def is_open(self) -> bool:
@@ -34,8 +37,10 @@ class Throttle:
 
     def spend(self, seconds: float) -> None:
         """Delay the work in proportion to the seconds that it has just taken."""
-        pause = max(seconds - self.cheap, 0.0) * self.sparing
-        self._opens_at = self.clock() + max(min(pause, self.max_interval), self.min_interval)
+        now = self.clock()
+        pause = min(max(seconds - self.cheap, 0.0) * self.sparing, self.max_interval)
+        self._paused_until = min(max(self._paused_until, now - self.saved), now) + pause
+        self._opens_at = max(self._paused_until, now + self.min_interval)
 
     def reset(self) -> None:
         """Allow the work now, however long it took."""

@@ -1,4 +1,4 @@
-"""Growing waits, and when to retry a message or give up: pure functions of the attempt, the outcome and the policy."""
+"""Growing waits, and when a message is retried or fails: pure functions of the attempt, the outcome and the policy."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from django_outbox.messages import Message, Outcome
-from django_outbox.text import is_interrupt, one_line
+from django_outbox.text import one_line, raise_interrupt
 
 __all__ = ["RetryFunction", "RetryPolicy"]
 
@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal["fixed", "linear", "exponential"]
 
 RetryFunction: TypeAlias = Callable[[int, Outcome, Message], float | None]
 """A custom policy. It gets the number of the attempt that failed (from 1), the outcome and the message, and returns the
-seconds to wait, 0 to `LONGEST_DELAY`, or None to give up."""
+seconds to wait, 0 to `LONGEST_DELAY`, or None if the message fails."""
 
 RetryEntry: TypeAlias = Mapping[str, Any] | RetryFunction
 """The contents of one `RETRY` or of one pattern: fields of a `RetryPolicy`, or a function that replaces all of them."""
@@ -120,15 +120,13 @@ def retry_delay(
     rand: Callable[[], float] = random.random,
     on_fault: Callable[[BaseException], object] | None = None,
 ) -> float | None:
-    """Return the seconds until a deferred message is retried, or None to give up.
+    """Return the seconds until a deferred message is retried, or None if the message fails.
 
     `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, replaces the delay of a `RetryPolicy`; anything but a number
     of seconds is ignored. A custom function sees it and decides alone. If that function raises, or returns anything but
     a delay, nothing is lost: the message is retried, whatever the attempt, after the delay of the default policy.
 
     Args:
-        message: the message, with the number of attempts before the one that failed.
-        rand: a source of numbers from 0 to 1, for the jitter.
         on_fault: called with the exception if a custom function raises or returns anything but a delay.
     """
     attempt = message.attempts + 1
@@ -139,12 +137,11 @@ def retry_delay(
         try:
             return _checked(policy(attempt, outcome, message))
         except BaseException as fault:
-            if is_interrupt(fault):
-                raise
+            raise_interrupt(fault)
             if on_fault is not None:
                 on_fault(fault)
         policy = DEFAULT_POLICY
-    if _is_number(outcome.retry_after) and outcome.retry_after >= 0:
+    if is_number(outcome.retry_after) and outcome.retry_after >= 0:
         return float(min(outcome.retry_after, LONGEST_RETRY_AFTER))
     return policy.wait.after(attempt, rand=rand)
 
@@ -163,12 +160,13 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
 def _checked(delay: object) -> float | None:
     if delay is None:
         return None
-    if not _is_number(delay):
+    if not is_number(delay):
         raise TypeError(f"RETRY returned a {type(delay).__name__}, not a number of seconds or None")
     if not 0 <= delay <= LONGEST_DELAY:
         raise ValueError(f"RETRY returned {one_line(delay, 40)}, not a number of seconds from 0 to {LONGEST_DELAY:.0f}")
     return float(delay)
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number. True and False are none, although they are integers in Python."""
     return isinstance(value, int | float) and not isinstance(value, bool)

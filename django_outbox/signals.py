@@ -12,7 +12,7 @@ from django.dispatch import Signal
 
 from django_outbox.logs import logger
 from django_outbox.messages import Message
-from django_outbox.text import describe, is_interrupt
+from django_outbox.text import describe, raise_interrupt
 
 __all__ = ["Failure", "batch_settled", "breaker_changed", "messages_failed", "messages_recovered", "phase_finished"]
 
@@ -76,8 +76,7 @@ def send(signal: Signal, **arguments: Any) -> None:
         # Django logs each Exception.
         signal.send_robust(sender=None, **arguments)
     except BaseException as error:
-        if is_interrupt(error):
-            raise
+        raise_interrupt(error)
         logger.error(
             "A receiver of a signal raised an exception: %(reason)s",
             exc_info=error,

@@ -35,8 +35,7 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
         if not found.isprintable():
             found = escape(found)
     except BaseException as error:
-        if is_interrupt(error):
-            raise
+        raise_interrupt(error)
         found = f"its text cannot be read ({type(error).__name__})"
     return shorten(found, max_length)
 
@@ -80,6 +79,12 @@ def is_interrupt(error: BaseException) -> bool:
     Python raises it in the main thread only: in other threads, a KeyboardInterrupt comes from the code that was called.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise an exception again that was caught if it is the user's Ctrl-C."""
+    if is_interrupt(error):
+        raise error
 
 
 def escape(text: str) -> str:

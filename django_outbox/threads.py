@@ -25,9 +25,6 @@ class Threads:
 
     Daemon threads cannot keep the process from exiting. `ThreadPoolExecutor` waits for its threads when the interpreter
     exits, forever if one of them hangs.
-
-    Attributes:
-        errors: the exceptions that have ended threads.
     """
 
     def __init__(self) -> None:
@@ -53,7 +50,6 @@ class Threads:
         self._started.append(thread)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all threads have ended, at most `seconds`, and return whether they have."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while len(self._ended) < len(self._started):
             left = INTERRUPT_DELAY if deadline is None else min(INTERRUPT_DELAY, deadline - time.monotonic())
@@ -103,7 +99,6 @@ def after_fork(subject: T, start_over: Callable[[T], object]) -> None:
     """Call a function with an object in each process forked from this one, for as long as the object exists.
 
     Args:
-        subject: the object.
         start_over: makes it forget what belongs to the parent, without ending it: a function, not the object's own
             method, which would keep the object alive.
     """

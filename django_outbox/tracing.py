@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
 from django_outbox.rates import Allowance
-from django_outbox.text import describe, is_interrupt
+from django_outbox.text import describe, raise_interrupt
 
 if TYPE_CHECKING:
     # A tracing library may be set up before models can be imported.
@@ -32,9 +33,6 @@ class PublishedBatch:
     """A batch after its new state was committed.
 
     Args:
-        messaging_system: the publisher's broker, such as `rabbitmq`.
-        name_destination: returns the destination of a message.
-        failed: the ids of the messages that have failed: refused for good, or out of attempts.
         began_at: when publishing began, in nanoseconds since 1970.
     """
 
@@ -79,12 +77,10 @@ _lock = threading.Lock()
 
 
 def add_tracer(tracer: Tracer) -> None:
-    """Call a tracer from now on."""
     _tracers.append(tracer)
 
 
 def remove_tracer(tracer: Tracer) -> None:
-    """Call a tracer no longer."""
     _tracers.remove(tracer)
 
 
@@ -101,7 +97,6 @@ def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> Abstra
 
     Args:
         messages: valid messages, not written yet. Their headers are replaced, not changed in place.
-        many: whether they come from `enqueue_many`.
     """
     tracers = _find_tracers()
     return _traced(tracers, messages, many) if tracers else nullcontext()
@@ -113,8 +108,7 @@ def trace_published(batch: Callable[[], PublishedBatch]) -> None:
         try:
             tracer.published(batch())
         except BaseException as error:
-            if is_interrupt(error):
-                raise
+            raise_interrupt(error)
             _report(error)
 
 
@@ -148,40 +142,30 @@ def _load(module: str) -> None:
 def _traced(tracers: Sequence[Tracer], messages: "Sequence[OutboxMessage]", many: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for tracer in tracers:
-            if headers := stack.enter_context(_Guarded(tracer, messages, many)):
-                for message in messages:
-                    message.headers = {**headers, **message.headers}
+            try:
+                manager = tracer.enqueueing(messages, many=many)
+                headers = _read_headers(manager.__enter__())
+            except Exception as error:
+                _report(error)
+                continue
+            stack.push(partial(_leave, manager))
+            for message in messages if headers else ():
+                message.headers = {**headers, **message.headers}
         yield
 
 
-class _Guarded:
-    """A tracer's context manager; what it raises itself is logged, and what is raised inside it passes through."""
-
-    def __init__(self, tracer: Tracer, messages: "Sequence[OutboxMessage]", many: bool) -> None:
-        self._arguments = (tracer, messages, many)
-        self._manager: AbstractContextManager[Mapping[str, str]] | None = None
-
-    def __enter__(self) -> Mapping[str, str]:
-        tracer, messages, many = self._arguments
-        try:
-            manager = tracer.enqueueing(messages, many=many)
-            headers = _read_headers(manager.__enter__())
-        except Exception as error:
+def _leave(
+    manager: AbstractContextManager[Mapping[str, str]],
+    kind: type[BaseException] | None,
+    raised: BaseException | None,
+    traceback: TracebackType | None,
+) -> None:
+    """Leave a tracer's context. Its own error is logged, and what was raised inside it passes through."""
+    try:
+        manager.__exit__(kind, raised, traceback)
+    except Exception as error:
+        if error is not raised:
             _report(error)
-            return {}
-        self._manager = manager
-        return headers
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._manager is None:
-            return
-        try:
-            self._manager.__exit__(kind, raised, traceback)
-        except Exception as error:
-            if error is not raised:
-                _report(error)
 
 
 def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import gc
 import signal
 from collections.abc import Iterator
 from importlib import import_module
@@ -45,6 +46,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items[:] = begin_with_long_tests(items, config.workerinput["workercount"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the garbage collector modules and tests, which stay: it would examine them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 ALIASES = list(DATABASES)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
 from django.http import HttpRequest
+from django.template.response import TemplateResponse
 from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -26,6 +28,7 @@ from django_outbox.admin.listing import (
     state_of,
 )
 from django_outbox.admin.overview_page import describe_causes
+from django_outbox.brokers.ids import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Overview, Status
 from django_outbox.monitoring import status
@@ -37,8 +40,8 @@ MAX_CAUSES = 100
 """Maximum number of causes that are listed."""
 
 
-class ReadOnly:
-    """Lets an admin show its model, and neither add, change nor delete."""
+class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Shows its model, and lets nobody add, change or delete it."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -49,13 +52,15 @@ class ReadOnly:
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def render(self, request: HttpRequest, template: str, title: Any, /, **context: Any) -> TemplateResponse:
+        """Return a page besides those of Django, with the context that every page of the admin has."""
+        request.current_app = self.admin_site.name
+        common = {**self.admin_site.each_context(request), "title": title, "opts": self.opts}
+        return TemplateResponse(request, f"admin/django_outbox/{template}.html", {**common, **context})
+
 
 class BoundedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts up to `LIMIT` and has no page beyond it.
-
-    Attributes:
-        more: whether there are more messages than were counted.
-    """
+    """Counts up to `LIMIT` and has no page beyond it."""
 
     more = False
 
@@ -67,6 +72,20 @@ class BoundedPaginator(Paginator):  # type: ignore[type-arg]
         count: int = messages[: LIMIT + 1].count()
         self.more = count > LIMIT
         return min(count, LIMIT)
+
+
+class RecordAdmin(ReadOnly):
+    """Lists the records of messages, and finds one by the ID of its message. It counts no table."""
+
+    sortable_by = ()
+    search_fields = ("message_id",)
+    show_full_result_count = False
+    paginator = BoundedPaginator
+
+    def get_search_results(self, request: HttpRequest, queryset: Any, search_term: str) -> tuple[Any, bool]:
+        """Return the record with this ID; Django would look for parts of IDs, which reads the whole table."""
+        term = search_term.strip()
+        return queryset.filter(message_id=str(id_of(term))) if term else queryset, False
 
 
 class MessageList(ChangeList):
@@ -163,7 +182,6 @@ class MessageList(ChangeList):
 
     @cached_property
     def due(self) -> Due:
-        """The pending messages of the chosen publisher, the oldest first."""
         of_publisher: Any = self.root_queryset.filter(publisher=self.pending_publisher)
         return due_first(of_publisher, limit=LIMIT)
 
@@ -204,19 +222,12 @@ class MessageList(ChangeList):
 
     @property
     def count_text(self) -> str:
-        """The number of messages as text: `10,000+` if they were not all counted."""
         count = number_format(self.result_count, force_grouping=True)
         return f"{count}+" if self._more else count
 
     @property
     def _more(self) -> bool:
         return self.paginator.more or not (self.looked_through_all or self.wanted or self.query)
-
-    @property
-    def _filtered(self) -> bool:
-        """Return whether a filter may have left messages out."""
-        periods = any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
-        return bool(self.wanted) or periods or not self.looked_through_all
 
     @property
     def note(self) -> str:
@@ -248,7 +259,8 @@ class MessageList(ChangeList):
     def empty_text(self) -> str:
         if self.query:
             return _("No message has this ID, message ID or key. It may have been deleted after the retention period.")
-        if self._filtered:
+        periods = any(spec.active for spec in self.filter_specs if isinstance(spec, TimeFilter))
+        if self.wanted or periods or not self.looked_through_all:
             return _("No message matches the filters.")
         return {
             Status.FAILED.value: _("There are no failed messages."),

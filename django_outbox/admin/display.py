@@ -25,7 +25,6 @@ def number(value: int | Count) -> str:
 
 
 def clock(time: datetime.datetime) -> str:
-    """Return the hour and minute of a time."""
     return f"{timezone.localtime(time):%H:%M}"
 
 
@@ -42,12 +41,16 @@ def exact(time: datetime.datetime) -> str:
     return f"{local.isoformat(' ', 'seconds')[:19]} {local.tzname() or local.strftime('%z')}"
 
 
-def with_age(time: datetime.datetime, text: str = "%(age)s", now: datetime.datetime | None = None) -> SafeString:
-    """Return HTML of a text with the age of a time, and the exact time in the tooltip.
+def with_age(
+    time: datetime.datetime | None, text: str = "%(age)s", now: datetime.datetime | None = None
+) -> SafeString | str:
+    """Return HTML of a text with the age of a time, and the exact time in the tooltip; blank without a time.
 
     Args:
         text: the text around `%(age)s`.
     """
+    if time is None:
+        return ""
     shown = text % {"age": age(time, now)}
     return format_html('<time datetime="{}" title="{}">{}</time>', time.isoformat(), exact(time), shown)
 
@@ -64,7 +67,7 @@ def with_time(time: datetime.datetime | None) -> SafeString | str:
 MAX_JSON_LENGTH = 100_000
 """Maximum characters of a payload on the page of a message."""
 
-MAX_ERROR_LENGTH = 200
+MAX_LISTED_ERROR_LENGTH = 200
 """Maximum characters of an error in the list."""
 
 
@@ -72,7 +75,7 @@ def short_error(message: OutboxMessage) -> str:
     """Return the error class, and the beginning of the first line of the message's error."""
     if not message.error.strip() and not message.error_class:
         return format_html('<span class="outbox-none">{}</span>', "-")
-    text = shorten(message.error.strip().partition("\n")[0], MAX_ERROR_LENGTH)
+    text = shorten(message.error.strip().partition("\n")[0], MAX_LISTED_ERROR_LENGTH)
     if not message.error_class:
         return text
     return format_html(
@@ -82,21 +85,16 @@ def short_error(message: OutboxMessage) -> str:
 
 def when(message: OutboxMessage) -> str:
     """Return the age of the most relevant time in the message's state."""
-    if message.processed_at is not None:
-        return with_age(message.processed_at)
-    if message.failed_at is not None:
-        return with_age(message.failed_at)
-    if message.available_at is None:
-        return ""
+    if (ended_at := message.processed_at or message.failed_at) is not None:
+        return with_age(ended_at)
     if message.is_held:
         return _("held")
-    if message.attempts and message.available_at > timezone.now():
+    if message.attempts and message.available_at and message.available_at > timezone.now():
         return with_age(message.available_at, _("next attempt %(age)s"))
     return with_age(message.available_at, _("due %(age)s"))
 
 
 def state(message: OutboxMessage) -> SafeString:
-    """Return the message's state, and whether it is held, as a badge."""
     text = _("Pending (held)") if message.is_held else message.status.label
     return format_html('<span class="outbox-state outbox-is-{}">{}</span>', message.status.value, text)
 
@@ -109,11 +107,6 @@ def state_in_full(message: OutboxMessage) -> SafeString:
 def breakable(name: str) -> SafeString:
     """Return a dotted name that a browser breaks after dots before it breaks words."""
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in re.split(r"(?<=\.)", name)))
-
-
-def held_or(message: OutboxMessage, name: str, text: SafeString | str) -> SafeString | str:
-    """Return the text of a time; a held message has none at which it becomes due."""
-    return _("held") if name == "available_at" and message.is_held else text
 
 
 def failed_again(message: OutboxMessage) -> SafeString:
@@ -206,12 +199,10 @@ def key_state(message: OutboxMessage) -> str:
 
 
 def filter_link(value: str, url: str) -> SafeString | str:
-    """Return a value with a link to the messages that share it."""
     return format_html('<a href="{}">{}</a>', url, breakable(_encodable(value))) if value else "-"
 
 
 def preformatted(text: str) -> SafeString | str:
-    """Return text as escaped HTML that keeps its line breaks."""
     return _pre(text) if text else "-"
 
 

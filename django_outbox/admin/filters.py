@@ -122,7 +122,6 @@ class PublisherFilter(ChoiceFilter):
         return None
 
     def wanted(self) -> Wanted | None:
-        """Return the condition by which `MessageList` filters, if there is one."""
         chosen = "" if self.of_pending else self.chosen()
         return Wanted("publisher", lambda publisher: publisher == chosen) if chosen else None
 
@@ -274,7 +273,6 @@ class TimeFilter(FieldFilter):
         return messages
 
     def wanted(self) -> Wanted | None:
-        """Return the condition by which `MessageList` filters, if no index can."""
         if not self.active or self.by_index:
             return None
         return Wanted(

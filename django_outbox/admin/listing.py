@@ -74,7 +74,6 @@ def pending_publisher(request: HttpRequest) -> str:
 
 
 def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQuerySet:
-    """Return the messages that are in this state."""
     if state == STREAMED:
         return messages.streamed()
     return messages if state == ALL else messages.with_status(Status(state))
@@ -213,8 +212,6 @@ class Due(NamedTuple):
     """Ids of pending messages in the order in which they are due.
 
     Attributes:
-        ids: the ids, at most as many as were asked for.
-        more: whether there are more messages.
         exact: False if an older message may exist among those with a key that were not read.
     """
 
@@ -273,9 +270,7 @@ class Neighbours:
 
     Attributes:
         newer: the one above it in the list of its state; None if there is none.
-        older: the one below it.
         before: the nearest messages ahead of it in the queue of its key, in order.
-        after: the nearest messages behind it.
         waiting: the number of messages behind it; None if it has no key.
     """
 

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.forms import Media
 from django.http import HttpRequest
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin import display as admin_display
@@ -34,13 +35,14 @@ def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
 
     @admin.display(description=field.verbose_name)
     def shown(self: Any, message: OutboxMessage) -> str:
-        return admin_display.held_or(message, name, admin_display.with_time(getattr(message, name)))
+        # A held message has no time at which it becomes due.
+        is_held = name == "available_at" and message.is_held
+        return gettext("held") if is_held else admin_display.with_time(getattr(message, name))
 
     return shown
 
 
 def _column(show: Callable[[Any], Any], title: Any) -> Callable[[Any, OutboxMessage], str]:
-    """Return a column that shows a message by a function."""
 
     @admin.display(description=title)
     def shown(self: Any, message: OutboxMessage) -> str:

@@ -1,22 +1,25 @@
-"""The views that confirm and apply operations on messages, and that edit a message."""
+"""The views that confirm and apply operations on messages, and the form that edits a failed message."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
+from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.contrib.admin.widgets import AdminTextareaWidget, AdminTextInputWidget
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db import router
+from django.db import connections, router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from django_outbox.admin.changelist import ReadOnly
 from django_outbox.admin.display import number
-from django_outbox.admin.editing import PERMISSION, EditForm
 from django_outbox.admin.listing import LIMIT
 from django_outbox.admin.operations import (
     CANCEL,
@@ -35,14 +38,120 @@ from django_outbox.admin.operations import (
     find_targets,
     group,
     is_typed,
+    log,
+    logged_change,
     number_to_type,
     outcome,
     read_ids,
     report_archive_failure,
     with_count,
+    with_reason,
 )
-from django_outbox.exceptions import ArchiveUnavailable
+from django_outbox.conf import get_settings
+from django_outbox.enqueueing.validation import check_message
+from django_outbox.exceptions import ArchiveUnavailable, InvalidMessage
 from django_outbox.models import OutboxMessage, Status
+from django_outbox.redaction import redacted
+from django_outbox.stores import get_store
+
+PERMISSION = "django_outbox.edit_outboxmessage"
+"""The permission to edit failed messages, which requeues them."""
+
+EDITED = ("payload", "topic", "publisher")
+"""The fields that can be edited. Their first version is kept."""
+
+
+class EditForm(forms.Form):
+    """Payload, topic and publisher of a failed message.
+
+    It is validated as `enqueue` validates a new message. `version` refuses the form if the message has changed since. A
+    payload that is redacted cannot be edited, and stays as it is.
+    """
+
+    payload = forms.CharField(
+        label=OutboxMessage._meta.get_field("payload").verbose_name,
+        widget=AdminTextareaWidget(attrs={"rows": 20, "spellcheck": "false", "class": "outbox-json"}),
+    )
+    topic = forms.CharField(
+        label=OutboxMessage._meta.get_field("topic").verbose_name,
+        required=False,
+        strip=False,
+        widget=AdminTextInputWidget,
+    )
+    publisher = forms.ChoiceField(label=OutboxMessage._meta.get_field("publisher").verbose_name)
+    reason = forms.CharField(
+        label=_("reason"), required=False, max_length=MAX_REASON_LENGTH, widget=AdminTextInputWidget
+    )
+    version = forms.CharField(widget=forms.HiddenInput)
+
+    def __init__(self, message: OutboxMessage, data: Any = None) -> None:
+        self.message = message
+        initial = {
+            "payload": json.dumps(message.payload, indent=2, ensure_ascii=False),
+            "topic": message.topic,
+            "publisher": message.publisher,
+            "version": version_of(message),
+        }
+        super().__init__(data, initial=initial)
+        self.is_redacted = redacted(message.type, message.payload, message.headers).payload != message.payload
+        if self.is_redacted:
+            del self.fields["payload"], self.initial["payload"]
+        publishers: Any = self.fields["publisher"]
+        publishers.choices = [(alias, alias) for alias in get_settings().publishers]
+
+    def clean_payload(self) -> Any:
+        try:
+            return json.loads(self.cleaned_data["payload"])
+        except (ValueError, RecursionError) as error:
+            raise forms.ValidationError(_("This is not valid JSON: %(error)s"), params={"error": error}) from error
+
+    def save(self, user_id: Any) -> bool:
+        """Write the fields and requeue the message in one transaction, or add errors to the form and return False."""
+        using = router.db_for_write(OutboxMessage)
+        with logged_change(using):
+            rows = OutboxMessage.objects.using(using).filter(pk=self.message.pk)
+            message = rows.failed().select_for_update().first()
+            if message is None or version_of(message) != self.cleaned_data["version"]:
+                self.add_error(None, _("The message has changed since this page was opened. Open it again."))
+                return False
+            edited = {name: self.cleaned_data[name] for name in EDITED if name in self.fields}
+            changed = [name for name, value in edited.items() if value != getattr(message, name)]
+            if not self._check(message, edited, using):
+                return False
+            values = {name: edited[name] for name in changed}
+            if changed and message.original is None:
+                values["original"] = {name: getattr(message, name) for name in EDITED}
+            if values:
+                rows.update(**values)
+            rows.requeue()
+            log(user_id, CHANGE, self._summary(changed), ids=[message.pk])
+        return True
+
+    def _check(self, message: OutboxMessage, values: dict[str, Any], using: str) -> bool:
+        edited = OutboxMessage(type=message.type, key=message.key, **{"payload": message.payload, **values})
+        try:
+            check_message(edited, get_store(connections[using]))
+        except InvalidMessage as error:
+            self.add_error(error.field if error.field in EDITED else None, str(error))
+            return False
+        twins = OutboxMessage.objects.using(using).filter(message_id=message.message_id, publisher=edited.publisher)
+        if twins.exclude(pk=message.pk).exists():
+            self.add_error("publisher", _("This publisher has a message with the same message ID already."))
+            return False
+        return True
+
+    def _summary(self, changed: list[str]) -> str:
+        if changed:
+            fields = ", ".join(str(self.fields[name].label) for name in changed)
+            text = gettext("Edited and requeued: %(fields)s.") % {"fields": fields}
+        else:
+            text = gettext("Requeued without changes.")
+        return with_reason(text, self.cleaned_data["reason"].strip())
+
+
+def version_of(message: OutboxMessage) -> str:
+    """Return a text that differs after each failure of the message."""
+    return message.failed_at.isoformat() if message.failed_at else ""
 
 
 def _action(operation: Operation, permission: str, description: Any) -> Callable[..., HttpResponse | None]:
@@ -56,11 +165,10 @@ def _action(operation: Operation, permission: str, description: Any) -> Callable
 
 
 def _permission(name: str) -> Callable[[Any, HttpRequest], bool]:
-    """Return a method that returns whether the user has a permission."""
     return lambda self, request: request.user.has_perm(name)
 
 
-class OperationsAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
+class OperationsAdmin(ReadOnly):
     """The part of the admin of messages that changes them."""
 
     actions = ("requeue", "discard", "retry_now", "hold", "cancel")
@@ -133,17 +241,15 @@ class OperationsAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         if form.is_valid() and form.save(request.user.pk):
             self.message_user(request, _("The message was edited and requeued."), messages.SUCCESS)
             return HttpResponseRedirect(back_url)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("Edit and requeue a failed message"),
-            "subtitle": str(message),
-            "opts": self.opts,
-            "form": form,
-            "back_url": back_url,
-            "list_url": self._url(request, "changelist"),
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_outbox/outboxmessage/edit.html", context)
+        return self.render(
+            request,
+            "outboxmessage/edit",
+            _("Edit and requeue a failed message"),
+            subtitle=str(message),
+            form=form,
+            back_url=back_url,
+            list_url=self._url(request, "changelist"),
+        )
 
     def _confirm(self, request: HttpRequest, operation: Operation, ids: Sequence[int]) -> HttpResponse | None:
         asked = list(ids)
@@ -155,34 +261,31 @@ class OperationsAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
             )  # fmt: skip
             return None
         groups = group(targets)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": operation.title,
-            "opts": self.opts,
-            "operation": operation,
-            "effects": effects_on_keys(operation, targets),
-            "button": with_count(operation.button, len(targets)),
-            "type_number": number_to_type(operation, len(targets)),
-            "action_url": self._url(request, operation.name),
-            "back_url": self._url(request, "changelist"),
-            "ids": ",".join(str(target.id) for target in targets),
-            "groups": [(*names, number(count)) for *names, count in groups[:MAX_GROUPS]],
-            "not_shown": len(groups) - MAX_GROUPS,
-            "not_shown_number": number(len(groups) - MAX_GROUPS),
-            "skipped": len(asked) - len(targets),
-            "skipped_number": number(len(asked) - len(targets)),
-            "max_length": MAX_REASON_LENGTH,
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, "admin/django_outbox/overview/confirmation.html", context)
+        return self.render(
+            request,
+            "overview/confirmation",
+            operation.title,
+            operation=operation,
+            effects=effects_on_keys(operation, targets),
+            button=with_count(operation.button, len(targets)),
+            type_number=number_to_type(operation, len(targets)),
+            action_url=self._url(request, operation.name),
+            back_url=self._url(request, "changelist"),
+            ids=",".join(str(target.id) for target in targets),
+            groups=[(*names, number(count)) for *names, count in groups[:MAX_GROUPS]],
+            not_shown=len(groups) - MAX_GROUPS,
+            not_shown_number=number(len(groups) - MAX_GROUPS),
+            skipped=len(asked) - len(targets),
+            skipped_number=number(len(asked) - len(targets)),
+            max_length=MAX_REASON_LENGTH,
+        )
 
     def _result_url(self, operation: Operation, done: Applied) -> str:
-        """Return the URL of the changed message, or of the list that contains the changed messages."""
         if operation.result is None or not done.changed:
             return ""
         if len(done.targets) == 1:
             return self._reverse("change", done.targets[0].id)
-        parameters = dict(operation.result)
+        parameters = {"state": operation.result.value}
         for name in ("type", "publisher"):
             values = {getattr(target, name) for target in done.targets}
             if len(values) == 1:
@@ -194,6 +297,5 @@ class OperationsAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         return reverse(route, args=args, current_app=self.admin_site.name)
 
     def _url(self, request: HttpRequest, name: str, *args: Any) -> str:
-        """Return the URL of one of this admin's views, with the filters of the list."""
         filters: Any = {"opts": self.opts, "preserved_filters": self.get_preserved_filters(request)}
         return str(add_preserved_filters(filters, self._reverse(name, *args)))

@@ -44,7 +44,7 @@ LOGGED_GROUPS = 5
 """Maximum number of groups that an entry of the log names."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """An operation on the messages of one state. Its URL is derived from its name."""
 
@@ -58,15 +58,15 @@ class Operation:
     explanation: Any
     blocking: Any
     """Its effect on the keys that messages block, with `%(count)s` for the number of messages, like the texts below."""
-    not_blocking: Any
+    not_blocking: Any = ""
     """Its effect on the keys that messages do not block."""
     button: Any
     done: Any
-    log_flag: int
+    log_flag: int = CHANGE
     run: Callable[[OutboxMessageQuerySet, str, str], int]
     """Applies it to messages, with the name of the operator and the reason, and returns how many were changed."""
-    result: dict[str, str] | None
-    """The parameters of the list in which the messages are afterwards; None if they are deleted."""
+    result: Status | None = Status.PENDING
+    """The state of the messages afterwards; None if they are deleted."""
 
 
 REQUEUE = Operation(
@@ -92,9 +92,7 @@ REQUEUE = Operation(
     ),
     button=ngettext_lazy("Requeue %(count)s message", "Requeue %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was requeued.", "%(count)s messages were requeued.", "number"),
-    log_flag=CHANGE,
     run=lambda messages, by, reason: messages.requeue(),
-    result={"state": Status.PENDING.value},
 )
 
 
@@ -142,12 +140,9 @@ RETRY_NOW = Operation(
         "%(count)s messages have a key. They still wait for earlier messages with their keys.",
         "number",
     ),
-    not_blocking="",
     button=ngettext_lazy("Retry %(count)s message", "Retry %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is due now.", "%(count)s messages are due now.", "number"),
-    log_flag=CHANGE,
     run=lambda messages, by, reason: messages.retry_now(),
-    result={"state": Status.PENDING.value},
 )
 
 HOLD = Operation(
@@ -162,12 +157,9 @@ HOLD = Operation(
         "%(count)s messages have a key. Later messages with their keys wait as well.",
         "number",
     ),
-    not_blocking="",
     button=ngettext_lazy("Hold %(count)s message", "Hold %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message is held.", "%(count)s messages are held.", "number"),
-    log_flag=CHANGE,
     run=lambda messages, by, reason: messages.hold(),
-    result={"state": Status.PENDING.value},
 )
 
 CANCEL = Operation(
@@ -182,12 +174,10 @@ CANCEL = Operation(
         "%(count)s messages have a key. Later messages with their keys will be delivered without them.",
         "number",
     ),
-    not_blocking="",
     button=ngettext_lazy("Cancel %(count)s message", "Cancel %(count)s messages", "number"),
     done=ngettext_lazy("%(count)s message was cancelled.", "%(count)s messages were cancelled.", "number"),
-    log_flag=CHANGE,
     run=lambda messages, by, reason: messages.cancel(reason),
-    result={"state": Status.FAILED.value},
+    result=Status.FAILED,
 )
 
 OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW, HOLD, CANCEL)
@@ -201,8 +191,6 @@ can be changed in the meantime."""
 
 
 class Target(NamedTuple):
-    """A message that an operation may change."""
-
     id: int
     publisher: str
     type: str
@@ -212,16 +200,12 @@ class Target(NamedTuple):
 
 
 class TypeCount(NamedTuple):
-    """The number of messages of one type and error class."""
-
     type: str
     error_class: str
     size: int
 
 
 class Applied(NamedTuple):
-    """The messages that an operation has changed."""
-
     targets: list[Target]
     changed: int
 
@@ -270,7 +254,9 @@ def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = 
     alias = router.db_for_write(OutboxMessage)
     reason = reason.strip()[:MAX_REASON_LENGTH]
     with logged_change(alias):
-        targets = _lock(operation, ids, alias)
+        # First those of streams: from there, a relay moves messages to the table.
+        targets = _lock_waiting(ids, alias) if operation in OF_STREAMS else []
+        targets += _lock_in_table(operation, ids, alias)
         if not targets:
             return Applied([], 0)
         locked = OutboxMessage.objects.using(alias).filter(pk__in=[target.id for target in targets])
@@ -303,12 +289,7 @@ def is_typed(operation: Operation, count: int, form: Mapping[str, Any]) -> bool:
 
 
 def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject: str = "") -> int:
-    """Write one entry of the admin's log, and return its primary key.
-
-    Args:
-        ids: the messages; the history of a single one shows the entry, too.
-        subject: for an operation of the overview, what it was for.
-    """
+    """Write one entry of the admin's log, and return its primary key."""
     model = Overview if subject else OutboxMessage
     entry = LogEntry.objects.create(
         user_id=user_id,
@@ -341,7 +322,6 @@ def summary(text: str, groups: Sequence[TypeCount], reason: str) -> str:
 
 
 def with_reason(text: str, reason: str) -> str:
-    """Return a text followed by the reason, if there is one."""
     if not reason:
         return text
     reason = gettext("Reason: %(reason)s") % {"reason": reason}
@@ -401,13 +381,6 @@ def _read_waiting(ids: Sequence[int], *, lock: bool = False) -> list[Target]:
 
 def _read(messages: Any) -> list[Target]:
     return [Target(*row) for row in messages.values_list(*Target._fields)]
-
-
-def _lock(operation: Operation, ids: Sequence[int], alias: str) -> list[Target]:
-    """Lock the messages that no relay is delivering, and return them."""
-    # First those of streams: from there, a relay moves messages to the table.
-    targets = _lock_waiting(ids, alias) if operation in OF_STREAMS else []
-    return targets + _lock_in_table(operation, ids, alias)
 
 
 def _lock_waiting(ids: Sequence[int], alias: str) -> list[Target]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
+from weakref import WeakSet
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
@@ -39,7 +40,6 @@ from django_outbox.admin.overview_groups import (
     Group,
     Progress,
     advance,
-    find_operation,
     read_waiting,
     survey,
 )
@@ -52,7 +52,6 @@ from django_outbox.monitoring.figures import NONE, Count
 from django_outbox.pausing import pause, resume
 from django_outbox.text import describe
 
-TEMPLATES = "admin/django_outbox/overview/"
 SALT = "django_outbox.admin.resume"
 VIEW = "django_outbox.view_outboxmessage"
 PAUSE = "django_outbox.pause_outboxmessage"
@@ -62,6 +61,10 @@ SHOWN_OPERATIONS = 8
 """Number of operations that the overview lists."""
 
 _WAITING = gettext_lazy("They become due at once and keep their attempts. Held messages remain held.")
+
+
+_reordered = WeakSet[AdminSite]()
+"""The sites with the overview first. A project may register its own subclass in its place."""
 
 
 def _with_overview_first(admin_site: AdminSite) -> Callable[..., list[Any]]:
@@ -93,7 +96,7 @@ def _count_failed() -> Count:
 
 
 @admin.register(Overview)
-class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
+class OverviewAdmin(ReadOnly):
     """The overview page, and its operations on publishers, types and groups of messages."""
 
     refresh_seconds = 5
@@ -106,11 +109,13 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
     def __init__(self, model: type[Overview], admin_site: AdminSite) -> None:
         super().__init__(model, admin_site)
         # Django sorts an app's models by name, and has no hook for another order.
-        setattr(admin_site, "get_app_list", _with_overview_first(admin_site))  # noqa: B010 - mypy
+        if admin_site not in _reordered:
+            _reordered.add(admin_site)
+            setattr(admin_site, "get_app_list", _with_overview_first(admin_site))  # noqa: B010 - mypy
 
     def get_urls(self) -> list[URLPattern]:
         views: dict[str, Any] = {"pause": self.pause_view, "resume": _without_transaction(self.resume_view)}
-        views.update({operation.name: partial(self.group_view, name=operation.name) for operation in GROUP_OPERATIONS})
+        views.update({operation.name: partial(self.group_view, operation=operation) for operation in GROUP_OPERATIONS})
         named = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
             for name, view in views.items()
@@ -156,9 +161,9 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         else:
             context.update(page.describe(figures, waiting, period, last_operations(), self.links(request, using)))
         if request.GET.get("fragment"):
-            return TemplateResponse(request, f"{TEMPLATES}fragment.html", context)
+            return TemplateResponse(request, "admin/django_outbox/overview/fragment.html", context)
         title = _("Outbox · %(database)s") % {"database": using}
-        return self._render(request, "overview", title, {**context, **(extra_context or {})})
+        return self._show(request, "overview", title, **{**context, **(extra_context or {})})
 
     # Pause and resume.
 
@@ -178,21 +183,17 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
             text = _("Paused: %(subject)s.") if done else _("Already paused: %(subject)s.")
             self.message_user(request, text % {"subject": subject(publisher, type)}, messages.SUCCESS)
             return self._back(request)
-        return self._render(
-            request,
-            "pause",
-            _("Pause %(publisher)s") % {"publisher": publisher},
-            {"publisher": publisher, "type": type, "max_length": MAX_REASON_LENGTH},
-        )
+        title = _("Pause %(publisher)s") % {"publisher": publisher}
+        return self._show(request, "pause", title, type=type, max_length=MAX_REASON_LENGTH)
 
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, and resume a publisher or a type; held messages are released in steps."""
         self._require(request, VIEW, PAUSE)
         using, publisher, type = self._database(request), self._publisher(request), self._value(request, "type")
         what = subject(publisher, type)
+        title = _("Resume %(subject)s") % {"subject": what}
         if request.method != "POST":
-            context = {"publisher": publisher, "type": type, "subject": what}
-            return self._render(request, "resume", _("Resume %(subject)s") % {"subject": what}, context)
+            return self._show(request, "resume", title, type=type)
         if "stop" in request.POST:
             text = _("Resumed: %(subject)s. Not all held messages are due yet; resume it again to finish.")
             self.message_user(request, text % {"subject": what}, messages.WARNING)
@@ -207,21 +208,19 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         ) % {"number": number(released)}
         if not result.complete:
             state = signing.dumps([using, publisher, type, released], salt=SALT)
-            return self._render_progress(request, _("Resume %(subject)s") % {"subject": what}, held, state)
+            return self._show(request, "progress", title, text=held, state=state)
         text = _("Resumed: %(subject)s.") % {"subject": what}
         self.message_user(request, f"{text} {held}" if released else text, messages.SUCCESS)
         return self._back(request)
 
     # Requeue, discard and retry a group.
 
-    def group_view(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Show what an operation on a group would change, and run it step by step."""
-        operation = find_operation(name)
+    def group_view(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         self._require(request, VIEW, operation.permission)
         values = [self._value(request, each) for each in ("publisher", "error_class", "type", "fingerprint")]
         group = Group(self._database(request), *values)
         if request.method == "POST" and "state" in request.POST:
-            return self._continue(request, group)
+            return self._continue(request, operation, group)
         return self._confirm(request, operation, group)
 
     def _confirm(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
@@ -233,68 +232,57 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         user_id = str(request.user.pk)
         progress = Progress(operation.name, group, found.until.isoformat(), found.count.number, user_id)
         effects = [(operation.blocking, found.blocking), (operation.not_blocking, found.not_blocking)]
-        context = {
-            "operation": replace(operation, explanation=_WAITING) if operation.state is Status.PENDING else operation,
-            "group": group,
-            "groups": [(breakable(group.type), breakable(group.error_class), number(found.count))],
-            "example": found.example,
-            "state": progress.sign(),
-            "type_number": number_to_type(operation, progress.expected),
-            "effects": [with_count(text, count) for text, count in effects if count],
-            "button": with_count(operation.button, found.count),
-            "max_length": MAX_REASON_LENGTH,
-        }
-        return self._render(request, "confirmation", operation.title, context)
+        return self._show(
+            request,
+            "confirmation",
+            operation.title,
+            operation=replace(operation, explanation=_WAITING) if operation.state is Status.PENDING else operation,
+            group=group,
+            groups=[(breakable(group.type), breakable(group.error_class), number(found.count))],
+            example=found.example,
+            state=progress.sign(),
+            type_number=number_to_type(operation, progress.expected),
+            effects=[with_count(text, count) for text, count in effects if count],
+            button=with_count(operation.button, found.count),
+            max_length=MAX_REASON_LENGTH,
+        )
 
-    def _continue(self, request: HttpRequest, group: Group) -> HttpResponse:
+    def _continue(self, request: HttpRequest, operation: Operation, group: Group) -> HttpResponse:
         try:
             progress = Progress.read(request.POST["state"], str(request.user.pk))
         except signing.BadSignature as error:
             raise BadRequest("state") from error
-        if progress.group != group:
+        if (progress.operation, progress.group) != (operation.name, group):
             raise BadRequest("state")
         if "stop" in request.POST:
-            text = outcome(find_operation(progress.operation), progress.done, progress.done)
+            text = outcome(operation, progress.done, progress.done)
             self.message_user(request, _("Stopped. %(result)s") % {"result": text}, messages.WARNING)
             return self._back(request)
         if not progress.is_confirmed:
-            operation = find_operation(progress.operation)
             if not is_typed(operation, progress.expected, request.POST):
                 self.message_user(request, NOT_TYPED, messages.ERROR)
                 return self._confirm(request, operation, group)
             progress = replace(progress, reason=request.POST.get("reason", "").strip()[:MAX_REASON_LENGTH])
-        return self._step(request, progress)
+        return self._step(request, operation, progress)
 
-    def _step(self, request: HttpRequest, progress: Progress) -> HttpResponse:
+    def _step(self, request: HttpRequest, operation: Operation, progress: Progress) -> HttpResponse:
         try:
-            progress = advance(progress, by=request.user.get_username(), seconds=self.step_seconds)
+            progress = advance(operation, progress, by=request.user.get_username(), seconds=self.step_seconds)
         except ArchiveUnavailable as error:
             self.message_user(request, report_archive_failure(error), messages.ERROR)
             return self._back(request)
-        operation = find_operation(progress.operation)
         text = outcome(operation, progress.done, progress.done)
         if not progress.finished:
-            context = {"done": progress.done, "expected": max(progress.done, progress.expected)}
-            return self._render_progress(request, operation.title, text, progress.sign(), **context)
+            counts = {"done": progress.done, "expected": max(progress.done, progress.expected)}
+            return self._show(request, "progress", operation.title, text=text, state=progress.sign(), **counts)
         self.message_user(request, text, messages.SUCCESS if progress.done else messages.WARNING)
         return self._back(request)
 
-    def _render_progress(self, request: HttpRequest, title: Any, text: str, state: str, **context: int) -> HttpResponse:
-        return self._render(request, "progress", title, {"text": text, "state": state, **context})
-
     # What the views share.
 
-    def _render(self, request: HttpRequest, name: str, title: Any, context: dict[str, Any]) -> HttpResponse:
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            "title": title,
-            "opts": self.opts,
-            "back_url": self._url(request, "overview"),
-            "action_url": request.get_full_path(),
-            **context,
-        }
-        return TemplateResponse(request, f"{TEMPLATES}{name}.html", context)
+    def _show(self, request: HttpRequest, name: str, title: Any, /, **context: Any) -> HttpResponse:
+        links = {"back_url": self._url(request, "overview"), "action_url": request.get_full_path()}
+        return self.render(request, f"overview/{name}", title, **{**links, **context})
 
     def _require(self, request: HttpRequest, *permissions: str) -> None:
         if not request.user.has_perms(permissions):
@@ -313,7 +301,6 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         return publisher
 
     def _value(self, request: HttpRequest, name: str) -> str:
-        """Return a parameter: of the form if it has one, else of the address."""
         values = request.POST if name in request.POST else request.GET
         return values.get(name, "").strip()
 
@@ -333,7 +320,6 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(self._url(request, "overview"))
 
     def _url(self, request: HttpRequest, view: str, **parameters: str) -> str:
-        """Return the address of one of the views for the database of the request."""
         name = "admin:django_outbox_overview" + ("" if view == "overview" else f"_{view}")
         found = page.query(**{"using": request.GET.get("using", ""), **parameters})
         return reverse(name, current_app=self.admin_site.name) + (f"?{found}" if found else "")
@@ -342,7 +328,6 @@ class OverviewAdmin(ReadOnly, admin.ModelAdmin):  # type: ignore[type-arg]
         return reverse("admin:django_outbox_outboxmessage_changelist", current_app=self.admin_site.name)
 
     def links(self, request: HttpRequest, using: str) -> page.Links:
-        """Return the addresses that a table of causes links to, and what the user may do."""
         in_list = using == router.db_for_read(OutboxMessage)
 
         def find_messages(**filters: str) -> str:
@@ -365,9 +350,7 @@ def find_databases() -> list[str]:
 
 def subject(publisher: str, type: str) -> str:
     """Return what is paused or resumed, in words."""
-    if type:
-        return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type}
-    return publisher
+    return _("%(publisher)s: %(type)s") % {"publisher": publisher, "type": type} if type else publisher
 
 
 def last_operations() -> list[LogEntry]:

@@ -7,6 +7,7 @@ closed, the operation ends after the current batch.
 import abc
 import datetime
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -41,29 +42,25 @@ MAX_WAITING = 1000
 """Maximum number of waiting messages of a publisher that are looked at, and as many of those with a key."""
 
 
-@dataclass(slots=True)
-class WaitingGroup:
-    """Messages that wait for another attempt because of the same error."""
-
-    publisher: str
-    error_class: str
-    type: str
-    count: int
-    first: datetime.datetime
-    last: datetime.datetime
+Causes = defaultdict[tuple[str, str, str], list[tuple[datetime.datetime, datetime.datetime]]]
+"""The first and the last error of each waiting message, by publisher, error class and type."""
 
 
-def read_waiting(status: figures.Status) -> tuple[list[WaitingGroup], bool]:
-    """Return the groups of all publishers, the largest first, and whether no message was left out."""
-    groups: dict[tuple[str, str, str], WaitingGroup] = {}
+def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bool]:
+    """Return the messages that wait for another attempt by cause, the largest group first, and whether all are."""
+    causes: Causes = defaultdict(list)
     complete = True
     for publisher in status.publishers:
         if publisher.retrying:
-            complete &= _add(groups, status.using, publisher.alias, status.at)
-    return sorted(groups.values(), key=lambda group: (-group.count, group.publisher, group.type)), complete
+            complete &= _add(causes, status.using, publisher.alias, status.at)
+    groups = [
+        figures.FailureGroup(*cause, Count(len(errors)), NONE, min(errors)[0], max(last for _, last in errors))
+        for cause, errors in causes.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.count.number, group.publisher, group.type)), complete
 
 
-def _add(groups: dict[tuple[str, str, str], WaitingGroup], using: str, publisher: str, now: datetime.datetime) -> bool:
+def _add(causes: Causes, using: str, publisher: str, now: datetime.datetime) -> bool:
     messages = OutboxMessage.objects.using(using)
     unkeyed = messages.filter(
         WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
@@ -73,12 +70,9 @@ def _add(groups: dict[tuple[str, str, str], WaitingGroup], using: str, publisher
     columns = ("publisher", "error_class", "type", "first_error_at", "last_error_at")
     for part in (ids, heads):
         rows = messages.filter(pk__in=part, attempts__gt=0, available_at__lt=HELD_BY_PAUSE).order_by("id")
-        for name, error_class, type, first, last in rows.values_list(*columns):
-            if first is None or last is None:
-                continue
-            group = groups.setdefault((name, error_class, type), WaitingGroup(name, error_class, type, 0, first, last))
-            group.count += 1
-            group.first, group.last = min(group.first, first), max(group.last, last)
+        for *cause, first, last in rows.values_list(*columns):
+            if first is not None and last is not None:
+                causes[tuple(cause)].append((first, last))
     return len(ids) < MAX_WAITING and len(heads) < MAX_WAITING
 
 
@@ -112,8 +106,6 @@ class ListedWindow(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A message of a group."""
-
     id: int
     partition: int
     blocks_key: bool
@@ -134,7 +126,6 @@ class Members(abc.ABC):
         """List messages of all groups after a place; None to begin at the start."""
 
     def select(self, ids: Sequence[int]) -> list[Member]:
-        """Return the messages that belong to the group, in the order of their keys."""
         group = self._group
         wanted = (group.publisher, group.error_class, group.type)
         found: list[Member] = []
@@ -261,8 +252,6 @@ class Survey:
     """The messages that an operation on a group would change, counted up to `MAX_COUNT`.
 
     Args:
-        blocking: the failed messages that block their keys.
-        not_blocking: the failed messages that have a key and do not block it.
         example: the first line of the error of one of them, if their error is in common.
     """
 
@@ -280,7 +269,6 @@ class Progress:
     Args:
         until: the time up to which messages belong to the group. A message that fails again later is left alone.
         user_id: the operator as text; no other one may continue it.
-        after: where the last window ended; None at the start.
     """
 
     operation: str
@@ -299,7 +287,6 @@ class Progress:
         return self.after is not None
 
     def sign(self) -> str:
-        """Return the state as text that only this project can make."""
         return signing.dumps(asdict(self), salt=SALT, compress=True)
 
     @classmethod
@@ -312,13 +299,7 @@ class Progress:
         return cls(**{**values, "group": Group(**values["group"]), "after": after})
 
 
-def find_operation(name: str) -> Operation:
-    """Return an operation by its name."""
-    return next(operation for operation in GROUP_OPERATIONS if operation.name == name)
-
-
 def survey(operation: Operation, group: Group) -> Survey:
-    """Count the messages of a group."""
     until = read_clock(group.using)
     if operation.state is Status.FAILED and not group.fingerprint:
         return _survey_failed(group, until)
@@ -369,27 +350,20 @@ def _more_than(number: int, is_cut: bool) -> Count:
     return Count(max(number - 1, 0), more=number > 0) if is_cut else Count(number)
 
 
-def advance(progress: Progress, *, by: str, seconds: float) -> Progress:
+def advance(operation: Operation, progress: Progress, *, by: str, seconds: float) -> Progress:
     """Continue an operation for about this time, at least by one window. It may raise ArchiveUnavailable."""
     deadline = time.monotonic() + seconds
-    while not progress.finished:
-        progress = _advance_by_window(progress, by)
-        if time.monotonic() >= deadline:
-            break
-    return progress
+    members = MEMBERS[operation.state](progress.group, datetime.datetime.fromisoformat(progress.until))
+    while True:
+        window = members.list_window(progress.after)
+        for batch in batches(member.id for member in members.select(window.ids)):
+            progress = _change(operation, progress, batch, by)
+        progress = replace(progress, after=window.after, finished=window.at_end)
+        if progress.finished or time.monotonic() >= deadline:
+            return progress
 
 
-def _advance_by_window(progress: Progress, by: str) -> Progress:
-    state = find_operation(progress.operation).state
-    members = MEMBERS[state](progress.group, datetime.datetime.fromisoformat(progress.until))
-    window = members.list_window(progress.after)
-    for batch in batches(member.id for member in members.select(window.ids)):
-        progress = _change(progress, batch, by)
-    return replace(progress, after=window.after, finished=window.at_end)
-
-
-def _change(progress: Progress, ids: list[int], by: str) -> Progress:
-    operation = find_operation(progress.operation)
+def _change(operation: Operation, progress: Progress, ids: list[int], by: str) -> Progress:
     messages = OutboxMessageQuerySet(OutboxMessage, using=progress.group.using)
     with logged_change(progress.group.using):
         done = progress.done + operation.run(messages.filter(pk__in=ids), by, progress.reason)

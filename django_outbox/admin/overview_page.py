@@ -1,30 +1,29 @@
-"""The content of the overview: the figures of one database, as the template shows them."""
+"""The content of the overview: the figures of one database and their chart, as the template shows them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.admin.models import LogEntry
+from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from django_outbox.admin.display import age, breakable, exact, number, with_age
+from django_outbox.admin.display import age, breakable, clock, exact, number, with_age
 from django_outbox.admin.operations import with_count
-from django_outbox.admin.overview_chart import draw, draw_sparkline
-from django_outbox.admin.overview_groups import GROUP_OPERATIONS, WaitingGroup
+from django_outbox.admin.overview_groups import GROUP_OPERATIONS
 from django_outbox.models import Status as State
 from django_outbox.monitoring.figures import (
     MAX_AGE,
-    BlockedKey,
-    ConsumerStatus,
     Count,
     FailureGroup,
     Finding,
     Level,
     PausedType,
+    PeriodCount,
     PublisherStatus,
-    RelayStatus,
     Status,
     StreamStatus,
 )
@@ -41,6 +40,8 @@ REMEDIES = {
     "behind": f"{DOCS}how-to/troubleshooting.html#behind",
     "backlog": f"{DOCS}how-to/troubleshooting.html#backlog",
     "paused": f"{DOCS}how-to/failed-messages.html#pause",
+    "log_kept": f"{DOCS}how-to/troubleshooting.html#log-kept",
+    "log_not_read": f"{DOCS}how-to/troubleshooting.html#log-not-read",
     "blocked": f"{DOCS}how-to/troubleshooting.html#blocked",
     "failed": f"{DOCS}how-to/failed-messages.html",
     "delivering": f"{DOCS}how-to/monitoring.html#overview",
@@ -88,16 +89,18 @@ class Links:
 
 
 def describe(
-    status: Status, waiting: tuple[Sequence[WaitingGroup], bool], period: str, entries: Sequence[LogEntry], links: Links
+    status: Status, waiting: tuple[Sequence[FailureGroup], bool], period: str, entries: Sequence[LogEntry], links: Links
 ) -> dict[str, Any]:
     """Return the context of the template."""
     relays = sorted(status.relays, key=lambda relay: not relay.alive)
+    more_keys = Count(max(len(status.blocked_keys) - MAX_KEYS, 0), more=not status.blocked_keys_are_complete)
+    since = partial(with_age, now=status.at)
     return {
         "refreshed_at": exact(status.at),
         "verdicts": [_verdict(each) for each in status.verdicts if each.level or each is status.verdict],
         "totals": _totals(status.publishers),
         "sparkline": draw_sparkline(status.last_hour),
-        "publishers": [_publisher(each, status, links) for each in status.publishers],
+        "publishers": [(each, _publisher(each, status, links)) for each in status.publishers],
         "chart": draw(status.last_day if period == "day" else status.last_hour),
         "periods": [
             (name, label, links.own("overview", period=name), name == period)
@@ -108,17 +111,19 @@ def describe(
         "waiting_groups": [_group(each, status, links, State.PENDING) for each in waiting[0][:MAX_GROUPS]],
         "waiting_is_complete": waiting[1] and len(waiting[0]) <= MAX_GROUPS,
         "failures_are_complete": status.failures_are_complete,
-        "keys": [_key(each, status, links) for each in status.blocked_keys[:MAX_KEYS]],
-        "more_keys": _more_keys(status),
-        "relays": [_relay(each, status) for each in relays[:MAX_RELAYS]],
+        "keys": [(key, since(key.since), links.message(key.id)) for key in status.blocked_keys[:MAX_KEYS]],
+        "more_keys": _("and %(count)s more") % {"count": more_keys} if more_keys.number else "",
+        "relays": [
+            (relay, ", ".join(sorted(relay.publishers)), since(relay.started_at), since(relay.seen_at))
+            for relay in relays[:MAX_RELAYS]
+        ],
         "more_relays": len(relays) > MAX_RELAYS,
-        "consumers": [_consumer(each, status) for each in status.consumers],
-        "operations": [_entry(each, status) for each in entries],
+        "consumers": [(each, since(each.seen_at), since(each.outage_since)) for each in status.consumers],
+        "operations": [(entry, since(entry.action_time)) for entry in entries],
     }
 
 
 def describe_causes(groups: Sequence[FailureGroup], status: Status, links: Links) -> list[dict[str, Any]]:
-    """Return the rows of a table of causes."""
     return [_failed_group(each, status, links) for each in groups]
 
 
@@ -128,7 +133,6 @@ def query(**parameters: str) -> str:
 
 
 def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
-    """Return the names and values of the figures that matter most, over all publishers."""
     ages = [each.oldest_due for each in publishers if each.oldest_due is not None]
     oldest = duration(round(max(ages))) if ages else "-"
     if not all(each.oldest_is_exact for each in publishers):
@@ -152,24 +156,11 @@ def _verdict(finding: Finding) -> dict[str, Any]:
 
 def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict[str, Any]:
     breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
-    oldest = "-"
-    if publisher.oldest_due is not None:
-        oldest = duration(round(publisher.oldest_due))
+    oldest = "-" if publisher.oldest_due is None else duration(round(publisher.oldest_due))
     return {
-        "alias": publisher.alias,
-        "configured": publisher.configured,
-        "due": number(publisher.due),
         "oldest": oldest if publisher.oldest_is_exact else _("%(age)s or more") % {"age": oldest},
-        "blocked": number(publisher.blocked),
-        "retrying": number(publisher.retrying),
-        "delayed": number(publisher.delayed),
-        "failed": number(publisher.failed),
-        "blocking": number(publisher.blocking) if publisher.blocking.number else "",
-        "rate": number(publisher.processed_per_minute),
         "breaker": breakers.get(publisher.breaker, "-"),
-        "outage": publisher.outage,
-        "outage_since": with_age(publisher.outage_since, now=status.at) if publisher.outage_since else "",
-        "relays": number(publisher.relays),
+        "outage_since": with_age(publisher.outage_since, now=status.at),
         "drains": with_count(_DRAINS, publisher.drains) if publisher.drains else "",
         "stream": next((_stream(each, status) for each in status.streams if each.publisher == publisher.alias), ""),
         "pauses": list(_pauses(publisher, status, links)),
@@ -191,6 +182,10 @@ def _stream(stream: StreamStatus, status: Status) -> str:
             numbers = {"owned": stream.owned_positions, "positions": stream.positions}
             parts.append(_("%(owned)s of %(positions)s positions have a relay") % numbers)
     parts.append(with_count(_STANDBYS, len(stream.standbys)))
+    if stream.log_is_read is not None:
+        text = _("PostgreSQL's log is read") if stream.log_is_read else _("PostgreSQL's log is not read")
+        kept = _("%(kept)s of it kept") % {"kept": filesizeformat(stream.log_kept)} if stream.log_kept else ""
+        parts.append(", ".join(filter(None, [text, kept])))
     oldest = status.open_transaction
     if oldest is not None and (oldest.seconds or 0.0) > MAX_AGE:
         text = _("transaction %(number)s (process %(pid)s) has been open for %(age)s: its messages wait for its commit")
@@ -201,10 +196,12 @@ def _stream(stream: StreamStatus, status: Status) -> str:
     return " · ".join(parts)
 
 
-def _pause_link(publisher: PublisherStatus, links: Links) -> str:
-    if publisher.paused or not publisher.configured or "pause" not in links.allowed:
+def _pause_link(publisher: PublisherStatus | None, links: Links, type: str = "") -> str:
+    """Return where to pause a publisher, or a type; blank if it is paused, or may not be."""
+    if publisher is None or not publisher.configured or "pause" not in links.allowed:
         return ""
-    return links.own("pause", publisher=publisher.alias)
+    paused = any(pause.type == type and not pause.resuming for pause in publisher.paused_types)
+    return "" if (paused if type else publisher.paused) else links.own("pause", publisher=publisher.alias, type=type)
 
 
 def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterator[dict[str, Any]]:
@@ -230,24 +227,22 @@ def _pause_sentence(pause: PausedType) -> str:
 
 
 def _failed_group(group: FailureGroup, status: Status, links: Links) -> dict[str, Any]:
-    cause = _cause(group)
     return {
         **_group(group, status, links, State.FAILED),
         "example": group.example,
         "blocking": number(group.blocking),
         "first": with_age(group.first, _("%(age)s or earlier") if group.count.more else "%(age)s", status.at),
-        "look": links.messages(state=State.FAILED.value, **cause),
+        "look": links.messages(state=State.FAILED.value, **_cause(group)),
     }
 
 
-def _cause(group: FailureGroup | WaitingGroup) -> dict[str, str]:
-    fingerprint = group.fingerprint if isinstance(group, FailureGroup) else ""
-    names = {"publisher": group.publisher, "error_class": group.error_class, "type": group.type}
-    return {**names, "fingerprint": fingerprint}
+def _cause(group: FailureGroup) -> dict[str, str]:
+    return {name: getattr(group, name) for name in ("publisher", "error_class", "type", "fingerprint")}
 
 
-def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, state: State) -> dict[str, Any]:
+def _group(group: FailureGroup, status: Status, links: Links, state: State) -> dict[str, Any]:
     cause = _cause(group)
+    publisher = next((each for each in status.publishers if each.alias == group.publisher), None)
     return {
         "name": " ".join(["failed" if state is State.FAILED else "waiting", *filter(None, cause.values())]),
         "publisher": group.publisher,
@@ -263,88 +258,93 @@ def _group(group: FailureGroup | WaitingGroup, status: Status, links: Links, sta
             for operation in GROUP_OPERATIONS
             if operation.state is state and operation.name in links.allowed
         ],
-        "pause": _pause_type_link(group, status, links),
+        "pause": _pause_link(publisher, links, group.type),
     }
 
 
-def _pause_type_link(group: FailureGroup | WaitingGroup, status: Status, links: Links) -> str:
-    """Return where to pause the type of a group; blank if it is paused, or may not be."""
-    publisher = next((each for each in status.publishers if each.alias == group.publisher), None)
-    if publisher is None or not publisher.configured or "pause" not in links.allowed:
-        return ""
-    if any(pause.type == group.type and not pause.resuming for pause in publisher.paused_types):
-        return ""
-    return links.own("pause", publisher=group.publisher, type=group.type)
+# The template has the same positions.
+WIDTH = 720
+LEFT = 8
+BASE = 126
+UP = 110
+"""Height of the part for delivered messages."""
+DOWN = 34
+"""Height of the part for failed messages, which has its own scale: a few of them must be visible below thousands."""
+MIN_BAR = 2.0
+"""Height of the smallest bar: a single message is visible."""
 
 
-def _key(key: BlockedKey, status: Status, links: Links) -> dict[str, Any]:
-    return {
-        "key": key.key,
-        "publisher": key.publisher,
-        "type": key.type,
-        "state": _("failed") if key.failed else _("waits for its retry"),
-        "error_class": key.error_class,
-        "since": with_age(key.since, now=status.at),
-        "waiting": number(key.waiting),
-        "look": links.message(key.id),
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One period. Positions are in the units of the SVG, as text with a decimal point in every language."""
+
+    x: str
+    width: str
+    up_y: str
+    up_height: str
+    down_height: str
+    title: str
+    time: str
+    delivered: str
+    failed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    bars: list[Bar]
+    summary: str
+    top: str
+    bottom: str
+    first: str
+    last: str
+
+
+def draw(periods: Sequence[PeriodCount]) -> Chart | None:
+    if not periods:
+        return None
+    most = max(period.processed for period in periods)
+    most_failed = max(period.failed for period in periods)
+    step = (WIDTH - 2 * LEFT) / len(periods)
+    bars = []
+    for index, period in enumerate(periods):
+        up = _height(period.processed, most, UP)
+        down = _height(period.failed, most_failed, DOWN)
+        values = {"time": exact(period.start), "delivered": number(period.processed), "failed": number(period.failed)}
+        bars.append(
+            Bar(
+                x=f"{LEFT + index * step:.2f}",
+                width=f"{step * 0.8:.2f}",
+                up_y=f"{BASE - up:.2f}",
+                up_height=f"{up:.2f}",
+                down_height=f"{down:.2f}",
+                title=_("%(time)s: %(delivered)s delivered, %(failed)s failed") % values,
+                time=clock(period.start),
+                delivered=values["delivered"],
+                failed=values["failed"],
+            )
+        )
+    totals = {
+        "delivered": number(sum(period.processed for period in periods)),
+        "failed": number(sum(period.failed for period in periods)),
     }
+    return Chart(
+        bars=bars,
+        summary=_("%(delivered)s delivered, %(failed)s failed") % totals,
+        top=_("delivered, at most %(number)s") % {"number": number(most)},
+        bottom=_("failed, at most %(number)s") % {"number": number(most_failed)},
+        first=clock(periods[0].start),
+        last=clock(periods[-1].start),
+    )
 
 
-def _more_keys(status: Status) -> str:
-    more = Count(max(len(status.blocked_keys) - MAX_KEYS, 0), more=not status.blocked_keys_are_complete)
-    return _("and %(count)s more") % {"count": more} if more.number else ""
+def _height(count: int, most: int, room: int) -> float:
+    return max(count / most * room, MIN_BAR) if count else 0.0
 
 
-def _relay(relay: RelayStatus, status: Status) -> dict[str, Any]:
-    if relay.alive:
-        state = _("alive")
-    elif relay.stopped_at is not None:
-        state = _("stopped")
-    else:
-        state = _("not seen")
-    return {
-        "name": relay.name,
-        "host": relay.host,
-        "pid": relay.pid,
-        "version": relay.version,
-        "mode": relay.mode,
-        "workers": relay.workers,
-        "publishers": ", ".join(sorted(relay.publishers)),
-        "alive": relay.alive,
-        "state": state,
-        "started": with_age(relay.started_at, now=status.at),
-        "seen": with_age(relay.seen_at, now=status.at),
-        "processed": number(relay.processed),
-        "failed": number(relay.failed),
-    }
-
-
-def _consumer(consumer: ConsumerStatus, status: Status) -> dict[str, Any]:
-    states = {
-        "reading": _("reading"),
-        "paused": _("paused because of the backlog"),
-        "unavailable": _("broker unavailable"),
-        "not_read": _("not read"),
-    }
-    return {
-        "alias": consumer.alias,
-        "source": consumer.source,
-        "state": states.get(consumer.state, consumer.state),
-        "outage": consumer.outage,
-        "outage_since": with_age(consumer.outage_since, now=status.at) if consumer.outage_since else "",
-        "alive": consumer.inboxes > 0,
-        "seen": with_age(consumer.seen_at, now=status.at),
-        **{
-            name: number(getattr(consumer, name))
-            for name in ("inboxes", "received", "stored", "invalid", "dropped", "rejected")
-        },
-    }
-
-
-def _entry(entry: LogEntry, status: Status) -> dict[str, Any]:
-    return {
-        "user": entry.user.get_username(),
-        "subject": entry.object_repr,
-        "text": entry.get_change_message(),
-        "when": with_age(entry.action_time, now=status.at),
-    }
+def draw_sparkline(periods: Sequence[PeriodCount]) -> str:
+    """Return the delivered messages of each period as the points of a line, 100 wide and 20 high."""
+    most = max((period.processed for period in periods), default=0)
+    step = 100 / max(len(periods) - 1, 1)
+    return " ".join(
+        f"{index * step:.1f},{19 - 18 * period.processed / (most or 1):.1f}" for index, period in enumerate(periods)
+    )

@@ -12,51 +12,34 @@ E = TypeVar("E")
 
 
 class Unencodable(ValueError):
-    """A broker cannot carry a message; the text names the part and the reason.
-
-    Args:
-        error_class: the last part of the outcome's `error_class`.
-    """
+    """A broker cannot carry a message; `error_class` is the last part of the outcome's."""
 
     def __init__(self, reason: str, error_class: str = "unencodable") -> None:
         super().__init__(reason)
         self.error_class = error_class
 
 
-class Call(Generic[M, E]):
+class Call(Generic[M]):
     """The messages of one call of `publish`, by their index, with the outcomes so far.
 
-    All are encoded before anything is sent. A message that cannot be encoded is rejected, and the others are sent.
-
-    Args:
-        carrier: the name of the protocol or broker for the error, such as "AMQP".
-        error_class: the first part of the outcome's `error_class`, such as "rabbitmq".
-
     Attributes:
-        encoded: the encoded messages, by their index; messages that cannot be encoded are missing.
         outcomes: the outcome of each message; None while it has none.
     """
 
-    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
+    def __init__(self, messages: Sequence[M]) -> None:
         self.messages = messages
-        self.encoded: dict[int, E] = {}
         self.outcomes: list[Outcome | None] = [None] * len(messages)
-        encoded = self.encoded
-        for index, message in enumerate(messages):
-            try:
-                encoded[index] = encode(message)
-            except (Unencodable, UnicodeEncodeError) as error:
-                reason = error if isinstance(error, Unencodable) else Unencodable(NOT_UTF8.format(error.reason))
-                text = f"{carrier} cannot carry the message: {reason}."
-                self.outcomes[index] = rejected(text, error_class=f"{error_class}.{reason.error_class}")
 
-    def unsettled(self, indexes: Iterable[int] | None = None) -> list[int]:
-        """Return the indexes of the messages without an outcome, of all messages or of some."""
+    def without_outcome(self, indexes: Iterable[int] | None = None) -> list[int]:
         outcomes = self.outcomes
         return [index for index in (range(len(outcomes)) if indexes is None else indexes) if outcomes[index] is None]
 
     def take(self, indexes: Iterable[int], outcomes: Iterable[Outcome | None]) -> None:
         for index, outcome in zip(indexes, outcomes, strict=True):
+            self.outcomes[index] = outcome
+
+    def set_all(self, indexes: Iterable[int], outcome: Outcome) -> None:
+        for index in indexes:
             self.outcomes[index] = outcome
 
     def complete(self, missing: Outcome | None = None) -> list[Outcome]:
@@ -65,3 +48,19 @@ class Call(Generic[M, E]):
         outcomes = [outcome for outcome in given if outcome is not None]
         assert len(outcomes) == len(given)
         return outcomes
+
+
+class EncodedCall(Call[M], Generic[M, E]):
+    """A call that encodes all messages before anything is sent. A message that cannot be encoded is rejected."""
+
+    def __init__(self, messages: Sequence[M], encode: Callable[[M], E], *, carrier: str, error_class: str) -> None:
+        super().__init__(messages)
+        self.encoded: dict[int, E] = {}
+        encoded = self.encoded
+        for index, message in enumerate(messages):
+            try:
+                encoded[index] = encode(message)
+            except (Unencodable, UnicodeEncodeError) as error:
+                reason = error if isinstance(error, Unencodable) else Unencodable(NOT_UTF8.format(error.reason))
+                text = f"{carrier} cannot carry the message: {reason}."
+                self.outcomes[index] = rejected(text, error_class=f"{error_class}.{reason.error_class}")

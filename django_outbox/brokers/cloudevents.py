@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -39,6 +40,8 @@ REQUIRED = ("specversion", "id", "source", "type")
 READ = frozenset((*REQUIRED, "time", "partitionkey", "datacontenttype", *EXTENSIONS)) - {"source"}
 """Attributes that become fields of the message, or headers with their own names. Others are headers with `ce-`."""
 
+_UNCHANGED = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
+
 _URI_REFERENCE = re.compile(r"[\w\-.~:/?#\[\]@!$&'()*+,;=%]+", re.ASCII)
 
 
@@ -61,10 +64,7 @@ def validate_format(format: object, source: object) -> None:
 
 
 def attributes(message: Message, source: str) -> dict[str, str]:
-    """Return the attributes of a message's event, all as text; the source and the ID together identify the event.
-
-    The topic is the `subject`, and the key is the `partitionkey`, if they are not blank.
-    """
+    """Return the attributes of a message's event, all as text; the source and the ID together identify the event."""
     found = {
         "specversion": "1.0",
         "id": message.message_id,
@@ -81,6 +81,14 @@ def attributes(message: Message, source: str) -> dict[str, str]:
         if message.headers.get(name):
             found[name] = to_text(message.headers[name])
     return found
+
+
+def percent_encode(value: str) -> str:
+    """Return the value of an attribute as the bindings for HTTP and NATS encode it in a header.
+
+    https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values
+    """
+    return quote(value, _UNCHANGED)
 
 
 def structured(message: Message, source: str) -> bytes:
@@ -101,10 +109,7 @@ def read_text_message(
     message_id: str = "",
     key: str = "",
 ) -> Incoming:
-    """Return a message with the fields that its headers have, as an outbox sends them, or the CloudEvent in it.
-
-    The ID and the key are used if there is no header, and the topic is the type then.
-    """
+    """Return a message with the fields that its headers have, as an outbox sends them, or the CloudEvent in it."""
     own_id, type, own_key, time, content_type, encoding = [str(headers.pop(name, None) or "") for name in FIELDS]
     incoming = Incoming(
         tag=tag,
@@ -166,7 +171,6 @@ def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str,
 
 
 def _with_attributes(incoming: Incoming, attributes: Mapping[str, Any], headers: dict[str, Any]) -> Incoming:
-    """Return a message with the attributes of an event as its fields and headers."""
     for name in REQUIRED:
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             return _with_problem(incoming, f"it has no attribute {name}, or one that is not text")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
-from django_outbox.brokers.call import Call
+from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.consumer import Incoming, Unavailable, take_batch
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import Outcome, rejected, retry_later
@@ -24,9 +24,6 @@ class ConnectionThread(abc.ABC):
 
     Underscore methods run on its thread; public methods are thread-safe. A subclass starts `_thread` at the end of its
     constructor.
-
-    Attributes:
-        error: the reason why the connection has ended; blank until then.
     """
 
     kind: ClassVar[str]
@@ -45,7 +42,6 @@ class ConnectionThread(abc.ABC):
         return self.error
 
     def open(self) -> None:
-        """Wait until a consumer can use it, or raise `Unavailable`."""
         if reason := self.wait_until_ready():
             raise Unavailable(reason)
 
@@ -65,13 +61,12 @@ class ConnectionThread(abc.ABC):
         """Let the threads that wait for messages or outcomes go on."""
 
 
-class PendingCall(Call[M, E]):
+class PendingCall(EncodedCall[M, E]):
     """A call for two threads: a connection's thread sends its messages, and another thread waits for the outcomes.
 
     Once the messages are submitted, only the connection's thread changes the outcomes.
 
     Attributes:
-        missing: the number of messages without an outcome.
         refusal: set if the broker refused one of several messages without identifying it.
     """
 
@@ -83,7 +78,6 @@ class PendingCall(Call[M, E]):
         self._done = threading.Event()
 
     def set_outcome(self, index: int, outcome: Outcome) -> None:
-        """Set the outcome of a message, unless it already has one."""
         if self.outcomes[index] is None:
             self.outcomes[index] = outcome
             self.missing -= 1
@@ -91,8 +85,7 @@ class PendingCall(Call[M, E]):
                 self._done.set()
 
     def set_missing(self, outcome: Outcome) -> None:
-        """Set the outcome of every message that has none."""
-        for index in self.unsettled():
+        for index in self.without_outcome():
             self.set_outcome(index, outcome)
 
     def refuse(self, error: str, cause: BaseException, *, permanent: bool = True) -> None:
@@ -106,7 +99,6 @@ class PendingCall(Call[M, E]):
             self.end()
 
     def end(self) -> None:
-        """Let the waiting thread continue, although messages have no outcome."""
         self._done.set()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -133,7 +125,6 @@ class Intake:
         self._is_held = False
 
     def put(self, message: Incoming) -> bool:
-        """Add a message, and return whether there is room for more."""
         with self._changed:
             self._messages.append(message)
             self._size += len(message.body)
@@ -160,7 +151,6 @@ class Intake:
         return taken
 
     def hold(self) -> None:
-        """Hand over no messages until `release`."""
         with self._changed:
             self._is_held = True
 
@@ -187,15 +177,9 @@ class Intake:
 
     @property
     def has_room(self) -> bool:
-        """Whether the messages are smaller than the maximum."""
         return self._size <= self._max_bytes
 
-    @property
-    def error(self) -> str | None:
-        return self._error
-
     def end(self, error: str) -> None:
-        """Note that the connection has ended. Only the first call counts."""
         with self._changed:
             if self._error is None:
                 self._error = error

@@ -12,33 +12,34 @@ from urllib.parse import SplitResult, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.messages import Message
+from django_outbox.retry import is_number
 
 MAX_SECONDS = 86_400
 """Maximum number of seconds of every timeout: a day."""
+
+STALL_SHARE = 6
+"""A message has stalled if there is no response for the option `timeout` divided by this. The rest is for finding out
+whether the broker responds, or for trying another node."""
 
 SSL_KEYS = ("cafile", "certfile", "keyfile")
 
 
 def require_flag(option: str, value: object) -> None:
-    """Require True or False."""
     if not isinstance(value, bool):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be True or False.")
 
 
 def require_seconds(option: str, value: object) -> None:
-    """Require a number of seconds above 0, at most a day."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SECONDS:
+    if not is_number(value) or not 0 < value <= MAX_SECONDS:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a number of seconds above 0, at most a day.")
 
 
 def require_number(option: str, value: object, lowest: int, highest: int) -> None:
-    """Require a whole number within bounds."""
     if type(value) is not int or not lowest <= value <= highest:
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a whole number from {lowest:,} to {highest:,}.")
 
 
 def require_choice(option: str, value: object, choices: Sequence[str | None]) -> None:
-    """Require one of some values."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         names = ", ".join(repr(choice) for choice in choices)
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be one of {names}.")
@@ -74,14 +75,11 @@ def read_ssl(files: object) -> ssl.SSLContext:
 
 
 class UrlOption(NamedTuple):
-    """An option that is a URL, or a list of URLs."""
-
     name: str
     example: str
     schemes: tuple[str, ...]
 
     def read(self, value: object) -> Iterator[tuple[str, SplitResult]]:
-        """Yield each URL as it is, and in its parts."""
         urls = [value] if isinstance(value, str) else value
         if not isinstance(urls, list | tuple) or not all(isinstance(each, str) for each in urls):
             raise ImproperlyConfigured(f'{self.name} must be a URL like "{self.example}", or a list of such URLs.')
@@ -151,7 +149,6 @@ class Template:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the name is the same for all messages."""
         return all(read is None for _, read in self._parts)
 
     def render(self, message: Message) -> str:

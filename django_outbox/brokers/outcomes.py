@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from django_outbox.brokers.publisher import BatchRefused, Publisher
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict
-from django_outbox.text import describe, is_interrupt, one_line
+from django_outbox.retry import is_number
+from django_outbox.text import describe, one_line, raise_interrupt
 
 T = TypeVar("T")
 
@@ -38,8 +39,7 @@ def call_publisher(publish: Callable[[Sequence[Message]], object], messages: Seq
     try:
         return _read_outcomes(publish(messages), len(messages))
     except BaseException as error:
-        if is_interrupt(error):
-            raise
+        raise_interrupt(error)
         return _read_refusal(error, len(messages)), error
 
 
@@ -114,7 +114,6 @@ def _read_outcomes(given: object, count: int) -> CallResult:
 
 
 def _read_refusal(error: BaseException, count: int) -> list[Outcome | None]:
-    """Return the outcomes that an exception carries."""
     nothing: list[Outcome | None] = [None] * count
     if not isinstance(error, BatchRefused):
         return nothing
@@ -126,8 +125,7 @@ def _ask(question: Callable[[], T], otherwise: Callable[[BaseException], T]) -> 
     try:
         return question()
     except BaseException as error:
-        if is_interrupt(error):
-            raise
+        raise_interrupt(error)
         return otherwise(error)
 
 
@@ -141,4 +139,4 @@ def _read_error(error: object) -> str:
 
 def _is_delay(seconds: object) -> bool:
     # Comparisons with NaN are false.
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0
+    return is_number(seconds) and seconds >= 0

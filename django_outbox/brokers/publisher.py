@@ -96,8 +96,8 @@ class Publisher(abc.ABC):
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
         """Send `messages` in their order and return one outcome for each, in the same order.
 
-        It must return within a bounded time, because the caller holds a database transaction open. Do not raise for an
-        outage: return `unanswered` for each message without a response.
+        It must return within a bounded time, because the caller holds a database transaction open (on SQLite, a lease).
+        Do not raise for an outage: return `unanswered` for each message without a response.
 
         Raises:
             BatchRefused: the broker refused some of the messages without identifying them. The messages without an
@@ -131,7 +131,6 @@ class TransactionalPublisher(Publisher):
             locks that the batch has taken are held for that long.
     """
 
-    keeps_order = True
     batch_size = 20
     in_transaction: bool = True
     batch_seconds: float = 1.0
@@ -174,5 +173,5 @@ class TransactionalPublisher(Publisher):
         """
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        """Raise TypeError: messages are delivered in a relay's transaction only."""
-        raise TypeError(f"the publisher {self.alias!r} delivers messages only in the transaction of a relay")
+        """Raise TypeError: messages are delivered one by one, by `handle`."""
+        raise TypeError(f"the publisher {self.alias!r} delivers messages only in a relay, which calls `handle`")

@@ -50,6 +50,15 @@ def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:
     return publisher
 
 
+def import_backend(path: str) -> type:
+    """Return the class of a publisher; `object` if it cannot be imported, which the system checks report."""
+    try:
+        backend = import_string(path)
+    except ImportError:
+        return object
+    return backend if isinstance(backend, type) else object
+
+
 def construct(
     base: type[Any], alias: str, config: PublisherConfig | ConsumerConfig, where: str, check_ids: tuple[str, str, str]
 ) -> Any:

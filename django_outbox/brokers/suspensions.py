@@ -1,4 +1,4 @@
-"""Destinations that accept no messages: they are set aside, so that messages for other destinations are delivered."""
+"""Destinations that accept no messages are set aside for a while, so that messages for others are delivered."""
 
 import math
 import threading
@@ -20,6 +20,9 @@ MAX_WAIT = 30.0
 
 MIN_WAIT = 0.1
 """Minimum number of seconds for which a message is set aside."""
+
+FORGET_AFTER = 600.0
+"""Seconds without a message after which a destination is forgotten, for brokers with any number of destinations."""
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about destinations that stay set aside."""
@@ -49,7 +52,6 @@ class Suspensions(Generic[K]):
 
     Args:
         owner: the publisher, for the log; if it is blank, nothing is logged.
-        name: returns the name of a destination for the log.
         forget_after: seconds after which a destination that is due is forgotten if no message tries it.
     """
 

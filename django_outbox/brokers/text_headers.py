@@ -23,10 +23,7 @@ RESERVED = frozenset((MESSAGE_ID, TYPE, KEY, OCCURRED_AT, CONTENT_TYPE))
 
 
 def text_headers(message: Message) -> list[tuple[str, str]]:
-    """Return a message's fields as headers, without a blank key, and then its own headers.
-
-    Times are in ISO 8601, in UTC. The value of a header is sent as JSON unless it is text.
-    """
+    """Return a message's fields as headers, without a blank key, and then its own headers."""
     occurred_at = message.occurred_at
     if occurred_at.tzinfo is not _UTC:
         occurred_at = occurred_at.astimezone(_UTC)

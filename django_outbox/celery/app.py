@@ -7,8 +7,7 @@ from celery import Celery
 
 from django_outbox.celery.calls import StoringProducer, prepare
 from django_outbox.celery.context import sends_directly
-from django_outbox.celery.revoking import AnyResult, OutboxControl, OutboxResult
-from django_outbox.celery.task import OutboxTask
+from django_outbox.celery.task import AnyResult, OutboxControl, OutboxResult, OutboxTask
 
 if TYPE_CHECKING:
     AnyCelery = Celery[Any]

@@ -1,24 +1,34 @@
 """Mistakes in the settings of Celery apps with tasks that use the outbox."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from celery import Celery
 from celery.app import app_or_default
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.brokers.celery.options import find_app, late_modules
+from django_outbox.brokers.registry import import_backend
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
-from django_outbox.conf import OutboxSettings, PublisherConfig, SettingsProblem
+from django_outbox.conf import OutboxSettings, SettingsProblem
 
 EXAMPLE = '{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
 
 
 def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
     """Yield the problems of the current Celery app and of the apps that publishers name."""
-    apps = _find_apps(settings)
+    publishers = {
+        alias: each
+        for alias, each in settings.publishers.items()
+        if issubclass(import_backend(each.backend), CeleryPublisher)
+    }
+    paths = [path for each in publishers.values() if isinstance(path := each.options.get("app"), str)]
+    # Before others are imported, one of which may make itself the current app.
+    current = app_or_default()
+    by_path = _find_apps(paths)
+    apps = [*dict.fromkeys([current, *by_path.values()])]
     users: dict[str, list[str]] = {}
     for app in apps:
         for name, alias in _find_aliases(app):
@@ -31,14 +41,14 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
                 f"{text} is not in OUTBOX['PUBLISHERS'].",
                 f"Add it: {alias!r}: {EXAMPLE}. Or set outbox_publisher of the task or the app to one that exists.",
             )
-        elif not _is_celery_publisher(settings.publishers[alias]):
+        elif alias not in publishers:
             yield SettingsProblem(
                 "E031",
                 f"{text} is not a CeleryPublisher.",
                 f"Set outbox_publisher of the task or the app to the alias of one, or change the entry: {EXAMPLE}.",
             )
     for app in apps:
-        module, name = _find_late_import(app, settings)
+        module, name = _find_late_import(app, by_path)
         if module:
             yield SettingsProblem(
                 "W031",
@@ -57,33 +67,26 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
             )
 
 
-def _find_apps(settings: OutboxSettings) -> list[Celery]:
-    apps: list[Celery] = [app_or_default()]
-    for config in settings.publishers.values():
-        if _is_celery_publisher(config):
-            try:
-                app = find_app(config.options.get("app"))
-            except ImproperlyConfigured:
-                # E008 reports it.
-                continue
-            if app not in apps:
-                apps.append(app)
-    return apps
+def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:
+    """Return the apps by their paths. E008 reports one that cannot be found."""
+    found = {}
+    for path in paths:
+        with suppress(ImproperlyConfigured):
+            found[path] = find_app(path)
+    return found
 
 
-def _find_late_import(app: Celery, settings: OutboxSettings) -> tuple[str, str]:
+def _find_late_import(app: Celery, by_path: Mapping[str, Celery]) -> tuple[str, str]:
     """Return the module and the variable of an app that only a publisher has imported; blank if there is none."""
     if issubclass(app.Task, OutboxTask):
-        for config in settings.publishers.values():
-            path = str(config.options.get("app", ""))
+        for path, found in by_path.items():
             module, _, name = path.replace(":", ".").rpartition(".")
-            if _is_celery_publisher(config) and module in late_modules and find_app(path) is app:
+            if module in late_modules and found is app:
                 return module, name
     return "", ""
 
 
 def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:
-    """Yield the users of the outbox, and the alias of the publisher of each."""
     if isinstance(app, OutboxCelery):
         yield f"The Celery app {app.main!r}", app.outbox_publisher
     if issubclass(app.Task, OutboxTask):
@@ -91,12 +94,3 @@ def _find_aliases(app: Celery) -> Iterator[tuple[str, str]]:
     for name, task in sorted(app.tasks.items()):
         if isinstance(task, OutboxTask) and not name.startswith("celery."):
             yield f"The task {name!r}", task.outbox_publisher
-
-
-def _is_celery_publisher(config: PublisherConfig) -> bool:
-    try:
-        backend = import_string(config.backend)
-    except ImportError:
-        # E006 reports it.
-        return False
-    return isinstance(backend, type) and issubclass(backend, CeleryPublisher)

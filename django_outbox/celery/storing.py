@@ -6,6 +6,7 @@ The models must be loaded before this module is imported.
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from celery import Celery
@@ -23,6 +24,7 @@ from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
+from django_outbox.retry import Backoff
 from django_outbox.text import describe, escape
 
 NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
@@ -31,9 +33,8 @@ NAMESPACE = uuid.UUID("6f2b1f3e-5d0c-5a51-9a3e-0c1f5f0a7c11")
 LONG_AGO = "1970-01-01T00:00:00+00:00"
 """The time at which a revoked call has expired, in a worker with any clock."""
 
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 15.0
-"""Seconds that beat waits before it tries again to reach the database: the first pause doubles up to the longest."""
+BEAT_WAIT = Backoff(delay=1.0, max_delay=15.0, jitter=0.0)
+"""Waits of beat before it tries again to reach the database."""
 
 
 def store(
@@ -136,23 +137,22 @@ def expire_calls(task_ids: Collection[str], databases: Collection[str | None], t
 def _wait_for_database(using: str) -> None:
     """Wait until the database can be reached. Beat would skip the run, as it counts from the attempt."""
     connection = connections[using]
-    pause = FIRST_PAUSE
-    while True:
+    for failures in count(1):
         try:
             if connection.connection is not None and not connection.is_usable():
                 connection.close()
             connection.ensure_connection()
         except (InterfaceError, OperationalError) as error:
+            seconds = BEAT_WAIT.after(failures)
             logger.warning(
                 "Beat cannot store a scheduled call, because the database %(database)r is unavailable: %(reason)s. "
                 "Trying again in %(seconds)g s.",
                 event="celery.beat_waits",
                 database=using,
                 reason=describe(error),
-                seconds=pause,
+                seconds=seconds,
             )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            time.sleep(seconds)
         else:
             return
 
@@ -194,7 +194,6 @@ def _find_message_id(call: StoredCall, headers: Mapping[str, Any], using: str, *
 
 
 def _text(body: str | bytes, content_encoding: str) -> str | bytes:
-    """Return a body as text if it is text."""
     if isinstance(body, bytes) and content_encoding == "utf-8":
         try:
             return body.decode()

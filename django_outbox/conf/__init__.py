@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -20,21 +20,22 @@ from django_outbox.conf.readers import (
     flag,
     hint_of_key,
     number,
+    optional,
     publisher_alias_or_none,
+    read_keys,
     read_value,
     retention,
     seconds,
     whole_number,
 )
 from django_outbox.conf.retry import RetryRules, choose_policy, override, read_rules
-from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_publishers, read_routes
+from django_outbox.conf.routes import Routes, choose_publishers, find_unknown_aliases, read_routes
 from django_outbox.retry import RetryEntry, RetryFunction, RetryPolicy
+from django_outbox.text import shorten
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
-    """One entry of `OUTBOX["PUBLISHERS"]`."""
-
     backend: str
     # They may have passwords, and a traceback may show this object.
     options: Mapping[str, Any] = field(repr=False)
@@ -48,8 +49,6 @@ class PublisherConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """One entry of `OUTBOX["CONSUMERS"]`."""
-
     backend: str
     # They may have passwords, and a traceback may show this object.
     options: Mapping[str, Any] = field(repr=False)
@@ -60,10 +59,7 @@ class ArchiveConfig:
     """Where messages are archived before they are deleted, and how large a file gets.
 
     Attributes:
-        storage: a key of Django's `STORAGES`.
-        max_rows: maximum number of messages in a file.
         max_bytes: maximum bytes of a file before compression; one message is archived however large it is.
-        interval: seconds between two purges of a relay.
     """
 
     storage: str
@@ -72,14 +68,9 @@ class ArchiveConfig:
     interval: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OutboxSettings:
-    """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes.
-
-    Attributes:
-        streamed: the aliases of the publishers with `SOURCE` "snapshot" or "log".
-        from_log: the aliases of the publishers with `SOURCE` "log".
-    """
+    """`OUTBOX` with its defaults filled in. Times are in seconds, sizes in bytes."""
 
     publishers: Mapping[str, PublisherConfig]
     routes: Routes = field(default_factory=dict)
@@ -101,20 +92,16 @@ class OutboxSettings:
     consumers: Mapping[str, ConsumerConfig] = field(default_factory=dict)
     inbox_retention: datetime.timedelta | None = datetime.timedelta(days=30)
     redact: str | None = None
-    streamed: Set[str] = field(init=False)
-    from_log: Set[str] = field(init=False)
-    _policy_of: Callable[[str, str], RetryPolicy | RetryFunction] = field(init=False, repr=False, compare=False)
-    _publishers_of: Callable[[str], tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # Cached because a batch looks it up for every refused message; bounded because the number of types is not.
-        object.__setattr__(self, "_policy_of", lru_cache(maxsize=1000)(self._choose_policy))
-        choose = lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
-        object.__setattr__(self, "_publishers_of", choose)
-        from_log = frozenset(alias for alias, config in self.publishers.items() if config.source == "log")
-        object.__setattr__(self, "from_log", from_log)
-        streamed = from_log.union(alias for alias, config in self.publishers.items() if config.source == "snapshot")
-        object.__setattr__(self, "streamed", streamed)
+    @cached_property
+    def from_log(self) -> Set[str]:
+        """The aliases of the publishers with the `SOURCE` "log"."""
+        return frozenset(alias for alias, config in self.publishers.items() if config.source == "log")
+
+    @cached_property
+    def streamed(self) -> Set[str]:
+        """The aliases of the publishers with a stream: all but those with the `SOURCE` "table"."""
+        return frozenset(alias for alias, config in self.publishers.items() if config.source != "table")
 
     def publishers_of(self, type: str) -> tuple[str, ...]:
         """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
@@ -144,9 +131,20 @@ class OutboxSettings:
         policy = self._policy_of(publisher_alias, type)
         return policy if own is None else override(policy, own)
 
-    def _choose_policy(self, publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
-        publisher = self.publishers.get(publisher_alias)
-        return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
+    # Cached because a batch looks them up for every message; bounded because the number of types is not.
+
+    @cached_property
+    def _publishers_of(self) -> Callable[[str], tuple[str, ...]]:
+        return lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
+
+    @cached_property
+    def _policy_of(self) -> Callable[[str, str], RetryPolicy | RetryFunction]:
+        @lru_cache(maxsize=1000)
+        def choose(publisher_alias: str, type: str) -> RetryPolicy | RetryFunction:
+            publisher = self.publishers.get(publisher_alias)
+            return choose_policy(type, [self.retry] if publisher is None else [self.retry, publisher.retry])
+
+        return choose
 
     @property
     def deletes_processed(self) -> bool:
@@ -154,16 +152,13 @@ class OutboxSettings:
         return self.retention == datetime.timedelta(0)
 
 
+MAX_PROBLEM_LENGTH = 1000
+"""Maximum number of characters of a problem, and of its hint: a value may be a whole file by mistake."""
+
+
 class SettingsProblem(ImproperlyConfigured):
-    """One problem of `OUTBOX`.
-
-    Attributes:
-        check_id: the ID of the system check that reports it, such as `E001`.
-        message: the problem.
-        hint: the remedy.
-    """
-
     def __init__(self, check_id: str, message: str, hint: str) -> None:
+        message, hint = shorten(message, MAX_PROBLEM_LENGTH), shorten(hint, MAX_PROBLEM_LENGTH)
         super().__init__(f"{message} {hint}")
         self.check_id = check_id
         self.message = message
@@ -171,7 +166,6 @@ class SettingsProblem(ImproperlyConfigured):
 
     @property
     def as_check(self) -> CheckMessage:
-        """The problem as a message of a system check."""
         make = Error if self.check_id.startswith("E") else Warning
         return make(self.message, hint=self.hint, id=f"django_outbox.{self.check_id}")
 
@@ -181,18 +175,14 @@ EXAMPLE = (
 )
 
 
+@cache
 def get_settings() -> OutboxSettings:
     """Return the validated settings.
 
     Raises:
         SettingsProblem: the first problem found. It is an `ImproperlyConfigured`.
     """
-    return _cached_settings()
-
-
-@cache
-def _cached_settings() -> OutboxSettings:
-    settings, problems = parse(getattr(django_settings, "OUTBOX", None))
+    settings, problems = parse_settings()
     if problems:
         raise problems[0]
     assert settings is not None
@@ -201,10 +191,15 @@ def _cached_settings() -> OutboxSettings:
 
 def _forget_settings(*, setting: str, **_: object) -> None:
     if setting == "OUTBOX":
-        _cached_settings.cache_clear()
+        get_settings.cache_clear()
 
 
 setting_changed.connect(_forget_settings, dispatch_uid="django_outbox.conf")
+
+
+def parse_settings() -> tuple[OutboxSettings | None, list[SettingsProblem]]:
+    """Return the settings, or None if they are invalid, and all their problems."""
+    return parse(getattr(django_settings, "OUTBOX", None))
 
 
 def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
@@ -224,18 +219,18 @@ def parse(raw: object) -> tuple[OutboxSettings | None, list[SettingsProblem]]:
             continue
         values[name.lower()] = _read(reader, value, f"OUTBOX[{name!r}]", _CHECK_IDS.get(name, "E003"), problems)
     values["publishers"] = _read_publishers(raw.get("PUBLISHERS"), problems)
+    if not values["publishers"]:
+        return None, problems
     publisher_alias = values.get("dead_letter_publisher")
     if publisher_alias is not None and publisher_alias not in values["publishers"]:
         hint = f"It must be one of {', '.join(sorted(values['publishers']))}, or None."
         problems.append(SettingsProblem("E003", f"OUTBOX['DEAD_LETTER_PUBLISHER'] is {publisher_alias!r}.", hint))
     problems += [
         SettingsProblem("E023", f"OUTBOX['ROUTES']{mistake.message}", mistake.hint)
-        for mistake in find_unknown_publishers(values.get("routes") or {}, [*values["publishers"]])
+        for mistake in find_unknown_aliases(values.get("routes") or {}, values["publishers"])
     ]
     return (None if problems else OutboxSettings(**values)), problems
 
-
-PUBLISHER_KEYS = ("BACKEND", "OPTIONS", "RETRY", "BATCH_SIZE", "CLAIM_TIMEOUT", "RATE_LIMIT", "SOURCE", "POSITIONS")
 
 SOURCES = ("table", "snapshot", "log")
 
@@ -249,14 +244,6 @@ def _positions(value: object) -> int:
     return value
 
 
-_OPTIONAL_READERS: dict[str, Reader] = {
-    "BATCH_SIZE": whole_number,
-    "CLAIM_TIMEOUT": at_least_a_second,
-    "RATE_LIMIT": number(0.01, 1_000_000),
-    "POSITIONS": _positions,
-}
-
-
 def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, PublisherConfig]:
     if not isinstance(raw, Mapping) or "default" not in raw:
         hint = EXAMPLE
@@ -267,45 +254,57 @@ def _read_publishers(raw: object, problems: list[SettingsProblem]) -> dict[str, 
     publishers = {}
     for publisher_alias, entry in raw.items():
         where = f"OUTBOX['PUBLISHERS'][{publisher_alias!r}]"
-        hint = (
-            'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, '
-            '"CLAIM_TIMEOUT": 120, "RATE_LIMIT": 100, "SOURCE": "snapshot", "POSITIONS": 2}, '
-            "and its alias must be a string of 1 to 63 characters."
-        )
-        if (
-            not isinstance(publisher_alias, str)
-            or not 0 < len(publisher_alias) <= 63
-            or not isinstance(entry, Mapping)
-            or not isinstance(entry.get("BACKEND"), str)
-            or not isinstance(entry.get("OPTIONS", {}), Mapping)
-        ):
-            problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", hint))
-            continue
-        problems += [
-            SettingsProblem("E005", f"{where} has an unknown key {name!r}.", hint_of_key(name, PUBLISHER_KEYS))
-            for name in entry
-            if name not in PUBLISHER_KEYS
-        ]
-        retry = _read(read_rules, entry.get("RETRY", {}), f"{where}['RETRY']", "E005", problems)
-        source = _read(_source, entry.get("SOURCE", "table"), f"{where}['SOURCE']", "E005", problems)
-        size, timeout, rate, positions = (
-            None if entry.get(key) is None else _read(reader, entry[key], f"{where}[{key!r}]", "E005", problems)
-            for key, reader in _OPTIONAL_READERS.items()
-        )
-        if entry.get("POSITIONS") is not None and source != "snapshot":
-            message = f"{where}['POSITIONS'] has no effect, because SOURCE is {entry.get('SOURCE', 'table')!r}."
-            hint = "Set SOURCE to 'snapshot', or remove POSITIONS."
-            problems.append(SettingsProblem("E005", message, hint))
-        publishers[publisher_alias] = PublisherConfig(
-            entry["BACKEND"], entry.get("OPTIONS", {}), retry, size, timeout, source, rate, positions or 1
-        )
+        if _is_entry(publisher_alias, entry, 63):
+            publishers[publisher_alias] = _read(_read_publisher, entry, where, "E005", problems)
+        else:
+            problems.append(SettingsProblem("E005", f"{where} is not a valid publisher entry.", PUBLISHER_HINT))
     return publishers
+
+
+PUBLISHER_HINT = (
+    'It must be {"BACKEND": "dotted.path", "OPTIONS": {...}, "RETRY": {...}, "BATCH_SIZE": 500, "CLAIM_TIMEOUT": 120, '
+    '"RATE_LIMIT": 100, "SOURCE": "snapshot", "POSITIONS": 2}, and its alias must be a string of 1 to 63 characters.'
+)
+
+
+def _is_entry(alias: object, entry: object, max_length: int) -> bool:
+    """Return whether an entry of `PUBLISHERS` or `CONSUMERS` has an alias, a backend and options of the right types."""
+    return (
+        isinstance(alias, str)
+        and 0 < len(alias) <= max_length
+        and isinstance(entry, Mapping)
+        and isinstance(backend := entry.get("BACKEND"), str)
+        and not backend.startswith(".")
+        and isinstance(entry.get("OPTIONS", {}), Mapping)
+    )
+
+
+def _read_publisher(entry: Any) -> PublisherConfig:
+    source = entry.get("SOURCE", "table")
+    mistakes = []
+    if entry.get("POSITIONS") is not None and source in ("table", "log"):
+        message = f"['POSITIONS'] has no effect, because SOURCE is {source!r}."
+        mistakes.append(Mistake(message, "Set SOURCE to 'snapshot', or remove POSITIONS."))
+    return PublisherConfig(**{"options": {}, **read_keys(entry, _PUBLISHER_READERS, mistakes)})
 
 
 def _source(value: object) -> str:
     if value not in SOURCES:
         raise ValueError(f"one of {', '.join(map(repr, SOURCES))}")
     return str(value)
+
+
+_PUBLISHER_READERS: dict[str, Reader] = {
+    # `_is_entry` has checked them.
+    "BACKEND": lambda value: value,
+    "OPTIONS": lambda value: value,
+    "RETRY": read_rules,
+    "BATCH_SIZE": optional(whole_number),
+    "CLAIM_TIMEOUT": optional(at_least_a_second),
+    "RATE_LIMIT": optional(number(0.01, 1_000_000)),
+    "SOURCE": _source,
+    "POSITIONS": optional(_positions, 1),
+}
 
 
 def read_consumers(value: object) -> dict[str, ConsumerConfig]:
@@ -315,12 +314,7 @@ def read_consumers(value: object) -> dict[str, ConsumerConfig]:
     mistakes = [
         Mistake(f"[{alias!r}] is not a valid consumer entry.", CONSUMER_HINT)
         for alias, entry in value.items()
-        if not isinstance(alias, str)
-        or not 0 < len(alias) <= 50
-        or not isinstance(entry, Mapping)
-        or not isinstance(entry.get("BACKEND"), str)
-        or not isinstance(entry.get("OPTIONS", {}), Mapping)
-        or set(entry) - {"BACKEND", "OPTIONS"}
+        if not _is_entry(alias, entry, 50) or set(entry) - {"BACKEND", "OPTIONS"}
     ]
     if mistakes:
         raise Mistakes(mistakes)
@@ -336,18 +330,8 @@ def read_archive(value: object) -> ArchiveConfig | None:
         return None
     if not isinstance(value, Mapping):
         raise ValueError('a dict such as {"storage": "outbox_archive"}, or None to delete messages without a copy')
-    mistakes: list[Mistake] = []
-    values: dict[str, Any] = {}
-    if "storage" not in value:
-        mistakes.append(Mistake(" has no 'storage'.", f"It must be {_STORAGE}."))
-    for name, raw in value.items():
-        if name in _ARCHIVE_READERS:
-            values[name] = read_value(_ARCHIVE_READERS[name], raw, f"[{name!r}]", mistakes)
-        else:
-            mistakes.append(Mistake(f" has an unknown key {name!r}.", hint_of_key(name, _ARCHIVE_READERS)))
-    if mistakes:
-        raise Mistakes(mistakes)
-    return ArchiveConfig(**values)
+    missing = [] if "storage" in value else [Mistake(" has no 'storage'.", f"It must be {_STORAGE}.")]
+    return ArchiveConfig(**read_keys(value, _ARCHIVE_READERS, missing))
 
 
 _STORAGE = "a key of Django's setting STORAGES"

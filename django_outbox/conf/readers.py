@@ -4,9 +4,11 @@ A reader takes the raw value and returns the value in use, or raises a ValueErro
 """
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias
+
+from django_outbox.retry import is_number
 
 Reader: TypeAlias = Callable[[object], Any]
 
@@ -44,8 +46,46 @@ def hint_of_key(unknown: object, known: Iterable[str]) -> str:
     return "".join(f"Did you mean {names[name]}? " for name in similar) + f"Known keys: {', '.join(names.values())}."
 
 
+def read_keys(value: Mapping[Any, object], readers: Mapping[str, Reader], mistakes: list[Mistake]) -> dict[str, Any]:
+    """Return the values of a dict as read, by their keys in lower case, or raise all mistakes."""
+    found = {}
+    for name, raw in value.items():
+        if name in readers:
+            found[name.lower()] = read_value(readers[name], raw, f"[{name!r}]", mistakes)
+        else:
+            mistakes.append(Mistake(f" has an unknown key {name!r}.", hint_of_key(name, readers)))
+    if mistakes:
+        raise Mistakes(mistakes)
+    return found
+
+
+def read_patterns(value: object, reader: Reader, must_be: str) -> dict[str, Any]:
+    """Return the values of a dict as read, by their patterns of names, or raise ValueError or Mistakes.
+
+    Args:
+        must_be: completes "It must be", if it is not a dict.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError(must_be)
+    mistakes: list[Mistake] = []
+    found = {}
+    for pattern, raw in value.items():
+        where = f"[{pattern!r}]"
+        if not isinstance(pattern, str) or not pattern:
+            hint = 'It must be a non-blank string, such as "order.*".'
+            mistakes.append(Mistake(f"{where} is not a valid pattern.", hint))
+        found[pattern] = read_value(reader, raw, where, mistakes)
+    if mistakes:
+        raise Mistakes(mistakes)
+    return found
+
+
+def optional(reader: Reader, default: Any = None) -> Reader:
+    """Return a reader that takes None as well, which stands for a default."""
+    return lambda value: default if value is None else reader(value)
+
+
 def whole_number(value: object) -> int:
-    """Read a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError("a whole number of at least 1")
     return value
@@ -62,7 +102,7 @@ def seconds(value: object) -> float:
     """Read a duration, given as a number of seconds or a timedelta."""
     if isinstance(value, datetime.timedelta):
         value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86_400 * 365:
+    if not is_number(value) or not 0 < value < 86_400 * 365:
         raise ValueError("a number of seconds greater than 0 and less than a year, or an equivalent timedelta")
     return float(value)
 
@@ -71,7 +111,7 @@ def number(lowest: float, highest: float) -> Reader:
     """Return a reader of a number from `lowest` to `highest`, inclusive."""
 
     def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
+        if not is_number(value) or not lowest <= value <= highest:
             raise ValueError(f"a number from {lowest:g} to {highest:g}")
         return float(value)
 
@@ -79,7 +119,6 @@ def number(lowest: float, highest: float) -> Reader:
 
 
 def flag(value: object) -> bool:
-    """Read True or False."""
     if not isinstance(value, bool):
         raise ValueError("True or False")
     return value

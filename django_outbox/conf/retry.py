@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, cast, get_args
 
 from django.utils.module_loading import import_string
@@ -13,8 +12,9 @@ from django_outbox.conf.readers import (
     Mistake,
     Mistakes,
     Reader,
-    hint_of_key,
     number,
+    read_keys,
+    read_patterns,
     read_value,
     seconds,
     whole_number,
@@ -57,7 +57,6 @@ def override(policy: RetryPolicy | RetryFunction, entry: RetryEntry) -> RetryPol
 
 
 def read_rules(value: object) -> RetryRules:
-    """Read one `RETRY`, or raise ValueError or Mistakes."""
     entry = _read_entry(value, {**_READERS, "TYPES": _read_types})
     if not isinstance(entry, dict):
         return RetryRules(entry)
@@ -65,54 +64,20 @@ def read_rules(value: object) -> RetryRules:
     return RetryRules(entry, types)
 
 
-def read_entry(value: object) -> RetryEntry:
-    """Read the policy of one handler, a `RETRY` without `TYPES`, or raise ValueError or Mistakes."""
-    return _read_entry(value, _READERS)
-
-
-def read_patterns(value: object, example: str) -> dict[str, RetryEntry]:
-    """Read policies by the patterns of names.
-
-    Args:
-        example: the names that the keys match, with an example of a value.
-
-    Raises:
-        ValueError: it is not a dict.
-        Mistakes: all mistakes within the dict.
-    """
-    if not isinstance(value, Mapping):
-        raise ValueError(f"a dict with keys that are patterns of {example}")
-    mistakes: list[Mistake] = []
-    types = {}
-    for pattern, entry in value.items():
-        where = f"[{pattern!r}]"
-        if not isinstance(pattern, str) or not pattern:
-            mistakes.append(
-                Mistake(f"{where} is not a valid pattern.", 'It must be a non-blank string, such as "order.*".')
-            )
-        types[pattern] = read_value(partial(_read_entry, readers=_READERS), entry, where, mistakes)
-    if mistakes:
-        raise Mistakes(mistakes)
-    return types
-
-
 def _read_types(value: object) -> dict[str, RetryEntry]:
-    return read_patterns(value, 'types, such as {"order.*": {"MAX_ATTEMPTS": 3}}')
+    must_be = 'a dict with keys that are patterns of types, such as {"order.*": {"MAX_ATTEMPTS": 3}}'
+    return read_patterns(value, read_entry, must_be)
+
+
+def read_entry(value: object) -> RetryEntry:
+    """Read a policy, a `RETRY` without `TYPES`, or raise ValueError or Mistakes."""
+    return _read_entry(value, _READERS)
 
 
 def _read_entry(value: object, readers: Mapping[str, Reader]) -> dict[str, Any] | RetryFunction:
     if not isinstance(value, Mapping):
         return _read_function(value)
-    mistakes: list[Mistake] = []
-    entry = {}
-    for name, raw in value.items():
-        if name in readers:
-            entry[name.lower()] = read_value(readers[name], raw, f"[{name!r}]", mistakes)
-        else:
-            mistakes.append(Mistake(f" has an unknown key {name!r}.", hint_of_key(name, readers)))
-    if mistakes:
-        raise Mistakes(mistakes)
-    return entry
+    return read_keys(value, readers, [])
 
 
 def _read_function(value: object) -> RetryFunction:
@@ -154,7 +119,6 @@ def _read_exception(value: object) -> type[BaseException]:
 
 
 def _imported(value: object, must_be: str) -> object:
-    """Return the object at a dotted path; return a value that is not a string unchanged."""
     if not isinstance(value, str):
         return value
     try:

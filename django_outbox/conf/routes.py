@@ -1,10 +1,10 @@
 """Read the `ROUTES` setting, and choose the publishers of a type."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
-from django_outbox.conf.readers import Mistake, Mistakes
+from django_outbox.conf.readers import Mistake, read_patterns
 from django_outbox.text import did_you_mean
 
 Routes: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -23,34 +23,32 @@ def choose_publishers(type: str, routes: Routes) -> tuple[str, ...]:
 
 def read_routes(value: object) -> Routes:
     """Read `ROUTES`, or raise ValueError or Mistakes. Whether the publishers are configured is not checked."""
-    if not isinstance(value, Mapping):
-        raise ValueError(EXAMPLE)
-    mistakes: list[Mistake] = []
-    for pattern, aliases in value.items():
-        if not isinstance(pattern, str) or not pattern:
-            hint = 'It must be a non-blank string, such as "order.*".'
-            mistakes.append(Mistake(f"[{pattern!r}] is not a valid pattern.", hint))
-        if (
-            not isinstance(aliases, list | tuple)
-            or not aliases
-            or not all(isinstance(alias, str) for alias in aliases)
-            or len(set(aliases)) < len(aliases)
-        ):
-            hint = "It must be a list of at least one alias in OUTBOX['PUBLISHERS'], each of them once: [\"default\"]."
-            mistakes.append(Mistake(f"[{pattern!r}] is {aliases!r}.", hint))
-    if mistakes:
-        raise Mistakes(mistakes)
-    return {pattern: tuple(aliases) for pattern, aliases in value.items()}
+    return read_patterns(value, _read_aliases, EXAMPLE)
 
 
-def find_unknown_publishers(routes: Routes, known: Sequence[str]) -> Iterator[Mistake]:
+def _read_aliases(value: object) -> tuple[str, ...]:
+    if (
+        not isinstance(value, list | tuple)
+        or not value
+        or not all(isinstance(alias, str) for alias in value)
+        or len(set(value)) < len(value)
+    ):
+        raise ValueError("a list of at least one alias in OUTBOX['PUBLISHERS'], each of them once: [\"default\"]")
+    return tuple(value)
+
+
+def find_unknown_aliases(routes: Routes, known: Collection[str]) -> Iterator[Mistake]:
     """Yield a mistake for each alias in the routes that is not configured."""
     for pattern, aliases in routes.items():
         for alias in aliases:
             if alias not in known:
-                similar = did_you_mean(alias, known)
-                hint = f"{similar}OUTBOX['PUBLISHERS'] has {', '.join(sorted(known))}."
-                yield Mistake(f"[{pattern!r}] names the publisher {alias!r}, which is not configured.", hint)
+                message = f"[{pattern!r}] names the publisher {alias!r}, which is not configured."
+                yield Mistake(message, hint_of_publisher(alias, known))
+
+
+def hint_of_publisher(unknown: str, known: Collection[str]) -> str:
+    """Return the hint about a publisher that is not configured."""
+    return f"{did_you_mean(unknown, known)}OUTBOX['PUBLISHERS'] has {', '.join(sorted(known))}."
 
 
 def find_unreachable(routes: Routes) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from django.urls import NoReverseMatch, reverse
 
 from django_outbox.models import OutboxMessage
 from django_outbox.redaction import redacted
-from django_outbox.text import counted
+from django_outbox.text import counted, shorten
 from django_outbox.tracing import Tracer, add_tracer
 
 __all__ = ["OutboxPanel"]
@@ -38,32 +37,9 @@ MAX_LENGTH = 10_000
 """Maximum characters of a payload that are shown."""
 
 
-@dataclass
-class _ListedMessage:
-    """A message that was enqueued.
-
-    Args:
-        place: where, such as `shop/services.py:14 in place_order`.
-        committed: whether its transaction was committed before the end of the request.
-    """
-
-    message_id: str
-    type: str
-    topic: str
-    key: str
-    publisher: str
-    payload: str
-    headers: str
-    place: str
-    committed: bool = False
-    url: str = ""
-
-
 class _Recording:
-    """The messages of one request."""
-
     def __init__(self) -> None:
-        self.messages: list[_ListedMessage] = []
+        self.messages: list[dict[str, Any]] = []
         self.count = 0
 
     def add(self, messages: Sequence[OutboxMessage]) -> None:
@@ -74,7 +50,7 @@ class _Recording:
 
         def mark() -> None:
             for message in added:
-                message.committed = True
+                message["committed"] = True
 
         # Outside a transaction it is called at once.
         transaction.on_commit(mark, using=_alias_of(messages[0]), robust=True)
@@ -118,28 +94,25 @@ class OutboxPanel(Panel):
         _recording.set(None)
 
     def generate_stats(self, request: HttpRequest, response: HttpResponse) -> None:
-        messages = [asdict(each) for each in self._recorded.messages]
-        self.record_stats({"messages": messages, "count": self._recorded.count})
+        self.record_stats({"messages": self._recorded.messages, "count": self._recorded.count})
 
 
-def _describe(message: OutboxMessage, place: str) -> _ListedMessage:
+def _describe(message: OutboxMessage, place: str) -> dict[str, Any]:
     shown = redacted(message.type, message.payload, message.headers)
-    return _ListedMessage(
-        message_id=str(message.message_id),
-        type=message.type,
-        topic=message.topic,
-        key=message.key,
-        publisher=message.publisher,
-        payload=_as_json(shown.payload, indent=2),
-        headers=_as_json(shown.headers) if shown.headers else "",
-        place=place,
-        url=_admin_url(message),
-    )
+    return {
+        **{name: getattr(message, name) for name in ("type", "topic", "key", "publisher")},
+        "message_id": str(message.message_id),
+        "payload": _as_json(shown.payload, indent=2),
+        "headers": _as_json(shown.headers) if shown.headers else "",
+        "place": place,
+        "url": _admin_url(message),
+        # Of its transaction, before the end of the request.
+        "committed": False,
+    }
 
 
 def _as_json(value: Any, indent: int | None = None) -> str:
-    text = json.dumps(value, cls=DjangoJSONEncoder, indent=indent, ensure_ascii=False)
-    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"
+    return shorten(json.dumps(value, cls=DjangoJSONEncoder, indent=indent, ensure_ascii=False), MAX_LENGTH)
 
 
 def _admin_url(message: OutboxMessage) -> str:

@@ -205,7 +205,6 @@ def _find_integration() -> OutboxIntegration | None:
 
 
 def _sends_transactions(options: Mapping[str, Any]) -> bool:
-    """Return whether tracing is configured, and in the mode that has transactions."""
     streams = "stream" in (options.get("trace_lifecycle"), (options.get("_experiments") or {}).get("trace_lifecycle"))
     return has_tracing_enabled(dict(options)) and not streams
 

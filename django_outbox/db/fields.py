@@ -57,7 +57,7 @@ class TransactionIdField(models.BigIntegerField):  # type: ignore[type-arg]
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         # An INSERT that is repeated belongs to another transaction.
-        return CurrentTransaction() if add else super().pre_save(model_instance, add)
+        return self.get_default() if add else super().pre_save(model_instance, add)
 
     def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
         # PostgreSQL converts no integer to its type.

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BigIntegerField, Func, Lookup
+from django.db.models import BigIntegerField, CharField, Func, Lookup, TextField, Value
 from django.db.models.functions import Now
 from django.db.models.sql.compiler import SQLCompiler
 
@@ -39,6 +39,22 @@ class CurrentTransaction(Func):
         return self.as_sql(compiler, connection, template="pg_current_xact_id()", **extra_context)
 
 
+SERVER = "(SELECT system_identifier::text FROM pg_control_system())"
+"""SQL of the identifier of a PostgreSQL server, which numbers the transactions."""
+
+
+class CurrentServer(Func):
+    """The identifier of the server on PostgreSQL; blank on other databases."""
+
+    template = "''"
+    output_field = CharField()
+
+    def as_postgresql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **extra_context: Any
+    ) -> tuple[str, Any]:
+        return self.as_sql(compiler, connection, template=SERVER, **extra_context)
+
+
 class MatchesPattern(Lookup):
     """Whether a text matches a pattern in which `*` stands for any characters; upper and lower case differ.
 
@@ -49,19 +65,18 @@ class MatchesPattern(Lookup):
     lookup_name = "outbox_matches_pattern"
     prepare_rhs = False
 
-    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        return self._like(compiler, connection, "LIKE")
+    def as_sql(
+        self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, like: str = "LIKE"
+    ) -> tuple[str, tuple[Any, ...]]:
+        text, params = self.process_lhs(compiler, connection)
+        return f"{text} {like} %s ESCAPE '!'", (*params, re.sub(r"([!%_])", r"!\1", self.rhs).replace("*", "%"))
 
     def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
-        return self._like(compiler, connection, "LIKE BINARY")
+        return self.as_sql(compiler, connection, "LIKE BINARY")
 
     def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         text, params = self.process_lhs(compiler, connection)
         return f"{text} GLOB %s", (*params, re.sub(r"([?\[])", r"[\1]", self.rhs))
-
-    def _like(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, like: str) -> tuple[str, tuple[Any, ...]]:
-        text, params = self.process_lhs(compiler, connection)
-        return f"{text} {like} %s ESCAPE '!'", (*params, re.sub(r"([!%_])", r"!\1", self.rhs).replace("*", "%"))
 
 
 class IsExactly(Lookup):
@@ -80,3 +95,8 @@ class IsExactly(Lookup):
     def as_mysql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper) -> tuple[str, tuple[Any, ...]]:
         text, params = self.process_lhs(compiler, connection)
         return f"CAST({text} AS BINARY) = CAST(%s AS BINARY)", (*params, self.rhs)
+
+
+def json_text(text: str) -> Value:
+    """Return JSON that is written to a column as it is, because decoding would change numbers with many digits."""
+    return Value(text, TextField())

@@ -17,8 +17,6 @@ class PortableIndex(models.Index):
     models.W040), although these columns are chosen to serve those databases too.
 
     Args:
-        where: the condition of the partial index.
-        covering: columns to carry along for index-only scans.
         else_first: columns with which the full index begins, so that it finds the rows that `where` selects.
         else_last: columns with which the full index ends, for index-only scans.
         only_on: the only kind of database that has rows for the index, where `AddIndexOn` creates it; all by default.
@@ -58,14 +56,9 @@ class PortableIndex(models.Index):
     def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
         path, args, kwargs = super().deconstruct()
         kwargs["where"] = self.where
-        if self.covering:
-            kwargs["covering"] = self.covering
-        if self.else_first:
-            kwargs["else_first"] = self.else_first
-        if self.else_last:
-            kwargs["else_last"] = self.else_last
-        if self.only_on:
-            kwargs["only_on"] = self.only_on
+        for name in ("covering", "else_first", "else_last", "only_on"):
+            if value := getattr(self, name):
+                kwargs[name] = value
         return path, args, kwargs
 
 

@@ -26,7 +26,6 @@ class Snapshot:
         return cls(int(begin), int(end), tuple(sorted(numbers)))
 
     def sees(self, xid: int) -> bool:
-        """Return whether what a transaction wrote is visible."""
         at = bisect_left(self.running, xid)
         return xid < self.end and self.running[at : at + 1] != (xid,)
 

@@ -209,11 +209,6 @@ class Savepoint:
         self._connection.savepoint_ids.pop()
 
     def roll_back(self) -> None:
-        """Undo what was written.
-
-        Raises:
-            TransactionBroken: the transaction is lost.
-        """
         self._check()
         self._connection.needs_rollback = False
         try:

@@ -17,7 +17,7 @@ from django_outbox.db.transactions import (
 )
 from django_outbox.enqueueing.events import Event, as_message, encode, merge_headers
 from django_outbox.enqueueing.validation import (
-    Checked,
+    Json,
     check_message,
     check_unsaved,
     read_available_at,
@@ -27,9 +27,9 @@ from django_outbox.enqueueing.writing import (
     insert_due,
     insert_new,
     is_due,
+    mark_streamed,
     notify_after_commit,
     route,
-    send_to_streams,
     write,
 )
 from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
@@ -129,7 +129,7 @@ def enqueue(
     check_message(message, store)
     messages = route(message)
     once = message_id is not None
-    send_to_streams(messages, store)
+    mark_streamed(messages, store)
     locks_key = _locks_keys(lock_key)
     with traced(messages):
         if is_alone:
@@ -139,7 +139,7 @@ def enqueue(
         else:
             message = _insert(messages, store, once=once, locks_key=locks_key)
     if delay is None and available_at is None:
-        notify_after_commit(using, {each.publisher for each in messages})
+        notify_after_commit(store, {each.publisher for each in messages})
     return message
 
 
@@ -197,11 +197,15 @@ def enqueue_messages(
     lock_key: bool | None = None,
     prefix: Callable[[int], str],
 ) -> None:
-    """Do the same as `enqueue_many`, for calls that pass no list of messages."""
+    """Do the same as `enqueue_many`, for callers whose own caller passed no list of messages.
+
+    Args:
+        prefix: names the message at a position in an error, such as `messages[3].`.
+    """
     is_alone = not _check_transaction(using, require_transaction, "enqueue_many")
     store = get_store(connections[using])
     rows: list[OutboxMessage] = []
-    checked: list[Checked] = []
+    checked: list[Json] = []
     for position, message in enumerate(messages):
         try:
             result = check_message(check_unsaved(message), store)
@@ -211,7 +215,7 @@ def enqueue_messages(
         rows += routed
         checked += [result] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
-    send_to_streams(rows, store)
+    mark_streamed(rows, store)
     with traced(rows, many=True):
         if is_alone:
             outlive_connection(store.connection, lambda _: _insert_many(rows, checked, store, keys))
@@ -219,7 +223,7 @@ def enqueue_messages(
             _insert_many(rows, checked, store, keys)
 
 
-def _insert_many(rows: list[OutboxMessage], checked: list[Checked], store: Store, keys: set[str]) -> None:
+def _insert_many(rows: list[OutboxMessage], checked: list[Json], store: Store, keys: set[str]) -> None:
     using = store.connection.alias
     with transaction.atomic(using=using, savepoint=False):
         if keys:
@@ -227,11 +231,11 @@ def _insert_many(rows: list[OutboxMessage], checked: list[Checked], store: Store
         for chunk in chunked([*zip(rows, checked, strict=True)], [each.size for each in checked]):
             messages = [message for message, _ in chunk]
             if all(map(is_due, messages)):
-                insert_due(messages, [each.payload for _, each in chunk], store)
+                insert_due(messages, [each.text for _, each in chunk], store)
             else:
                 insert_new(messages, store)
         if due := {message.publisher for message in rows if is_due(message)}:
-            notify_after_commit(using, due)
+            notify_after_commit(store, due)
 
 
 def chunked(messages: list[Written], sizes: list[int]) -> Iterator[list[Written]]:

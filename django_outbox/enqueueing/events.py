@@ -30,21 +30,15 @@ class EventEncoder(Protocol):
 
 
 class DataclassEvent(Protocol):
-    """An instance of a dataclass."""
-
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class ModelEvent(Protocol):
-    """An instance of a pydantic model."""
-
     def model_dump_json(self) -> str:
         """Only pydantic models have this method."""
 
 
 class NamedTupleEvent(Protocol):
-    """An instance of a NamedTuple."""
-
     def _asdict(self) -> dict[str, Any]: ...
 
 
@@ -53,12 +47,7 @@ Event: TypeAlias = DataclassEvent | ModelEvent | NamedTupleEvent | Mapping[str, 
 
 
 def encode(event: object) -> EncodedEvent:
-    """Return an event as the fields of a message.
-
-    Raises:
-        InvalidEvent: it does not match its class.
-        InvalidMessage: it is not an event.
-    """
+    """Return an event as the fields of a message."""
     encoder: EventEncoder | None = getattr(type(event), ATTRIBUTE, None)
     if encoder is None:
         raise InvalidMessage(

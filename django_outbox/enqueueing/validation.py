@@ -7,7 +7,6 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -21,8 +20,9 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import InvalidMessage
 from django_outbox.messages import RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
+from django_outbox.retry import is_number
 from django_outbox.stores import Store
-from django_outbox.text import shorten
+from django_outbox.text import did_you_mean, shorten
 
 MAX_HEADERS_BYTES = 64 * 1024
 """Maximum bytes of a message's headers as JSON. AMQP sends them in one frame, of 128 KiB by default."""
@@ -61,24 +61,14 @@ class Json(NamedTuple):
     size: int
 
 
-class Checked(NamedTuple):
-    """The payload of a valid message as JSON, and the size of payload and headers in bytes."""
-
-    payload: str
-    size: int
-
-
-def check_message(message: OutboxMessage, store: Store, source: str = "") -> Checked:
-    """Check the fields that the caller sets.
+def check_message(message: OutboxMessage, store: Store, source: str = "") -> Json:
+    """Check the fields that the caller sets; return the payload as JSON, and the size of payload and headers.
 
     A key that is an integer or a UUID is converted to text.
 
     Args:
         store: the store of the database that it will be written to; the limits of that database apply.
         source: the JSON that the payload was read from, without NaN and infinite numbers, if it was.
-
-    Raises:
-        InvalidMessage: a field is invalid.
     """
     settings = get_settings()
     if not store.can_store_uuid(message.message_id):
@@ -94,11 +84,10 @@ def check_message(message: OutboxMessage, store: Store, source: str = "") -> Che
     check_name("key", message.key, store)
     publisher: object = message.publisher
     if not isinstance(publisher, str) or publisher not in settings.publishers:
-        similar = get_close_matches(publisher, settings.publishers, n=1) if isinstance(publisher, str) else []
-        hint = f" Did you mean {similar[0]!r}?" if similar else ""
+        similar = did_you_mean(publisher, settings.publishers) if isinstance(publisher, str) else ""
         known = ", ".join(sorted(settings.publishers))
         raise InvalidMessage(
-            "publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}.{hint}"
+            "publisher", f"{_quoted(publisher)} is not in OUTBOX['PUBLISHERS']; configured: {known}. {similar}".rstrip()
         )
     check_name("publisher", publisher, store)
     limit = settings.max_payload_bytes
@@ -110,16 +99,13 @@ def check_message(message: OutboxMessage, store: Store, source: str = "") -> Che
             f"is {payload.size:,} bytes as JSON; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}. "
             "Send a reference to the data instead, or increase the limit.",
         )
-    return Checked(payload.text, payload.size + _check_headers(message.headers, store))
+    return Json(payload.text, payload.size + _check_headers(message.headers, store))
 
 
 def check_unsaved(message: object) -> OutboxMessage:
     """Check that an object is a new message, without a value in any field that only the database and the relay set.
 
     Fields that `enqueue` would convert are converted in place.
-
-    Raises:
-        InvalidMessage: it is not an `OutboxMessage`, or not a new one.
     """
     if not isinstance(message, OutboxMessage):
         raise InvalidMessage("message", f"must be an OutboxMessage, not {_kind(message)}.")
@@ -165,7 +151,7 @@ def read_available_at(delay: object, available_at: object) -> datetime.datetime 
     if available_at is not None:
         raise InvalidMessage("delay", "cannot be combined with available_at. Pass only one of them.")
     limit = f"it must be from 0 to {MAX_DELAY.days:,} days"
-    if isinstance(delay, int | float) and not isinstance(delay, bool):
+    if is_number(delay):
         try:
             delay = datetime.timedelta(seconds=delay)
         except (OverflowError, ValueError):
@@ -182,9 +168,6 @@ def check_name(field: str, value: object, store: Store | None) -> None:
 
     Args:
         store: the store of the database that it will be written to; None to check what holds for every database.
-
-    Raises:
-        InvalidMessage: it cannot be stored.
     """
     if not isinstance(value, str):
         raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
@@ -277,7 +260,7 @@ class _Encoder(DjangoJSONEncoder):
 
 
 # Made once: `json.dumps` makes one for each value, which costs a quarter of the encoding of a small payload.
-_ENCODER = _Encoder(allow_nan=False, ensure_ascii=False)
+_encode = _Encoder(allow_nan=False, ensure_ascii=False).encode
 
 # An escaped NUL: an odd number of backslashes before u0000.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -294,9 +277,6 @@ def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
         store: the store of the database that it will be written to; the limits of that database apply.
         source: the JSON that the value was read from, without NaN and infinite numbers. It is returned if it proves
             the value valid, because encoding the value costs more.
-
-    Raises:
-        InvalidMessage: the value is not JSON, or the database would not return it unchanged.
     """
     # An escape may stand for a character that cannot be stored.
     if source.isascii() and source and "\\u" not in source and not _needs_closer_look(source, len(source), store):
@@ -310,10 +290,6 @@ def check_json(field: str, value: Any, store: Store, source: str = "") -> Json:
     if _needs_closer_look(text, size, store):
         _refuse_first_mistake(field, value, store)
     return Json(text, size)
-
-
-def _encode(value: Any) -> str:
-    return _ENCODER.encode(value)
 
 
 def _needs_closer_look(text: str, size: int, store: Store) -> bool:
@@ -337,7 +313,6 @@ class _Node(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Return the path to the value, such as `["lines"][3]["product"]`."""
         names: list[str] = []
         node = self
         while node.parent is not None:

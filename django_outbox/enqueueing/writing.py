@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models.expressions import Combinable, DatabaseDefault
 
 from django_outbox.conf import get_settings
@@ -25,23 +25,20 @@ from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.rates import Throttle
-from django_outbox.stores import NewRow, Store, get_store
+from django_outbox.stores import NewRow, Store
 
-NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100)
-"""Limits the notifications of one process for one publisher to a hundredth of the time. All sessions of a PostgreSQL
-server share one lock for NOTIFY, so a notification takes longer where many commit, and is then sent less often. A relay
-that was notified looks again several times within milliseconds, and finds most messages that were committed in between;
-the others wait for the next notification, or for the relay's next look."""
+NOTIFYING = partial(Throttle, min_interval=0.005, max_interval=1.0, sparing=100, saved=1.0)
+"""Limits the notifications of one process for one publisher to a hundredth of the time, on average over a second. All
+sessions of a PostgreSQL server share one lock for NOTIFY, so a notification takes longer where many commit, and is then
+sent less often. A relay that was notified looks again after 10 ms, 20 ms and so on (`Limits.first_idle_wait`). There it
+finds messages that were committed without a notification, unless another notification comes first."""
 
 _lock = threading.Lock()
 _throttles: defaultdict[tuple[str, str], Throttle] = defaultdict(NOTIFYING)
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
-    """Insert a message and its copies for further publishers with one INSERT, and return the first one's row.
-
-    With `once`, leave out messages that are in the table already.
-    """
+    """Insert a message and its copies for further publishers with one INSERT, and return the first one's row."""
     if once:
         return _write_once(messages, store)
     first = messages[0]
@@ -53,14 +50,15 @@ def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> Out
         if first.pk is None:
             # MySQL returns no ids.
             return manager.get(message_id=first.message_id, publisher=first.publisher)
-    _forget_unread_defaults(first)
+    # If INSERT returns nothing (MySQL), the times that the database chose are read when they are first accessed.
+    for name in ("occurred_at", "available_at"):
+        if isinstance(first.__dict__.get(name), Combinable):
+            del first.__dict__[name]
     return first
 
 
 def insert_due(messages: Sequence[OutboxMessage], payloads: Sequence[str], store: Store) -> int:
-    """Do the same as `insert_new`, for messages that are due now, given their payloads as JSON; faster if it can."""
-    if not store.inserts_rows:
-        return insert_new(messages, store)
+    """Do the same as `insert_new`, but faster, for messages that are due now, given their payloads as JSON."""
     rows = [new_row(message, payload, store) for message, payload in zip(messages, payloads, strict=True)]
     inserted = store.insert_rows(rows)
     if inserted < len(messages):
@@ -88,10 +86,7 @@ def new_row(message: OutboxMessage, payload: str, store: Store) -> NewRow:
 
 
 def insert_new(messages: Sequence[OutboxMessage], store: Store) -> int:
-    """Insert messages that are not in the table yet, and return how many were inserted.
-
-    A message that is left out because another type has its `message_id` is logged.
-    """
+    """Insert messages that are not in the table yet, and return how many were inserted."""
     missing: Sequence[OutboxMessage] = messages
     if store.looks_before_insert:
         ids = [message.message_id for message in messages]
@@ -165,13 +160,6 @@ def _write_once(messages: Sequence[OutboxMessage], store: Store) -> OutboxMessag
     return found
 
 
-def _forget_unread_defaults(message: OutboxMessage) -> None:
-    # If INSERT returns nothing (MySQL), the times that the database chose are read when they are first accessed.
-    for name in ("occurred_at", "available_at"):
-        if isinstance(message.__dict__.get(name), Combinable):
-            del message.__dict__[name]
-
-
 def route(message: OutboxMessage) -> list[OutboxMessage]:
     """Return a valid message and its copies for further publishers, with the same `message_id`.
 
@@ -194,8 +182,8 @@ def is_due(message: OutboxMessage) -> bool:
     return time is None or isinstance(time, DatabaseDefault)
 
 
-def send_to_streams(messages: Iterable[OutboxMessage], store: Store) -> None:
-    """Let messages that are due at once go to the streams of their publishers, if they have any."""
+def mark_streamed(messages: Iterable[OutboxMessage], store: Store) -> None:
+    """Mark messages that are due at once as streamed, by no `available_at`, if their publishers have a stream."""
     for message in messages:
         if is_streamed(message.publisher, store) and is_due(message):
             message.available_at = None
@@ -206,31 +194,33 @@ def is_streamed(publisher_alias: str, store: Store) -> bool:
     return store.streams and publisher_alias in get_settings().streamed
 
 
-def notify_after_commit(using: str, publisher_aliases: Iterable[str]) -> None:
+def notify_after_commit(store: Store, publisher_aliases: Iterable[str]) -> None:
     """Notify the relay when the current transaction commits. An error in doing so is logged and not raised."""
-    connection = connections[using]
+    connection = store.connection
     # With autocommit turned off, Django has no on_commit hooks outside an atomic block.
     has_hooks = connection.in_atomic_block or connection.get_autocommit()
-    if has_hooks and get_settings().notify and get_store(connection).can_wake:
+    if has_hooks and store.can_wake and get_settings().notify:
         aliases = frozenset(publisher_aliases)
 
         # Not a `partial`: Django 5.2 logs the error of a robust hook under its `__qualname__`, which a partial lacks.
         def notify() -> None:
-            _notify(using, aliases)
+            _notify(store, aliases)
 
-        transaction.on_commit(notify, using=using, robust=True)
+        transaction.on_commit(notify, using=connection.alias, robust=True)
 
 
-def _notify(using: str, publisher_aliases: frozenset[str]) -> None:
+def _notify(store: Store, publisher_aliases: frozenset[str]) -> None:
+    due: dict[str, Throttle] = {}
     with _lock:
-        throttles = {alias: _throttles[using, alias] for alias in sorted(publisher_aliases)}
-        due = {alias: throttle for alias, throttle in throttles.items() if throttle.is_open}
-        for throttle in due.values():
-            # Other threads may commit while this one notifies.
-            throttle.spend(0)
+        for alias in publisher_aliases:
+            throttle = _throttles[store.connection.alias, alias]
+            if throttle.is_open:
+                due[alias] = throttle
+                # Other threads may commit while this one notifies.
+                throttle.spend(0)
     if due:
         began = time.perf_counter()
-        get_store(connections[using]).wake(due)
+        store.wake(sorted(due))
         seconds = time.perf_counter() - began
         for throttle in due.values():
             throttle.spend(seconds)

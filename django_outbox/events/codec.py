@@ -1,12 +1,14 @@
 """Convert the instances of a class to JSON and back with pydantic, which only this module imports."""
 
 import dataclasses
+import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, get_type_hints
 
+from django.utils.functional import Promise
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
@@ -14,13 +16,6 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 from typing_extensions import is_typeddict
 
 from django_outbox.enqueueing.events import ATTRIBUTE
-from django_outbox.events.mistakes import (
-    find_change,
-    find_converted_bool,
-    find_lost_field,
-    find_surrogate,
-    find_unserializable,
-)
 from django_outbox.exceptions import InvalidEvent
 from django_outbox.text import describe, one_line
 
@@ -32,11 +27,7 @@ DECIMAL = r"^-?\d+(\.\d+)?(E[+-]?\d+)?$"
 
 
 class Codec:
-    """Encodes and decodes the instances of a dataclass, pydantic model, TypedDict or NamedTuple as JSON objects.
-
-    Raises:
-        TypeError: it is another kind of class.
-    """
+    """Encodes and decodes the instances of a dataclass, pydantic model, TypedDict or NamedTuple as JSON objects."""
 
     def __init__(self, cls: type) -> None:
         if not isinstance(cls, type):
@@ -79,10 +70,9 @@ class Codec:
         return found
 
     def _locate(self, event: Any) -> str:
-        """Return the path of the value that cannot be written as JSON, and the problem; blank if it is not found."""
         with suppress(PydanticSerializationError, UnicodeError):
             values = self._dump_values(event)
-            return find_surrogate(values) or find_unserializable(values, _is_serializable)
+            return find_surrogate(values) or find_unserializable(values)
         return ""
 
     def _find_change(self, event: Any, decoded: Any) -> str:
@@ -119,11 +109,7 @@ class Codec:
         """Return the JSON Schema (draft 2020-12) of the encoded instances.
 
         Args:
-            ref_template: the target of a reference; `{model}` is the name in the schema's `$defs`.
             by_alias: whether fields have their aliases, as they are written.
-
-        Raises:
-            InvalidEvent: a field has a type that JSON cannot represent.
         """
         try:
             return self._adapter.json_schema(
@@ -147,7 +133,8 @@ class Codec:
         is_undefined = isinstance(error, NameError) or getattr(error, "code", "") == "class-not-fully-defined"
         name = self._find_undefined() if is_undefined else ""
         if not name:
-            return _first_line(error)
+            # The other lines are about pydantic's own API. `describe` writes line breaks as `\n`.
+            return describe(error).partition("\\n")[0].rstrip(".")
         word = re.compile(rf"\b{re.escape(name)}\b")
         fields = [field for field, annotation in _annotations(self._cls) if word.search(annotation)]
         where = fields[0] if fields else self._cls.__qualname__
@@ -236,14 +223,6 @@ def _find_secrets(schema: Any, name: str) -> Iterator[str]:
             yield from _find_secrets(each, name)
 
 
-def _is_serializable(value: object) -> bool:
-    try:
-        to_jsonable_python(value)
-    except (PydanticSerializationError, UnicodeError):
-        return False
-    return True
-
-
 class _SchemaOfOutput(GenerateJsonSchema):
     """Fields with a default are required, because they are always encoded. Decimals differ from other text."""
 
@@ -280,6 +259,134 @@ def _without_values(error: Exception) -> str:
     return one_line("; ".join(found[:MAX_MISTAKES]) or error)
 
 
-def _first_line(error: Exception) -> str:
-    # The other lines are about pydantic's own API. `describe` writes line breaks as `\n`.
-    return describe(error).partition("\\n")[0].rstrip(".")
+def find_surrogate(encoded: Any) -> str:
+    """Return the path of the first text with a lone surrogate, and the problem; blank if there is none."""
+    for path, value in _walk(encoded):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return f"{path}: contains a lone surrogate, which cannot be encoded as UTF-8"
+        except AttributeError:
+            continue
+    return ""
+
+
+def find_unserializable(values: Any) -> str:
+    """Return the path of the first value that cannot be written as JSON, and the problem; blank if there is none."""
+    for path, value in _walk(values):
+        with suppress(PydanticSerializationError, UnicodeError):
+            to_jsonable_python(value)
+            continue
+        if isinstance(value, Promise):
+            return f"{path}: is a lazy translation; call str() on it"
+        if isinstance(value, bytes | bytearray):
+            return f"{path}: contains bytes that are not UTF-8"
+        return f"{path}: a value of type {type(value).__qualname__} cannot be written as JSON"
+    return ""
+
+
+def find_change(sent: Any, received: Any, path: str = "") -> str:
+    """Return the path of the first value that would not arrive as it was sent, and the problem; blank if there is none.
+
+    `sent` is the event as Python values, and `received` the encoded event as Python values again.
+    """
+    kind: Any = type(sent)
+    if sent == received or kind.__eq__ is object.__eq__:
+        return ""
+    # NaN differs from itself.
+    if sent != sent and received != received:  # noqa: PLR0124
+        return ""
+    if _is_same_instant(sent, received):
+        return ""
+    if isinstance(sent, dict) and isinstance(received, dict):
+        is_alike = sent.keys() == received.keys()
+    else:
+        is_alike = isinstance(sent, _SEQUENCES) and type(sent) is type(received) and len(sent) == len(received)
+    if is_alike:
+        return _find_below(find_change, sent, received, path)
+    before, after = type(sent).__qualname__, type(received).__qualname__
+    kind = f"as {after}, not {before}" if before != after else "changed"
+    return f"{path or 'the payload'}: would arrive {kind}. Give the field a type that keeps the value"
+
+
+def find_lost_field(sent: Any, received: Any, path: str = "") -> str:
+    """Return the path of the first object that would arrive without some of its fields, and the problem."""
+    if isinstance(sent, dict) and isinstance(received, dict):
+        if lost := [str(name) for name in sent if name not in received]:
+            return f"{path or 'the payload'}: has {lost[0]!r}, which the class of its annotation lacks"
+    elif not (isinstance(sent, _SEQUENCES) and isinstance(received, _SEQUENCES)):
+        return ""
+    return _find_below(find_lost_field, sent, received, path)
+
+
+def _find_below(find: Callable[[Any, Any, str], str], sent: Any, received: Any, path: str) -> str:
+    """Return the first problem that `find` finds in the values of two dicts or sequences."""
+    names = sent.keys() if isinstance(sent, dict) else range(min(len(sent), len(received)))
+    problems = (find(sent[name], received[name], _below(path, name)) for name in names)
+    return next(filter(None, problems), "")
+
+
+def _is_same_instant(sent: object, received: object) -> bool:
+    """Return whether two aware times are the same. Python's `==` is False for a repeated hour in another time zone."""
+    times = [each for each in (sent, received) if isinstance(each, datetime.datetime) and each.utcoffset() is not None]
+    return len(times) == 2 and len({each.astimezone(datetime.timezone.utc) for each in times}) == 1
+
+
+def _below(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def find_converted_bool(values: Any, encoded: Any, read_back: Callable[[], Any]) -> str:
+    """Return the path of the first boolean that was encoded as a number, and the problem; blank if there is none.
+
+    In Python, a bool is an int, so a type checker accepts it for an `int` or a `float`, and pydantic encodes it as 1
+    or 0. `read_back` returns the encoded event as Python values again; it is called only if there may be a mistake,
+    because a class may encode its booleans as numbers.
+    """
+    if not _has_converted(values, encoded):
+        return ""
+    suspicious = {path for path, value, number in _pairs(values, encoded) if _has_converted(value, number)}
+    for path, _, read in _pairs(values, read_back()):
+        if path in suspicious and not isinstance(read, bool):
+            return f"{path}: must be a number, not bool"
+    return ""
+
+
+def _has_converted(value: Any, encoded: Any) -> bool:
+    """Return whether a boolean was encoded as a number. Every event is searched, so it does without paths."""
+    if value is True or value is False:
+        return encoded is not value and isinstance(encoded, int | float)
+    if type(value) is dict and type(encoded) is dict:
+        return any(map(_has_converted, value.values(), encoded.values()))
+    if type(value) in _SEQUENCES and type(encoded) is list:
+        return any(map(_has_converted, value, encoded))
+    return False
+
+
+_SEQUENCES = (list, tuple)
+
+
+def _pairs(first: Any, second: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path of each value that is not a container, and both values. The class determines the order of keys."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for value, (name, other) in zip(first.values(), second.items(), strict=False):
+            yield from _pairs(value, other, _below(path, name))
+    elif isinstance(first, _SEQUENCES) and isinstance(second, _SEQUENCES):
+        for index, (value, other) in enumerate(zip(first, second, strict=False)):
+            yield from _pairs(value, other, f"{path}.{index}")
+    else:
+        yield path, first, second
+
+
+def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path of each value that is not a container, and the value; for a key, the path of its value."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            below = _below(path, name)
+            yield ascii(below), name
+            yield from _walk(each, below)
+    elif isinstance(value, _SEQUENCES):
+        for index, each in enumerate(value):
+            yield from _walk(each, f"{path}.{index}")
+    else:
+        yield path, value

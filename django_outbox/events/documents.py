@@ -16,10 +16,7 @@ METADATA = "x-event"
 
 
 def make_json_schema(event_type: EventType) -> dict[str, Any]:
-    """Return the JSON Schema of the payload of one event.
-
-    As in the other functions, an InvalidEvent is raised if a field has a type that JSON cannot represent.
-    """
+    """Return the JSON Schema of the payload of one event."""
     return {"$schema": DIALECT, **_schema(event_type, "#"), METADATA: _metadata(event_type)}
 
 
@@ -33,10 +30,7 @@ def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
 
 
 def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str) -> dict[str, Any]:
-    """Return an AsyncAPI 3.0 document of the events that this project sends.
-
-    `title` is the name of the application, and `version` the version of the document, which the project chooses.
-    """
+    """Return an AsyncAPI 3.0 document of the events that this project sends."""
     names = _Names()
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
@@ -110,7 +104,6 @@ def _has_docstring(cls: type) -> bool:
 
 
 def _pointer(name: str) -> str:
-    """Return a name as part of a JSON pointer in the fragment of a URI."""
     return quote(name.replace("~", "~0").replace("/", "~1"), safe="~.-_")
 
 
@@ -121,7 +114,6 @@ class _Names:
         self._found: dict[str, str] = {}
 
     def name(self, text: str) -> str:
-        """Return the name of a text, which no other text has."""
         if text not in self._found:
             name = re.sub(r"[^A-Za-z0-9_-]", "-", text)
             while name in self._found.values():

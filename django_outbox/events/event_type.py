@@ -12,7 +12,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from django_outbox.enqueueing.events import EncodedEvent
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
-from django_outbox.text import describe, is_interrupt
+from django_outbox.text import describe, raise_interrupt
 
 if TYPE_CHECKING:
     # It imports pydantic.
@@ -48,7 +48,6 @@ class EventType:
         return f"{self.cls.__module__}.{self.cls.__qualname__}"
 
     def encode(self, event: Any) -> EncodedEvent:
-        """Return an instance as the fields of a message."""
         if type(event) is not self.cls:
             if self.codec.is_parametrized(type(event)):
                 raise InvalidEvent(
@@ -74,7 +73,11 @@ class EventType:
         The payload is JSON text as bytes, or a value that was decoded from JSON.
         """
         if version != self.version:
-            payload = self._upgrade(self._parse(payload) if isinstance(payload, bytes) else payload, version)
+            try:
+                values = json.loads(payload) if isinstance(payload, bytes) else payload
+            except ValueError as error:
+                raise self._invalid(f"the payload is not JSON ({describe(error)})") from None
+            payload = self._upgrade(values, version)
         text = payload if isinstance(payload, bytes) else json.dumps(payload, cls=DjangoJSONEncoder)
         try:
             found = self.codec.load(text)
@@ -83,7 +86,6 @@ class EventType:
         return self.cls(found) if self.codec.is_typed_dict else found
 
     def upgrade(self, from_version: int) -> Callable[[Upgrade], Upgrade]:
-        """Return a decorator for the function that upgrades payloads of a version to the next one."""
         if not is_version(from_version) or from_version >= self.version:
             raise ImproperlyConfigured(
                 f"{self.path}: from_version is {from_version!r}, but the event has version {self.version}. "
@@ -110,7 +112,6 @@ class EventType:
 
     @cached_property
     def key_fields(self) -> list[str]:
-        """The names in the template of the key; a ValueError if the template is invalid."""
         names = []
         for _, name, format, conversion in Formatter().parse(self.key):
             if name is not None:
@@ -156,23 +157,15 @@ class EventType:
             try:
                 payload = function(payload)
             except BaseException as error:
-                if is_interrupt(error):
-                    raise
+                raise_interrupt(error)
                 raise self._invalid(f"the upgrade from version {step} failed with {describe(error)}") from error
         return payload
-
-    def _parse(self, text: bytes) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise self._invalid(f"the payload is not JSON ({describe(error)})") from None
 
     def _invalid(self, problem: str) -> InvalidEvent:
         return InvalidEvent(f"{self.type} ({self.path}): {problem}.")
 
 
 def is_version(value: object) -> bool:
-    """Return whether a value is a whole number of at least 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 

@@ -149,7 +149,6 @@ class Recorded:
         return {id: known[id] if id in known else _resolve(content, instance) for content, id in self._pending}
 
     def enqueue(self, instance: object, using: str, known: Mapping[uuid.UUID, Event] = NOTHING) -> None:
-        """Enqueue all pending events. An error marks the transaction, or the savepoint, for rollback."""
         with transaction.atomic(using=using, savepoint=False):
             events = self.resolve(instance, known)
             enqueue_events([*events.values()], using, message_ids=[*events])
@@ -171,8 +170,6 @@ class Recorded:
 
 
 class _Enqueued:
-    """Events with messages in a transaction that is not known to be committed."""
-
     def __init__(self, recorded: Recorded, entries: list[_Entry], connection: BaseDatabaseWrapper) -> None:
         self.entries = entries
         self.connection = connection
@@ -183,7 +180,6 @@ class _Enqueued:
         return waits_for_commit(self.connection, self)
 
     def __call__(self) -> None:
-        """Forget the events, now that the transaction is committed."""
         # A hook that was called earlier may have saved the instance again.
         if self in self._recorded.enqueued:
             self._recorded.enqueued.remove(self)
@@ -273,5 +269,4 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         return nullcontext()
 
     def _find_recorded(self) -> Recorded | None:
-        """Return the recorded events if any are pending."""
         return self._recorded if self._recorded is not None and self._recorded.prepare() else None

@@ -96,7 +96,8 @@ def event(
         ImproperlyConfigured: pydantic 2.7 or newer is not installed, or an argument is invalid.
         TypeError: the class is of another kind.
     """
-    if not _is_name(type):
+    name: object = type
+    if not isinstance(name, str) or not name:
         raise ImproperlyConfigured(f"@event needs the name of the event, such as 'order.created', not {type!r}.")
     if not is_version(version):
         raise ImproperlyConfigured(f"@event({type!r}): version is {version!r}; it must be an integer of at least 1.")
@@ -123,7 +124,8 @@ def event(
         setattr(decorated, ATTRIBUTE, event_type)
         # A base class may be another event.
         inherited = getattr(decorated, "upgrade", None)
-        if "upgrade" not in codec.field_names and (inherited is None or _is_own(inherited)):
+        is_free = inherited is None or isinstance(getattr(inherited, "__self__", None), EventType)
+        if is_free and "upgrade" not in codec.field_names:
             decorated.upgrade = event_type.upgrade
         registry.add(event_type)
         return cast("_Class", decorated)
@@ -184,14 +186,6 @@ def decode_message(message: Message) -> Any:
     if registry.find(message.type) is None:
         return json.loads(message.payload)
     return decode_event(message.type, message.payload, message.headers)
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
-def _is_own(method: object) -> bool:
-    return isinstance(getattr(method, "__self__", None), EventType)
 
 
 def _as_dict_subclass(cls: Any) -> Any:

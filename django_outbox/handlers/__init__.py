@@ -1,4 +1,4 @@
-"""Local handlers: functions of this project that a relay calls with a message, in the transaction of its claim.
+"""Local handlers: functions of this project that a relay calls with a message.
 
     from django_outbox.handlers import handler
 
@@ -6,8 +6,9 @@
     def send_receipt(payload, message):
         Receipt.objects.create(order_id=payload["id"])
 
-What a handler writes to the database of the outbox is committed together with the message's new state, or not at all:
-its effect happens exactly once. Handlers are discovered in the module `handlers` of each installed app.
+A handler is called in the transaction of the message's claim, unless its publisher has the option `transaction=False`.
+What it writes to the database of the outbox is committed together with the message's new state, or not at all: its
+effect happens exactly once. Handlers are discovered in the module `handlers` of each installed app.
 """
 
 from django_outbox.exceptions import HandlerTimeout

@@ -1,33 +1,37 @@
-"""A publisher that calls this project's own handlers.
+"""A publisher that calls this project's own handlers, each within its time limit and until what it returns has run.
 
 A message of a type with several handlers is split: each handler gets its own message and retries.
 """
 
+import asyncio
 import contextvars
+import ctypes
 import hashlib
 import inspect
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
-from django.db.models import TextField, Value
 
+from django_outbox.brokers.options import require_choice, require_flag
 from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.db.functions import json_text
 from django_outbox.events.registry import decode_message
-from django_outbox.exceptions import InvalidEvent
-from django_outbox.handlers.calls import NotRun, call_within, finish
+from django_outbox.exceptions import HandlerTimeout, InvalidEvent
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
 from django_outbox.models import OutboxMessage
-from django_outbox.retry import RetryEntry
+from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
-from django_outbox.text import counted, describe, is_interrupt
+from django_outbox.text import counted, describe, is_interrupt, raise_interrupt
 
 __all__ = ["HandlersPublisher"]
 
@@ -49,6 +53,18 @@ ORIGINAL_FIELDS = ("name", "message_id", "key", "topic")
 
 MAX_KEY_LENGTH = 255
 
+GRACE = 0.1
+"""Seconds that the database gets to cancel a statement first, because that leaves the connection in order."""
+
+MAX_INTERRUPTIONS = 3
+"""Python ignores an exception that arrives in a finalizer, so there is a second one, and a third."""
+
+INTERRUPTION_INTERVAL = 1.0
+"""Seconds between two interruptions."""
+
+LOCK_PATIENCE = 1.0
+"""Seconds to wait for a lock that an interruption may have left locked."""
+
 _database: contextvars.ContextVar[str] = contextvars.ContextVar("outbox_database")
 
 
@@ -58,7 +74,9 @@ def current_database() -> str:
 
 
 class HandlersPublisher(TransactionalPublisher):
-    """Calls the handlers of each message in the transaction of the claim, each in a savepoint.
+    """Calls the handler of each message, by default in a savepoint of the transaction of its claim.
+
+    A message with several handlers is split into one for each.
 
     Args:
         alias: the publisher's name in the settings.
@@ -83,10 +101,8 @@ class HandlersPublisher(TransactionalPublisher):
         batch_seconds: float = 1.0,
     ) -> None:
         super().__init__(alias)
-        if not isinstance(transaction, bool):
-            raise ImproperlyConfigured(f"transaction is {transaction!r}; it must be True or False")
-        if unhandled not in UNHANDLED:
-            raise ImproperlyConfigured(f'unhandled is {unhandled!r}; it must be "fail" or "skip"')
+        require_flag("transaction", transaction)
+        require_choice("unhandled", unhandled, UNHANDLED)
         if time_limit is not None:
             _check_seconds("time_limit", time_limit)
         _check_seconds("batch_seconds", batch_seconds)
@@ -134,8 +150,7 @@ class HandlersPublisher(TransactionalPublisher):
         try:
             self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
         except BaseException as second:
-            if is_interrupt(second):
-                raise
+            raise_interrupt(second)
             _log(found, message, second, "The fallback of handler")
             both = f"{outcome.error}; then the fallback failed: {describe(second, MAX_ERROR_LENGTH)}"
             return rejected(both, error_class=outcome.kind, cause=second)
@@ -199,10 +214,10 @@ class HandlersPublisher(TransactionalPublisher):
 
 
 def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
-    """Return the handler of a message, and the name that a handler's own message has for it."""
-    name = find_name(message)
-    if name is None:
+    origin = _read_header(message)
+    if origin is None:
         return registry.find_only(message.type), None
+    name = origin["name"]
     found = registry.find(name)
     # The same name may belong to the handler of another type by now.
     return found if found is not None and message.type in found.types else None, name
@@ -216,12 +231,6 @@ def split(message: Message, handlers: Iterable[AnyHandler], *, publisher: str, u
     """
     store = get_store(connections[using])
     store.insert_missing([_make(message, each.name, publisher) for each in handlers])
-
-
-def find_name(message: Message) -> str | None:
-    """Return the name of the handler that a message is for; None if the message was not split."""
-    origin = _read_header(message)
-    return None if origin is None else origin["name"]
 
 
 def restore(message: Message) -> Message:
@@ -240,8 +249,7 @@ def _make(message: Message, name: str, publisher: str) -> OutboxMessage:
         type=message.type,
         topic=name,
         key=_key(name, message.key),
-        # As text: decoding would change numbers with many digits.
-        payload=Value(message.payload.decode(), TextField()),
+        payload=json_text(message.payload.decode()),
         headers={**message.headers, HANDLER_HEADER: origin},
         publisher=publisher,
         occurred_at=message.occurred_at,
@@ -315,7 +323,119 @@ def _log(found: AnyHandler, message: Message, error: BaseException, what: str) -
 
 
 def _check_seconds(name: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 3600:
+    if not is_number(seconds) or not 0 < seconds <= 3600:
         raise ImproperlyConfigured(
             f"{name} is {seconds!r}; it must be a number of seconds greater than 0, at most 3,600"
         )
+
+
+class NotRun(TypeError):
+    """A call returned a generator, so none of its code has run."""
+
+
+def finish(returned: Any, seconds: float | None = None, passed: float = 0.0) -> Any:
+    """Return the result of a call, and await it first if it is awaitable.
+
+    asgiref awaits in another thread, and runs what is called there with `sync_to_async`, such as Django's ORM, in this
+    one: on the same connection, and so in the same transaction.
+
+    Raises:
+        NotRun: the value is a generator.
+        HandlerTimeout: the time was over.
+    """
+    if inspect.isawaitable(returned):
+        returned = async_to_sync(_wait_within)(seconds, returned, passed)
+    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        raise NotRun("returned a generator, which nothing runs")
+    return returned
+
+
+async def _wait_within(seconds: float | None, returned: Awaitable[Any], passed: float) -> Any:
+    began = time.monotonic() - passed
+    try:
+        return await asyncio.wait_for(_wait(returned), None if seconds is None else seconds - passed)
+    except asyncio.TimeoutError:
+        if seconds is None or time.monotonic() - began < seconds:
+            # The handler itself has raised it.
+            raise
+        raise _too_slow(seconds) from None
+
+
+async def _wait(returned: Any) -> Any:
+    # A coroutine may return another one, because an `await` is missing in it.
+    while inspect.isawaitable(returned):
+        returned = await returned
+    return returned
+
+
+class _Interrupted(BaseException):
+    """Raised in the thread of a call that takes too long; `except Exception` does not catch it."""
+
+
+def call_within(seconds: float, function: Callable[[], Any]) -> Any:
+    """Call a function; after a number of seconds, raise HandlerTimeout in it.
+
+    Python raises it between two instructions of the interpreter. A call into the operating system or a C library that
+    blocks, such as `time.sleep` or the wait for an answer from a socket, must return first.
+    """
+    watch = _Watch(seconds + GRACE)
+    try:
+        try:
+            watch.start()
+            return function()
+        finally:
+            watch.stop()
+    except _Interrupted:
+        # It may have arrived in `stop`.
+        watch.stop()
+        raise _too_slow(seconds) from None
+
+
+def _too_slow(seconds: float) -> HandlerTimeout:
+    return HandlerTimeout(f"the handler took longer than its time limit of {seconds:g} s")
+
+
+class _Watch:
+    """Interrupts the thread that made it, until it is stopped.
+
+    The interruption may arrive anywhere in `stop`, even between taking a lock and entering its `with` block. So locks
+    are used without one, and never waited for without a limit.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._thread = threading.get_ident()
+        self._running = threading.Lock()
+        self._firing = threading.Lock()
+        self._stopped = False
+        self._fired = False
+
+    def start(self) -> None:
+        self._running.acquire()
+        threading.Thread(target=self._watch, name="outbox-time-limit", daemon=True).start()
+
+    def stop(self) -> None:
+        """Interrupt nothing from now on, and withdraw an interruption that has not arrived."""
+        held = self._firing.acquire(timeout=LOCK_PATIENCE)
+        if not self._stopped:
+            self._stopped = True
+            self._running.release()
+        if held:
+            self._firing.release()
+        if self._fired:
+            _raise_in(self._thread, None)
+
+    def _watch(self) -> None:
+        seconds = self._seconds
+        for _ in range(MAX_INTERRUPTIONS):
+            if self._running.acquire(timeout=max(seconds, 0.0)) or not self._firing.acquire(timeout=LOCK_PATIENCE):
+                return
+            if not self._stopped:
+                self._fired = True
+                _raise_in(self._thread, _Interrupted)
+            self._firing.release()
+            seconds = INTERRUPTION_INTERVAL
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None if kind is None else ctypes.py_object(kind))

@@ -11,7 +11,7 @@ from django_outbox.conf.readers import Mistake, read_value
 from django_outbox.conf.retry import read_entry
 from django_outbox.events.registry import event_type_of
 from django_outbox.messages import Message, Outcome
-from django_outbox.retry import RetryEntry, RetryFunction
+from django_outbox.retry import RetryEntry, RetryFunction, is_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,8 +85,6 @@ AnyHandler = Handler[..., Any]
 
 
 class HandlerRegistry:
-    """Handlers by type and by name."""
-
     def __init__(self) -> None:
         self._by_name: dict[str, AnyHandler] = {}
         self._by_type: dict[str, list[AnyHandler]] = {}
@@ -215,7 +213,7 @@ def handler(
 
 
 def _check_time_limit(seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_TIME_LIMIT:
+    if not is_number(seconds) or not 0 < seconds <= MAX_TIME_LIMIT:
         raise ValueError(
             f"time_limit is {seconds!r}; it must be a number of seconds greater than 0, at most {MAX_TIME_LIMIT:,}."
         )

@@ -152,7 +152,6 @@ def _read_id(message_id: object) -> str:
 
 
 def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> list[str]:
-    """Insert rows for those IDs that have none, and return these IDs."""
     if not ids:
         return []
     returning = len(ids) > 1 and connection.features.can_return_rows_from_bulk_insert

@@ -16,8 +16,8 @@ from django_outbox.db.transactions import refuse_transaction
 from django_outbox.inbox.consumers import make_consumers
 from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, InboxTally
-from django_outbox.inbox.storing import TypeFilter, is_known_type
+from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState
+from django_outbox.inbox.storing import InboxTally
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.service.announcements import Life, announcing
@@ -54,27 +54,23 @@ class Inbox:
         max_messages: int | None = None,
         stop_timeout: float = 20.0,
         limits: InboxLimits = LIMITS,
-        is_known_type: TypeFilter = is_known_type,
     ) -> None:
         self.using = using or router.db_for_write(OutboxMessage)
         self.consumers: list[Consumer] = make_consumers(consumers)
         self._stop_timeout = stop_timeout
         aliases = [consumer.alias for consumer in self.consumers]
-        self._state = InboxState(self.using, aliases, limits, max_messages=max_messages, is_known_type=is_known_type)
+        self._state = InboxState(self.using, aliases, limits, max_messages=max_messages)
 
     @property
     def tally(self) -> InboxTally:
-        """The counts of messages so far, by result."""
         return self._state.tally
 
     @property
     def open_batches(self) -> int:
-        """The number of batches that are being stored."""
         return self._state.open_batches
 
     @property
     def outages(self) -> list[Outage]:
-        """The outages of brokers and of the database that are in progress, the oldest first."""
         return self._state.outages.current
 
     @property
@@ -93,7 +89,12 @@ class Inbox:
         purging = in_background(
             self._purge_at_intervals, name="outbox-inbox-purge", patience=self._state.limits.purge_patience
         )
-        with announcing(self._life, self._state), self._reporting("run"), purging:
+        consumers = (
+            f"consumer {each.alias!r} ({each.source}) for publisher {each.publisher!r}" for each in self.consumers
+        )
+        setup, counts = ", ".join(consumers), lambda: asdict(self.tally)
+        life = Life("Inbox", setup, counts, busy="reading", idle="nothing received")
+        with announcing(life, self._state), self._reporting("run"), purging:
             return self._in_threads(self._keep_reading)
 
     def drain(self) -> InboxTally:
@@ -114,7 +115,6 @@ class Inbox:
         Raises:
             RelayUnavailable: a broker or the database was unavailable.
             TransactionForbidden: the caller has a transaction open.
-            NotMigrated: the outbox's table, or a column of it, is missing.
         """
         refuse_transaction(connections[self.using], "Inbox.read_once()")
         with self._reporting("once"):
@@ -123,13 +123,6 @@ class Inbox:
     def stop(self) -> None:
         """Let `run` or `drain` finish the current batches and return. Safe to call in a signal handler."""
         self._state.stopping = True
-
-    @property
-    def _life(self) -> Life:
-        consumers = (
-            f"consumer {each.alias!r} ({each.source}) for publisher {each.publisher!r}" for each in self.consumers
-        )
-        return Life("Inbox", ", ".join(consumers), lambda: asdict(self.tally), busy="reading", idle="nothing received")
 
     def _reporting(self, mode: str) -> AbstractContextManager[None]:
         return reporting(InboxReporter(self._state, self.consumers, mode), self._state.limits.report_patience)

@@ -8,14 +8,13 @@ from django.db.models import Q
 
 from django_outbox.brokers.consumer import Consumer, Incoming, Refused, Unavailable
 from django_outbox.db.functions import DatabaseNow
-from django_outbox.deployment import require_schema
+from django_outbox.deployment import close_after_error
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.state import InboxState, name_consumer
-from django_outbox.inbox.storing import Stored, Storing
+from django_outbox.inbox.storing import InboxTally, Stored, Storing
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Throttle
-from django_outbox.text import describe
 
 
 class Reader:
@@ -31,9 +30,10 @@ class Reader:
         self._state = state
         self._limits = state.limits
         self._name = name_consumer(consumer.alias)
-        self._database = state.database
-        self._storing = Storing(consumer, state.using, state.is_known_type)
-        self._backlog = Backlog(state.using, consumer.publisher, consumer.max_backlog, self._limits.backlog_interval)
+        self._database = state.database_subject
+        self._storing = Storing(consumer, state.using)
+        self._counts = Throttle(min_interval=self._limits.backlog_interval)
+        self._is_backlog_too_large = False
         self._is_open = False
         self._opened_at = 0.0
         self._is_idle = False
@@ -52,7 +52,6 @@ class Reader:
         self._work(is_done=lambda: self._state.is_done() or self._is_drained(), patience=self._limits.drain_patience)
 
     def read_once(self) -> None:
-        """Read as many messages as a batch has, or as there are."""
         before = self._received
         self._end_at = before + self._consumer.batch_size
 
@@ -66,7 +65,6 @@ class Reader:
         """Read until done.
 
         Args:
-            is_done: returns True if no further batch is to be read.
             patience: number of failures in a row after which RelayUnavailable is raised; None for no limit.
         """
         self._patience = patience
@@ -85,12 +83,11 @@ class Reader:
 
     @property
     def _left(self) -> int | None:
-        """The number of messages that may still be received; None for no limit."""
         limits = [self._state.left, None if self._end_at is None else self._end_at - self._received]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _read_batch(self) -> None:
-        self._use_database(self._backlog.refresh)
+        self._use_database(self._count_backlog)
         if self._left == 0 or self._state.stopping:
             return
         self._open()
@@ -104,7 +101,7 @@ class Reader:
         if not batch:
             return
         allowed = batch[: self._allowed]
-        settled: Stored | None = None
+        tally = InboxTally()
         self._state.begin()
         try:
             stored = self._store(allowed)
@@ -113,9 +110,9 @@ class Reader:
                 self._consumer.settle(allowed, stored.rejected)
                 # A dead letter may be refused later.
                 self._has_settled = not stored.rejected
-                settled = stored
+                tally = stored.tally
         finally:
-            self._state.end(self._consumer.alias, len(allowed), settled)
+            self._state.end(self._consumer.alias, tally)
         if self._allowed is not None:
             self._allowed -= len(allowed)
         if self._allowed == 0:
@@ -140,14 +137,8 @@ class Reader:
             try:
                 work()
             except (DatabaseError, InterfaceError) as error:
-                connection = connections[self._state.using]
-                if connection.in_atomic_block:
-                    raise
-                require_schema(connection, error, self._storing.models)
-                # The next query opens a new connection.
-                connection.close()
+                reason = close_after_error(connections[self._state.using], error, self._storing.models)
                 failures += 1
-                reason = describe(error).rstrip(".")
                 if self._patience is not None and failures >= self._patience:
                     raise self._unavailable(f"database {self._state.using!r}: {reason}") from error
                 seconds = self._limits.database_wait.after(failures)
@@ -181,8 +172,17 @@ class Reader:
         self._is_open = False
         self._consumer.close()
 
+    def _count_backlog(self) -> None:
+        # Seldom enough to cost little.
+        if self._counts.is_open:
+            began = time.monotonic()
+            limit = self._consumer.max_backlog // (2 if self._is_backlog_too_large else 1)
+            count = count_due(self._state.using, self._consumer.publisher, limit + 1)
+            self._is_backlog_too_large = count > limit
+            self._counts.spend(time.monotonic() - began)
+
     def _pause_or_resume(self) -> None:
-        wanted = self._backlog.is_too_large
+        wanted = self._is_backlog_too_large
         if wanted == self._is_paused:
             return
         publisher = self._consumer.publisher
@@ -238,30 +238,6 @@ class Reader:
         return RelayUnavailable(
             f"The consumer {self._consumer.alias!r} could not read: {reason}. Its messages are still in the queue."
         )
-
-
-class Backlog:
-    """Decides whether a publisher has too many due messages, counted seldom enough to cost little.
-
-    Args:
-        limit: the backlog is too large beyond this number, until it is at most half as large.
-        min_interval: minimum seconds between two counts.
-    """
-
-    def __init__(self, using: str, publisher_alias: str, limit: int, min_interval: float) -> None:
-        self._using = using
-        self._publisher_alias = publisher_alias
-        self._limit = limit
-        self._counts = Throttle(min_interval=min_interval)
-        self.is_too_large = False
-
-    def refresh(self) -> None:
-        if not self._counts.is_open:
-            return
-        began = time.monotonic()
-        limit = self._limit // 2 if self.is_too_large else self._limit
-        self.is_too_large = count_due(self._using, self._publisher_alias, limit + 1) > limit
-        self._counts.spend(time.monotonic() - began)
 
 
 def count_due(using: str, publisher_alias: str, limit: int) -> int:

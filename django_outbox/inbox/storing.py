@@ -1,58 +1,290 @@
-"""Store a batch of a broker's messages in one transaction."""
+"""Turn a broker's messages into messages of the outbox, and store a batch of them in one transaction."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import base64
+import datetime
+import json
+import math
+import operator
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, cast
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import Model
-from django.utils.module_loading import import_string
 
 from django_outbox.brokers.consumer import Consumer, Incoming
+from django_outbox.brokers.ids import derive_uuid, read_uuid
+from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import get_settings
+from django_outbox.db.functions import DatabaseNow, json_text
 from django_outbox.enqueueing.enqueue import chunked
-from django_outbox.enqueueing.writing import insert_new, notify_after_commit
+from django_outbox.enqueueing.validation import check_message
+from django_outbox.enqueueing.writing import insert_new, new_row, notify_after_commit
+from django_outbox.exceptions import InvalidMessage
 from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import registry
-from django_outbox.inbox.conversion import Content, Unstorable, describe_unstorable, id_of_incoming, read_content
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
-from django_outbox.models import OutboxMessage
-from django_outbox.stores import Store, get_store
+from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
+from django_outbox.models import EARLIEST, LATEST, OutboxMessage
+from django_outbox.stores import NewRow, Store, get_store
 from django_outbox.text import counted, describe, one_line
+
+INVALID_TYPE = "inbox.invalid"
+"""The type of a failed message that stands for one that could not be stored as it came, and its error class."""
+
+MAX_HEADERS_LENGTH = 10_000
+"""Maximum characters of the headers in such a message."""
+
+PLAIN_ENCODINGS = ("", "utf-8", "utf8", "identity")
+
+
+@dataclass(slots=True)
+class Content:
+    """The fields of a message to store. Unlike a model's instance, it costs next to nothing to make.
+
+    `text` is the JSON of the payload as it came, because decoding shortens numbers; blank if there is none.
+    `occurred_at` is None for now. A blank `error` means that the message is pending, otherwise it has failed. `size` is
+    about the number of bytes that it adds to an INSERT.
+    """
+
+    message_id: uuid.UUID
+    type: str
+    publisher: str
+    payload: Any
+    text: str = ""
+    topic: str = ""
+    key: str = ""
+    headers: dict[str, Any] = field(default_factory=dict)
+    occurred_at: datetime.datetime | None = None
+    error: str = ""
+    size: int = 0
+
+    def check(self, store: Store) -> None:
+        check_message(cast(OutboxMessage, self), store, self.text)
+
+    def to_model(self) -> OutboxMessage:
+        message = OutboxMessage(
+            message_id=self.message_id,
+            type=self.type,
+            topic=self.topic,
+            key=self.key,
+            payload=json_text(self.text) if self.text else self.payload,
+            headers=self.headers,
+            publisher=self.publisher,
+        )
+        if self.occurred_at is not None:
+            message.occurred_at = self.occurred_at
+        if self.error:
+            message.error = self.error
+            message.error_class = INVALID_TYPE
+            message.available_at = None
+            message.failed_at = message.first_error_at = message.last_error_at = DatabaseNow()
+        return message
+
+    def to_row(self, store: Store) -> NewRow:
+        return new_row(cast(OutboxMessage, self), self.text or encode(self.payload), store)
+
+
+def encode(value: Any) -> str:
+    return json.dumps(value, cls=DjangoJSONEncoder)
+
+
+class Unstorable(ValueError):
+    """A message cannot be stored; the text is the reason, without any of its content."""
+
+
+def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
+    """Return the ID of a message: what `id_source` names if it is a UUID, otherwise one that is derived from it.
+
+    A message that comes again has the same ID.
+    """
+    source, _, name = consumer.id_source.partition(":")
+    if source == "header" and (value := incoming.headers.get(name)) is not None:
+        text = _text(value)
+        return read_uuid(text) or derive_uuid(_bytes(consumer.alias), b"header", _bytes(text))
+    if source in ("message_id", "header") and incoming.message_id:
+        found = read_uuid(incoming.message_id)
+        return found or derive_uuid(_bytes(consumer.alias), b"id", _bytes(incoming.message_id))
+    # A header that is missing must not make different messages equal.
+    position = "" if source == "body" else incoming.position
+    sent_at = "" if incoming.sent_at is None else incoming.sent_at.isoformat()
+    # With the content, because positions begin again in a stream that was deleted and created again.
+    parts = (position, incoming.type, incoming.topic, incoming.key, sent_at)
+    return derive_uuid(_bytes(consumer.alias), b"body", *map(_bytes, parts), incoming.body)
+
+
+def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a message that the database can store; if that is not possible, raise Unstorable."""
+    if incoming.problem:
+        raise Unstorable(incoming.problem)
+    if incoming.type == DJANGO_TASK:
+        raise Unstorable(f"its type {DJANGO_TASK!r} is reserved for the tasks of this project.")
+    text, payload = _read_payload(incoming)
+    content = Content(
+        message_id=id_of_incoming(incoming, consumer),
+        type=incoming.type,
+        text=text,
+        topic="" if incoming.topic == incoming.type else incoming.topic,
+        key=incoming.key,
+        payload=payload,
+        # Only this project's outbox may set reserved names.
+        headers={name: value for name, value in plain_headers(incoming.headers).items() if not is_reserved(name)}
+        if incoming.headers
+        else {},
+        publisher=consumer.publisher,
+        size=len(incoming.body),
+    )
+    if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
+        content.occurred_at = incoming.sent_at
+    try:
+        content.check(store)
+    except InvalidMessage as error:
+        raise Unstorable(one_line(error)) from error
+    except Exception as error:
+        # No content of a message may stop the consumer.
+        raise Unstorable(describe(error)) from error
+    return content
+
+
+def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, store: Store) -> Content:
+    """Return the fields of a failed message. Its payload describes the message that could not be stored."""
+    try:
+        body = incoming.body.decode()
+    except UnicodeDecodeError:
+        body = ""
+    is_text = store.storable(body) == body and bool(body)
+    payload = {
+        "body": body if is_text else base64.b64encode(incoming.body).decode(),
+        "body_encoding": "utf-8" if is_text else "base64",
+        "content_encoding": incoming.encoding,
+        "message_id": incoming.message_id,
+        "type": incoming.type,
+        "topic": incoming.topic,
+        "key": incoming.key,
+        "headers": repr(dict(incoming.headers))[:MAX_HEADERS_LENGTH],
+    }
+    content = Content(
+        message_id=id_of_incoming(incoming, consumer),
+        type=INVALID_TYPE,
+        # Text of every kind must fit into every database.
+        payload={name: store.storable(text) for name, text in payload.items()},
+        publisher=consumer.publisher,
+        error=store.storable(reason)[:MAX_ERROR_LENGTH],
+        size=len(payload["body"]),
+    )
+    try:
+        content.check(store)
+    except Exception as error:
+        raise Unstorable(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
+    return content
+
+
+def plain_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return headers as JSON has them; bytes become text."""
+    return {_text(name): _plain(value) for name, value in headers.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return _text(value)
+    if isinstance(value, dict):
+        return plain_headers(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _read_payload(incoming: Incoming) -> tuple[str, Any]:
+    if incoming.encoding.lower() not in PLAIN_ENCODINGS:
+        raise Unstorable(f"its content encoding is {one_line(incoming.encoding, 50)}; the body must be JSON in UTF-8.")
+    limit = get_settings().max_payload_bytes
+    if len(incoming.body) > limit:
+        raise Unstorable(f"its body has {len(incoming.body):,} bytes; OUTBOX['MAX_PAYLOAD_BYTES'] is {limit:,}.")
+    try:
+        body = incoming.body
+        encoding = "ascii" if body.isascii() and b"\0" not in body else json.detect_encoding(body)
+        text = body.decode(encoding, "surrogatepass")
+        return text, _decode(text)
+    except json.JSONDecodeError as error:
+        raise Unstorable(f"its body is not JSON: {error.msg} at byte {error.pos:,}.") from None
+    except UnicodeDecodeError:
+        raise Unstorable("its body is not JSON: it is not encoded in UTF-8.") from None
+    except RecursionError:
+        raise Unstorable("its body is JSON that is nested too deeply.") from None
+    except ValueError as error:
+        # Python reads no integer of more than 4,300 digits.
+        raise Unstorable(f"its body is not readable as JSON: {one_line(error, 200)}") from None
+
+
+def _read_float(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError("it has a number that is too large.")
+    return number
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON.")
+
+
+_decoder: Any = json.JSONDecoder(parse_float=_read_float, parse_constant=_refuse_constant)
+
+
+def _decode(text: str) -> Any:
+    # Its `decode` takes a third longer, because it first looks for spaces around the value.
+    try:
+        value, end = _decoder.scan_once(text, 0)
+    except StopIteration:
+        end = -1
+    return value if end == len(text) else _decoder.decode(text)
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
 
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""
 
 
-TypeFilter = Callable[[str, str], bool]
-"""Takes a publisher's alias and a type, and returns whether the publisher knows the type."""
+@dataclass(slots=True)
+class InboxTally:
+    received: int = 0
+    stored: int = 0
+    known: int = 0
+    invalid: int = 0
+    dropped: int = 0
+    rejected: int = 0
+
+    def __add__(self, other: "InboxTally") -> "InboxTally":
+        return InboxTally(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: "InboxTally") -> "InboxTally":
+        return InboxTally(*map(operator.sub, astuple(self), astuple(other)))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} {name}" for name, count in asdict(self).items())
 
 
 @dataclass(slots=True)
 class Stored:
-    """The result of a batch.
+    """The counts of a batch, and the tags of the messages to reject."""
 
-    Args:
-        known: number of messages that were left out, because they are in the table already or were handled.
-        invalid: number of messages that could not be stored as they came.
-        dropped: number of messages that were dropped, because their type is unknown.
-    """
-
-    messages: int = 0
-    known: int = 0
-    invalid: int = 0
-    dropped: int = 0
+    tally: InboxTally
     rejected: set[int] = field(default_factory=set)
 
 
 class Storing:
-    """Stores the messages of one consumer."""
-
-    def __init__(self, consumer: Consumer, using: str, is_known_type: TypeFilter) -> None:
+    def __init__(self, consumer: Consumer, using: str) -> None:
         self._consumer = consumer
         self._using = using
-        self._is_known_type = is_known_type
 
     @property
     def models(self) -> Sequence[type[Model]]:
@@ -65,7 +297,7 @@ class Storing:
             DatabaseError: the database is unavailable; nothing was stored.
         """
         store = get_store(connections[self._using])
-        result = Stored()
+        result = Stored(InboxTally(received=len(batch)))
         messages: list[Content] = []
         origins: list[Incoming] = []
         for incoming in batch:
@@ -80,19 +312,18 @@ class Storing:
             for message, incoming in zip(messages, origins, strict=True):
                 self._insert_alone(message, incoming, store, result)
         else:
-            result.messages += new
-            result.known += len(messages) - new
+            result.tally.stored += new
+            result.tally.known += len(messages) - new
         return result
 
     def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
         """Return a message to store, or None after counting what happens to it instead."""
         consumer = self._consumer
-        if consumer.unknown_types != "store" and not self._is_known_type(consumer.publisher, incoming.type):
+        if consumer.unknown_types != "store" and not is_known_type(consumer.publisher, incoming.type):
             if consumer.unknown_types == "drop":
-                result.dropped += 1
+                result.tally.dropped += 1
             else:
-                result.rejected.add(incoming.tag)
-                self._log_rejected(incoming, f"publisher {consumer.publisher!r} does not know its type.")
+                self._reject(incoming, f"publisher {consumer.publisher!r} does not know its type.", result)
             return None
         try:
             return read_content(incoming, consumer, store)
@@ -100,7 +331,7 @@ class Storing:
             return self._refuse(incoming, str(error), store, result)
 
     def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> Content | None:
-        result.invalid += 1
+        result.tally.invalid += 1
         if self._consumer.invalid == "store":
             try:
                 message = describe_unstorable(incoming, reason, self._consumer, store)
@@ -116,11 +347,12 @@ class Storing:
                     reason=reason,
                 )
                 return message
-        result.rejected.add(incoming.tag)
-        self._log_rejected(incoming, reason)
+        self._reject(incoming, reason, result)
         return None
 
-    def _log_rejected(self, incoming: Incoming, reason: str) -> None:
+    def _reject(self, incoming: Incoming, reason: str, result: Stored) -> None:
+        result.rejected.add(incoming.tag)
+        result.tally.rejected += 1
         logger.error(
             "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless %(source)s "
             "has dead letters: %(reason)s",
@@ -133,14 +365,13 @@ class Storing:
         )
 
     def _insert(self, messages: list[Content], store: Store) -> int:
-        """Insert messages that are not known, and return how many were inserted."""
         if not messages:
             return 0
         with transaction.atomic(using=self._using):
             inserted = self._insert_new(messages, store)
             if inserted < len(messages):
                 self._report_others(messages)
-            notify_after_commit(self._using, {self._consumer.publisher})
+            notify_after_commit(store, {self._consumer.publisher})
         return inserted
 
     def _insert_new(self, messages: list[Content], store: Store) -> int:
@@ -154,7 +385,7 @@ class Storing:
         pending = [message for message in messages if not message.error] if failed else messages
         for group in (pending, failed):
             for chunk in chunked(group, [message.size for message in group]):
-                if store.inserts_rows and group is pending:
+                if group is pending:
                     inserted += store.insert_rows([message.to_row(store) for message in chunk])
                 else:
                     inserted += insert_new([message.to_model() for message in chunk], store)
@@ -193,11 +424,11 @@ class Storing:
             if refused is None:
                 return
             new = self._insert([refused], store)
-        result.messages += new
-        result.known += 1 - new
+        result.tally.stored += new
+        result.tally.known += 1 - new
 
 
 def is_known_type(publisher_alias: str, type: str) -> bool:
     """Return whether a publisher can do something with messages of this type. Brokers accept every type."""
-    backend = import_string(get_settings().publishers[publisher_alias].backend)
+    backend = import_backend(get_settings().publishers[publisher_alias].backend)
     return not issubclass(backend, HandlersPublisher) or bool(registry.for_type(type))

@@ -16,14 +16,12 @@ MAX_AGE = datetime.timedelta(days=36_500)
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def port_number(text: str) -> int:
-    """Read the number of a port."""
     if not text.isdecimal() or not 0 < int(text) < 65_536:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
     return int(text)
@@ -74,7 +72,6 @@ def moment(text: str) -> datetime.datetime | datetime.timedelta:
 
 
 def add_pause_arguments(parser: CommandParser, *, publisher: str | None = None) -> None:
-    """Add the publisher and `--type`."""
     parser.add_argument(
         "publisher", metavar="PUBLISHER", nargs=publisher, help="Alias of the publisher in OUTBOX['PUBLISHERS']."
     )

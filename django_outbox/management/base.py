@@ -3,12 +3,16 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
-from django.db import connections, router
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db.models import Model
 
+from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.models import OutboxMessage
+from django_outbox.text import describe
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -20,10 +24,12 @@ class OutboxCommand(BaseCommand):
 
     Attributes:
         examples: lines to show at the end of the help.
-        verbosity: 0 to print nothing but errors and questions; `handle` sets it from the option.
+        models: the models that the command works on.
+        verbosity: 0 to print nothing but errors and questions.
     """
 
     examples = ""
+    models: Sequence[type[Model]] = REQUIRED
     verbosity = 1
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -31,6 +37,17 @@ class OutboxCommand(BaseCommand):
         return super().create_parser(
             prog_name, subcommand, **{"formatter_class": HelpFormatter, "epilog": epilog, **kwargs}
         )
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command. Raises `CommandError` if the database is unavailable, or lacks a table or column."""
+        self.verbosity = options["verbosity"]
+        try:
+            return super().execute(*args, **options)
+        except (DatabaseError, InterfaceError) as error:
+            problem = explain(self.get_database({"database": None, **options}), error, self.models)
+            if not problem:
+                raise
+            raise CommandError(problem) from error
 
     def add_database_argument(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -57,9 +74,11 @@ class OutboxCommand(BaseCommand):
 
     def is_asking(self, options: dict[str, Any]) -> bool:
         """Return whether a person is to confirm the change: on a terminal, unless that was ruled out."""
-        if options["dry_run"] or not options["interactive"]:
-            return False
-        return sys.stdin is not None and sys.stdin.isatty()
+        return options["interactive"] and not options["dry_run"] and is_terminal(sys.stdin)
+
+    def confirm(self, question: str, options: dict[str, Any]) -> bool:
+        """Return whether the change may be made: a person has confirmed it, or none is to be asked."""
+        return not self.is_asking(options) or self.ask(question)
 
     def ask(self, question: str) -> bool:
         self.stdout.write(f"{question} [y/N] ", ending="")
@@ -70,15 +89,27 @@ class OutboxCommand(BaseCommand):
         return False
 
     def report(self, text: str) -> None:
-        """Print a result, unless `--verbosity` is 0."""
         if self.verbosity > 0:
             self.stdout.write(text)
 
     def show_progress(self, text: str) -> None:
-        """Show a text on the last line of the terminal, if there is one, instead of the text before it."""
         if self.verbosity > 0 and self.stderr.isatty():
             self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
             self.stderr.flush()
+
+
+def explain(using: str, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> str:
+    """Return why a database cannot be used, with the remedy; blank if it was the statement that was wrong."""
+    with suppress(DatabaseError, InterfaceError):
+        if problem := describe_missing_schema(connections[using], models):
+            return problem
+    if isinstance(error, OperationalError | InterfaceError):
+        return f"The database {using!r} is unavailable: {describe(error)}"
+    return ""
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -51,7 +51,6 @@ class FailedChoice:
 
     @property
     def blocking(self) -> int:
-        """The number of messages that block their key."""
         return sum(group.blocking for group in self.groups.values())
 
     def add(self, id: int, type: str, error_class: str, failed_at: Any, blocks_key: bool) -> None:
@@ -96,7 +95,6 @@ class FailedMessagesCommand(OutboxCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         check_filters(options)
-        self.verbosity = options["verbosity"]
         messages = OutboxMessageQuerySet(OutboxMessage, using=self.get_database(options))
         choice = self._choose(chosen(messages, options), options["limit"])
         # A question needs its context.
@@ -128,8 +126,7 @@ class FailedMessagesCommand(OutboxCommand):
         self.stdout.write(f"Found {counted(len(choice.ids), 'failed message')}{blocking}.")
 
     def _confirmed(self, count: int, options: dict[str, Any]) -> bool:
-        question = f"{self.verb.capitalize()} {counted(count, 'message')}?"
-        return not self.is_asking(options) or self.ask(f"{question}{self.warning}")
+        return self.confirm(f"{self.verb.capitalize()} {counted(count, 'message')}?{self.warning}", options)
 
     def _change(self, messages: OutboxMessageQuerySet, choice: FailedChoice) -> None:
         changed = tried = 0
@@ -147,13 +144,7 @@ class FailedMessagesCommand(OutboxCommand):
 
 
 def add_filters(parser: CommandParser, state: str, *, listed: str, participle: str) -> None:
-    """Add the flags that choose messages, and the number of them.
-
-    Args:
-        state: the state of the messages, such as "failed".
-        listed: what the times are of, such as "messages that failed".
-        participle: what the command does with them, such as "requeued".
-    """
+    """Add the flags that choose messages, and the number of them."""
     parser.add_argument("--publisher", metavar="ALIAS", help="Only messages of this publisher.")
     parser.add_argument(
         "--type", metavar="PATTERN", action="append", help='Only these types, such as "order.*"; may be repeated.'

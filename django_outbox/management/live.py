@@ -13,8 +13,10 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from django.db import DatabaseError, connections
 from django.utils import timezone
+from django.utils.translation import override
 
-from django_outbox.monitoring.figures import NONE, Count
+from django_outbox.management.base import is_terminal
+from django_outbox.monitoring.figures import NONE, PublisherStatus
 from django_outbox.monitoring.queues import read_queues
 from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
@@ -36,7 +38,6 @@ class LiveFigures(NamedTuple):
     """The state of a process at one moment.
 
     Args:
-        texts: the figures, the most important one first.
         done: the part of the work that is done, from 0 to 1; None if that is not known.
         left: the progress and the time left: "45% · 12 s left".
     """
@@ -56,9 +57,8 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
 
     Args:
         using: the alias of the database that `read` may query.
-        read: returns the figures; it is called in a thread that has its own database connection.
     """
-    if stream is None or not _is_terminal(stream) or os.environ.get("TERM") == "dumb":
+    if stream is None or not is_terminal(stream) or os.environ.get("TERM") == "dumb":
         yield
         return
     try:
@@ -72,12 +72,13 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
         auto_refresh=False,
         transient=True,
         # Output to a file stays there.
-        redirect_stdout=_is_terminal(sys.stdout),
-        redirect_stderr=_is_terminal(sys.stderr),
+        redirect_stdout=is_terminal(sys.stdout),
+        redirect_stderr=is_terminal(sys.stderr),
     )
 
     def draw(left: threading.Event) -> None:
-        with own_connection(using):
+        # Counts are written as the other texts of the line, whatever the language of the project.
+        with own_connection(using), override("en"):
             while not left.wait(REFRESH):
                 figures = read()
                 # The terminal may be gone.
@@ -99,36 +100,24 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
 
 
 class RelayFigures:
-    """Reads the figures of a relay.
-
-    Args:
-        draining: whether it ends when nothing is due, so that there is a time left.
-    """
-
     def __init__(self, relay: Relay, *, draining: bool = False) -> None:
         self._relay = relay
         self._draining = draining
         self._began = time.monotonic()
         self._first = relay.tally
         self._rate = Rate(relay.tally.processed)
-        self._counts = Throttle()
-        self._due: Count | None = None
-        self._blocked = NONE
-        self._oldest: float | None = None
+        self._throttle = Throttle()
+        self._queues: list[PublisherStatus] | None = None
 
     def read(self) -> LiveFigures:
         """Return the figures now. The counts of messages may be a little older if reading them takes long."""
-        if self._counts.is_open:
+        if self._throttle.is_open:
             start = time.monotonic()
-            self._count()
-            self._counts.spend(time.monotonic() - start)
+            self._queues = self._read_queues()
+            self._throttle.spend(time.monotonic() - start)
         tally = self._relay.tally
-        texts = ["due unknown" if self._due is None else f"due {_in_english(self._due)}"]
-        if self._oldest is not None:
-            texts.append(f"oldest {duration(round(self._oldest))}")
-        if self._blocked:
-            texts.append(f"blocked {_in_english(self._blocked)}")
-        texts += [
+        texts = [
+            *self._describe_queues(),
             f"{self._rate.read(tally.processed):,.0f} msg/s",
             f"delivered {tally.processed:,}",
             f"failed {tally.failed:,}",
@@ -144,35 +133,36 @@ class RelayFigures:
         workers = counted(self._relay.workers, "worker")
         return f"database {self._relay.using} · {noun} {', '.join(aliases)} · {workers}{each}"
 
+    def _describe_queues(self) -> Iterator[str]:
+        if self._queues is None:
+            yield "due unknown"
+            return
+        yield f"due {sum((queue.due for queue in self._queues), NONE)}"
+        if ages := [queue.oldest_due for queue in self._queues if queue.oldest_due is not None]:
+            yield f"oldest {duration(round(max(ages)))}"
+        if blocked := sum((queue.blocked for queue in self._queues), NONE):
+            yield f"blocked {blocked}"
+
     def _progress(self, settled: int) -> tuple[float | None, str]:
         """Return the part of a drain that is done, and that part and the time left in words."""
-        if not self._draining or self._due is None or self._due.more:
+        due = sum((queue.due for queue in self._queues or ()), NONE)
+        if not self._draining or self._queues is None or due.more:
             return None, ""
-        due = self._due.number
-        done = settled / (settled + due) if settled + due else 1.0
+        done = settled / (settled + due.number) if settled + due.number else 1.0
         text = f"{done:.0%}"
         if settled:
-            left = due * (time.monotonic() - self._began) / settled
+            left = due.number * (time.monotonic() - self._began) / settled
             text += f" · {duration(math.ceil(left))} left"
         return done, text
 
-    def _count(self) -> None:
-        """Count what is due and what is blocked, as the monitoring does."""
+    def _read_queues(self) -> list[PublisherStatus] | None:
+        """Read what the monitoring shows of the pending messages; None if the database is unavailable."""
         using = self._relay.using
         try:
-            queues = read_queues(using, [publisher.alias for publisher in self._relay.publishers])
+            return read_queues(using, [publisher.alias for publisher in self._relay.publishers])
         except DatabaseError:
             connections[using].close()
-            self._due, self._blocked, self._oldest = None, NONE, None
-            return
-        self._due = sum((queue.due for queue in queues), NONE)
-        self._blocked = sum((queue.blocked for queue in queues), NONE)
-        self._oldest = max((queue.age for queue in queues if queue.age is not None), default=None)
-
-
-def _in_english(count: Count) -> str:
-    """Return a count as the other texts of the line, whatever the language of the project."""
-    return f"{count.number:,}{'+' if count.more else ''}"
+            return None
 
 
 class Rate:
@@ -214,10 +204,6 @@ def _drawn(figures: LiveFigures) -> "Group":
         bar.add_row(ProgressBar(total=1.0, completed=figures.done), figures.left)
         lines.append(bar)
     return Group(*lines)
-
-
-def _is_terminal(stream: IO[str] | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _move_log_handlers(old: Sequence[Any], new: Sequence[Any]) -> None:

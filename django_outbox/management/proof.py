@@ -19,12 +19,6 @@ from django_outbox.threads import Threads
 
 
 class CheckResult(NamedTuple):
-    """The result of one check.
-
-    Args:
-        is_warning: whether the deployment works nevertheless.
-    """
-
     subject: str
     problem: str = ""
     is_warning: bool = False

@@ -21,7 +21,6 @@ CHANGED = 3
 
 
 def is_child() -> bool:
-    """Return whether this process was started by `supervise`."""
     return os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true"
 
 
@@ -77,11 +76,7 @@ class Files:
 
 
 class Watch:
-    """Stops this process, a child of `supervise`, when a file changes.
-
-    Attributes:
-        changed: whether a file has changed.
-    """
+    """Stops this process, a child of `supervise`, when a file changes."""
 
     def __init__(self) -> None:
         self.changed = False

@@ -17,7 +17,7 @@ from django_outbox.deployment import describe_missing_schema
 from django_outbox.exceptions import OutboxError
 from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds, whole_number
-from django_outbox.management.base import OutboxCommand
+from django_outbox.management.base import OutboxCommand, is_terminal
 from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
@@ -34,7 +34,6 @@ class ServiceCommand(OutboxCommand):
 
     Attributes:
         unfinished: the report if the batches in hand are not finished in time after a signal.
-        signals: the signals that have arrived; `handle` passes it what to stop.
     """
 
     unfinished: str
@@ -59,16 +58,15 @@ class ServiceCommand(OutboxCommand):
         )
 
     def add_end_arguments(self, parser: CommandParser, *, drain: str, once: str, check: str) -> None:
-        """Add `--drain`, `--once` and `--check`, of which at most one can be given, with their help."""
         until = parser.add_mutually_exclusive_group()
         until.add_argument("--drain", action="store_true", help=drain)
         until.add_argument("--once", action="store_true", help=once)
         until.add_argument("--check", action="store_true", dest="only_check", help=check)
 
     @contextmanager
-    def working(self, using: str, read: Callable[[], LiveFigures], verbosity: int) -> Iterator[None]:
+    def working(self, using: str, read: Callable[[], LiveFigures]) -> Iterator[None]:
         """Show the figures on a terminal until the end of the block; an error of the outbox ends the command."""
-        with frozen(), live_line(using, read, sys.stderr if verbosity > 0 else None):
+        with frozen(), live_line(using, read, sys.stderr if self.verbosity > 0 else None):
             try:
                 yield
             except OutboxError as error:
@@ -90,9 +88,8 @@ class ServiceCommand(OutboxCommand):
         # Django sets this if the command is all that the process does.
         until_exit = getattr(self, "_called_from_command_line", False)
         ends = options["drain"] or options["once"] or options["only_check"]
-        # In development, on a terminal.
-        is_interactive = settings.DEBUG and sys.stdin is not None and sys.stdin.isatty()
-        reloads = until_exit and is_interactive and options["use_reloader"] and not ends
+        in_development = settings.DEBUG and is_terminal(sys.stdin)
+        reloads = until_exit and in_development and options["use_reloader"] and not ends
         if reloads and not reloading.is_child():
             sys.exit(reloading.supervise(self.stderr.write))
         watch = reloading.Watch() if reloads else None
@@ -107,7 +104,6 @@ class ServiceCommand(OutboxCommand):
         return result
 
     def require_schema(self, using: str, models: Sequence[type[Model]]) -> None:
-        """Raise CommandError if the database lacks a table or a column; an unavailable one is waited for later."""
         connection = connections[using]
         is_new, problem = connection.connection is None, ""
         with suppress(DatabaseError, InterfaceError):
@@ -118,12 +114,12 @@ class ServiceCommand(OutboxCommand):
         if problem:
             raise CommandError(problem)
 
-    def report_findings(self, findings: Iterable[CheckResult], verbosity: int) -> None:
+    def report_findings(self, findings: Iterable[CheckResult]) -> None:
         """Print the result of each check. Raises `CommandError` if there are problems."""
         problems = 0
         for finding in findings:
             if not finding.problem:
-                if verbosity > 0:
+                if self.verbosity > 0:
                     print_line(self.stdout, f"OK       {finding.subject}")
                 continue
             word = "WARNING " if finding.is_warning else "FAIL    "

@@ -22,8 +22,6 @@ WIPED = "\r\x1b[2K\x1b[?25h"
 
 
 class Stoppable(Protocol):
-    """A relay or an inbox."""
-
     @property
     def open_batches(self) -> int:
         """The number of batches in hand."""
@@ -44,9 +42,6 @@ class StopSignals:
     Args:
         until_exit: whether to watch until the process ends, not only until the end of the context: for a process that
             runs nothing else.
-
-    Attributes:
-        received: whether a signal has arrived.
     """
 
     def __init__(self, timeout: float, *, until_exit: bool, unfinished: str) -> None:
@@ -75,7 +70,6 @@ class StopSignals:
             self._writer.close()
 
     def stop(self, relay: Stoppable) -> None:
-        """Stop this relay at the first signal, or at once if that has already arrived."""
         self._relay = relay
         if self.received:
             relay.stop()

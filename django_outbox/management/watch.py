@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.core.management.base import CommandError
 
-from django_outbox.management.base import align
+from django_outbox.management.base import align, is_terminal
 from django_outbox.monitoring.figures import Level
 
 if TYPE_CHECKING:
@@ -24,12 +24,6 @@ STYLES = {Level.OK: "bold green", Level.WARNING: "bold yellow", Level.CRITICAL: 
 
 
 class Table(NamedTuple):
-    """Lines of text in columns.
-
-    Args:
-        least: the names of columns that a narrow terminal does without, the least important one first.
-    """
-
     title: str
     rows: Sequence[Sequence[str]]
     least: Sequence[str] = ()
@@ -87,14 +81,13 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _key_presses() -> Iterator[Callable[[float], bytes]]:
-    """Yield a function that waits for a key, and returns it, or nothing after some seconds."""
     try:
         import termios  # noqa: PLC0415 - Windows lacks it
         import tty  # noqa: PLC0415
     except ImportError:
         yield _sleep
         return
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         yield _sleep
         return
     keyboard = sys.stdin.fileno()
@@ -121,22 +114,20 @@ def _drawn(view: View, seconds: float, width: int) -> "RenderableType":
 
     lines: list[RenderableType] = [Text(f"{view.head} · every {seconds:g} s · q ends", style="dim")]
     for level, sentence in view.verdicts:
-        line = Text(f"{level.name}", style=STYLES[level])
-        lines.append(Text.assemble(line, f" {sentence}"))
+        lines.append(Text.assemble((level.name, STYLES[level]), f" {sentence}"))
     if any(view.minutes):
         delivered = f" {sum(view.minutes):,} delivered in the last hour"
         lines += [Text(), Text.assemble((_sparkline(view.minutes[-(width - len(delivered)) :]), "cyan"), delivered)]
     for table in view.tables:
-        if len(table.rows) > 1:
-            head, *rows = align(_fit(table, width - 2))
-            lines += [
-                Text(),
-                Text(table.title, style="bold"),
-                Text(f"  {head}", style="dim", no_wrap=True, overflow="ellipsis"),
-            ]
-            lines += [Text(f"  {row}", no_wrap=True, overflow="ellipsis") for row in rows]
-            if table.hidden > 0:
-                lines.append(Text(f"  … and {table.hidden:,} more", style="dim"))
+        head, *rows = align(_fit(table, width - 2))
+        lines += [
+            Text(),
+            Text(table.title, style="bold"),
+            Text(f"  {head}", style="dim", no_wrap=True, overflow="ellipsis"),
+        ]
+        lines += [Text(f"  {row}", no_wrap=True, overflow="ellipsis") for row in rows]
+        if table.hidden:
+            lines.append(Text(f"  … and {table.hidden:,} more", style="dim"))
     return Group(*lines)
 
 

@@ -76,7 +76,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('publisher', 'number'), name='outbox_position')],
+                'constraints': [models.UniqueConstraint(fields=('publisher', 'number'), name='outbox_position'), models.CheckConstraint(condition=models.Q(('number__lt', models.F('count'))), name='outbox_position_number')],
             },
         ),
         migrations.CreateModel(

@@ -91,7 +91,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
         return self.with_status(Status.FAILED)
 
     def streamed(self) -> "OutboxMessageQuerySet":
-        """Return the messages of streams, delivered ones and others; `status` tells which."""
+        """Return the messages of streams, delivered or not: see `status`."""
         return self.filter(STREAMED)
 
     def waiting_in_streams(self, *, lock: bool = False) -> "OutboxMessageQuerySet":
@@ -101,7 +101,7 @@ class OutboxMessageQuerySet(models.QuerySet["OutboxMessage"]):
             lock: wait until no relay is delivering messages of these streams, and keep relays from them until the
                 transaction ends.
         """
-        positions = StreamPosition.objects.using(self.db).order_by("publisher", "number")
+        positions = StreamPosition.objects.using(self.db).with_server().order_by("publisher", "number")
         while True:
             found = [each for each in positions.all() if self.streamed().filter(each.ahead).exists()]
             locked = list(positions.filter(pk__in=[each.pk for each in found]).select_for_update() if lock else found)
@@ -369,7 +369,7 @@ class OutboxMessage(models.Model):
         """Return whether it is streamed and delivered, by a query if it is streamed."""
         if not (self.is_streamed and isinstance(self.xid, int)):
             return False
-        positions = StreamPosition.objects.using(self._state.db).filter(publisher=self.publisher)
+        positions = StreamPosition.objects.using(self._state.db).with_server().filter(publisher=self.publisher)
         of_message = [each for each in positions if each.is_of(self.partition, self.pk)]
         return any(each.is_behind(self.xid, self.pk) for each in of_message)
 

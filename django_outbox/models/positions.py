@@ -1,12 +1,22 @@
 """The positions of streams."""
 
+from typing import ClassVar
+
 from django.db import models
 from django.db.models import Case, Q, Value, When
 from django.db.models.functions import Abs, Mod
 from django.db.models.lookups import Exact
 
-from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.functions import CurrentServer, DatabaseNow
 from django_outbox.db.snapshots import NOTHING, Snapshot
+
+
+class StreamPositionQuerySet(models.QuerySet["StreamPosition"]):
+    """Selects positions."""
+
+    def with_server(self) -> "StreamPositionQuerySet":
+        """Let the positions know the server that they are read from, without which they cannot notice a restore."""
+        return self.annotate(current_server=CurrentServer())
 
 
 class StreamPosition(models.Model):
@@ -39,21 +49,35 @@ class StreamPosition(models.Model):
     relay = models.CharField(max_length=255, blank=True, default="")
     moved_at = models.DateTimeField(db_default=DatabaseNow())
 
+    objects: ClassVar[models.Manager["StreamPosition"]] = StreamPositionQuerySet.as_manager()
+
     class Meta:
         default_permissions = ()
-        constraints = [models.UniqueConstraint(fields=["publisher", "number"], name="outbox_position")]
+        constraints = [
+            models.UniqueConstraint(fields=["publisher", "number"], name="outbox_position"),
+            models.CheckConstraint(condition=Q(number__lt=models.F("count")), name="outbox_position_number"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.publisher} {self.number}"
 
     @property
+    def is_restored(self) -> bool:
+        """Whether it comes from another server, by a restore, and no relay has been there since."""
+        return self.server not in {"", getattr(self, "current_server", self.server)}
+
+    @property
     def ahead(self) -> Q:
         """The condition of the stream's messages that are not delivered."""
         passed = Snapshot.read(self.passed)
-        ahead = Q(publisher=self.publisher) & (Q(xid__gte=passed.end) | Q(xid__in=passed.running))
+        ahead = Q(xid__gte=passed.end) | Q(xid__in=passed.running)
         if self.page:
             page = Snapshot.read(self.page)
             ahead &= Q(id__gt=self.page_end) | Q(xid__gte=page.end) | Q(xid__in=page.running)
+        if self.is_restored:
+            # Written on this server, whatever the numbers of its transactions are.
+            ahead |= Q(id__gt=self.last_id)
+        ahead &= Q(publisher=self.publisher)
         if self.count > 1:
             number = Case(
                 When(partition__gt=0, then="partition"), default=Abs("id"), output_field=models.BigIntegerField()
@@ -67,10 +91,12 @@ class StreamPosition(models.Model):
 
     def is_behind(self, xid: int, id: int) -> bool:
         """Return whether a streamed message of this position is delivered."""
+        if self.is_restored and id > self.last_id:
+            return False
         page = Snapshot.read(self.page or NOTHING)
         return Snapshot.read(self.passed).sees(xid) or (id <= self.page_end and page.sees(xid))
 
 
 def number_of(partition: int, id: int, count: int) -> int:
-    """Return the number of a message's position in a stream with so many positions."""
+    """Return the number of a message's position in a stream with `count` positions."""
     return (partition or abs(id)) % count

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.template.defaultfilters import filesizeformat
 from django.utils.formats import number_format
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext_lazy
@@ -43,16 +44,25 @@ CODES = (
     "failed",
     "blocked",
     "paused",
+    "log_kept",
+    "log_not_read",
     "delivering",
     "idle",
 )
 """The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
 
 OUTAGES = ("not_delivering", "unavailable", "not_receiving")
-"""The codes of findings beside which nothing counts as well, even if they are not critical yet."""
+"""The codes of findings because of which the outbox is not well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
 """Seconds that a due message may wait before the outbox counts as not delivering."""
+
+MAX_LOG_KEPT = 2**30
+"""Bytes of PostgreSQL's log that a relay may hold back: as many as PostgreSQL keeps for itself by default
+(`max_wal_size`)."""
+
+LOG_PATIENCE = 60.0
+"""Seconds after its start in which a relay may search the table instead of reading the log."""
 
 
 class Level(enum.IntEnum):
@@ -114,10 +124,12 @@ class PublisherStatus:
 
     Args:
         configured: whether it is in `OUTBOX["PUBLISHERS"]`.
-        due: messages that relays can deliver now, in the order of each key.
+        due: messages that relays can deliver now, in the order of each key. If not all keys were read, messages that
+            are blocked without being known as such count, too.
         oldest_due: seconds for which the oldest due message has been waiting; None if none is due.
         oldest_is_exact: False if an even older one may exist among messages that were not counted.
-        blocked: messages that would be due, but wait behind one of their key that is not.
+        blocked: messages that would be due, but wait behind one of their key that is not: it failed, waits for its
+            retry, or is delayed or held.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
         processed_per_minute: messages delivered in the last full minute, or in the current one if they are more.
@@ -168,6 +180,8 @@ class StreamStatus:
         standbys: the other living relays that serve the publisher, one of which takes over.
         waiting: messages of the stream that are not delivered.
         oldest: seconds since the oldest of them was enqueued; None if there is none.
+        log_is_read: whether a relay reads PostgreSQL's log; None if the `SOURCE` is not "log", or on a standby.
+        log_kept: bytes of the log that PostgreSQL keeps for that relay; None if none reads it, or that is unknown.
     """
 
     publisher: str
@@ -179,17 +193,19 @@ class StreamStatus:
     standbys: tuple[str, ...] = ()
     waiting: Count = NONE
     oldest: float | None = None
+    log_is_read: bool | None = None
+    log_kept: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Failed messages with the same cause.
+    """Messages with the same cause that failed, or that wait for another attempt.
 
     Args:
         fingerprint: a name for the first line of their errors without numbers and ids; blank if it is not in common.
         example: the first line of the newest error.
         count: their number; there may be more if older failed messages were not looked at.
-        blocking: how many of them block their key.
+        blocking: how many of them failed and block their key.
         first, last: the times of the first and the last failure; there may be an earlier one if there may be more.
     """
 
@@ -390,6 +406,7 @@ def judge(status: Status, max_age: float = MAX_AGE) -> tuple[Finding, ...]:
         max_age: seconds that a due message may wait, and that an outage may last, before it is critical.
     """
     findings = [finding for publisher in status.publishers for finding in _judge_publisher(publisher, status, max_age)]
+    findings += [finding for stream in status.streams for finding in _judge_stream(stream, status)]
     findings += _judge_failures(status)
     findings += [finding for consumer in status.consumers for finding in _judge_consumer(consumer, status, max_age)]
     if not any(finding.level == Level.CRITICAL or finding.code in OUTAGES for finding in findings):
@@ -460,6 +477,30 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
     elif late:
         text = _("Publisher %(publisher)r is %(age)s behind: %(due)s due.")
         yield found(Level.WARNING, "behind", text, age=duration(round(oldest)))
+
+
+def _judge_stream(stream: StreamStatus, status: Status) -> Iterator[Finding]:
+    """Judge how PostgreSQL's log is read. A relay that is behind, paused or without its broker may not read it."""
+
+    def found(code: str, text: Any, **values: Any) -> Finding:
+        return Finding(Level.WARNING, code, text, stream.publisher, values={"publisher": stream.publisher, **values})
+
+    if stream.log_kept is not None and stream.log_kept > MAX_LOG_KEPT:
+        text = _(
+            "PostgreSQL keeps %(kept)s of its log for the relay of publisher %(publisher)r: a transaction has been "
+            "open for long, or the relay does not respond. End one of them."
+        )
+        yield found("log_kept", text, kept=filesizeformat(stream.log_kept).replace("\xa0", " "))
+    publishers = [each for each in status.publishers if each.alias == stream.publisher]
+    is_behind = any(each.outage or each.paused or (each.oldest_due or 0.0) > LOG_PATIENCE for each in publishers)
+    began = [each.started_at for each in status.relays if each.alive and stream.publisher in each.publishers]
+    has_had_time = any(_seconds_since(at, status) > LOG_PATIENCE for at in began)
+    if stream.log_is_read is False and has_had_time and not is_behind:
+        text = _(
+            "No relay reads PostgreSQL's log for publisher %(publisher)r; the table is searched instead. Run "
+            "outbox_publication to see what is missing."
+        )
+        yield found("log_not_read", text)
 
 
 def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) -> Iterator[Finding]:

@@ -21,6 +21,9 @@ MAX_TYPES = 100
 OTHER = "other"
 """The label of all further types."""
 
+SUFFIXES = {"": "", "s": "_seconds", "By": "_bytes"}
+"""The end of a gauge's name, by its unit."""
+
 COUNTERS = {
     "relay_messages_total": (
         ("database", "publisher", "type", "result"),
@@ -69,8 +72,7 @@ def expose(databases: Sequence[str], accept: str) -> tuple[bytes, str]:
 
 
 def _family(gauge: Gauge) -> GaugeMetricFamily:
-    name = f"django_outbox_{gauge.name}{'_seconds' if gauge.unit == 's' else ''}"
-    return GaugeMetricFamily(name, gauge.help, labels=gauge.labels)
+    return GaugeMetricFamily(f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}", gauge.help, labels=gauge.labels)
 
 
 class RelayMetrics:

@@ -8,9 +8,10 @@ import datetime
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from django.db import connections
 from django.db.models import Count as CountRows
@@ -20,7 +21,7 @@ from django.db.models.functions import Left
 from django_outbox.conf import get_settings
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, StreamPosition
 from django_outbox.models.message import WITH_KEY, WITHOUT_KEY
-from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup
+from django_outbox.monitoring.figures import NONE, BlockedKey, Count, FailureGroup, PublisherStatus
 from django_outbox.stores import Store, get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -85,14 +86,14 @@ class Heads:
         retrying: the heads that wait for another attempt.
         waiting: messages whose own time has come, behind heads that are not due.
         oldest_due: since when the oldest due head has been due.
-        blocked: the heads for which other messages wait because they failed or were deferred.
+        blocked_keys: the keys with messages behind a head that failed or was deferred.
     """
 
     complete: bool = True
     retrying: Count = NONE
     waiting: Count = NONE
     oldest_due: datetime.datetime | None = None
-    blocked: tuple[BlockedKey, ...] = ()
+    blocked_keys: tuple[BlockedKey, ...] = ()
 
 
 def read_heads(store: Store, publisher: str) -> Heads:
@@ -110,7 +111,7 @@ def read_heads(store: Store, publisher: str) -> Heads:
         oldest_due=messages.filter(pk__in=[id for (id,) in fetch(OLDEST_DUE)])
         .values_list("available_at", flat=True)
         .first(),
-        blocked=describe_blocked(
+        blocked_keys=describe_blocked(
             messages, {id: Count(int(size), more=not complete) for id, size in fetch(BLOCKED, MAX_BLOCKED)}
         ),
     )
@@ -151,31 +152,6 @@ MAX_ROWS = 10_000
 """Maximum number of rows of the table that one count reads, because they cost more than entries of an index."""
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A publisher's pending messages.
-
-    Args:
-        due: messages that relays can deliver now, in the order of each key. If not all keys were read, messages that
-            are blocked without being known as such count, too.
-        blocked: messages that would be due, but wait behind one of their key that is not: it failed, waits for its
-            retry, or is delayed or held.
-        delayed: messages that wait for the time that `enqueue` was given.
-        retrying: messages that wait for another attempt.
-        age: seconds for which the oldest due message has been waiting; None if none is due.
-        oldest_is_exact: False if not all keys were read.
-        streamed: messages of the stream that are not delivered; they are due, too.
-    """
-
-    due: Count
-    blocked: Count
-    delayed: Count
-    retrying: Count
-    age: float | None
-    oldest_is_exact: bool
-    streamed: Waiting
-
-
 def find_streams(store: Store) -> dict[str, list[StreamPosition]]:
     """Return the positions of streams by publisher, those included that are to have one by the settings."""
     if not store.streams:
@@ -186,8 +162,8 @@ def find_streams(store: Store) -> dict[str, list[StreamPosition]]:
     return {**{alias: [StreamPosition(publisher=alias)] for alias in get_settings().streamed}, **positions}
 
 
-def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, *, has_stream: bool) -> Queue:
-    """Read the figures of a publisher's pending messages, and of those of its stream that are not delivered."""
+def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads, streamed: Waiting) -> PublisherStatus:
+    """Read the figures of a publisher's pending messages; those of its stream that are not delivered are due, too."""
     messages = OutboxMessage.objects.using(using).filter(publisher=publisher)
     messages = messages.order_by("publisher", "blocks_key", "available_at", "id")
     due = Q(available_at__lte=now)
@@ -195,34 +171,36 @@ def read_queue(using: str, publisher: str, now: datetime.datetime, heads: Heads,
     unkeyed_due = _count(unkeyed.filter(due), MAX_COUNT, all=Q())["all"]
     unkeyed_later = _count(unkeyed.filter(available_at__gt=now), MAX_ROWS, all=Q(), tried=Q(attempts__gt=0))
     keyed = _count_keyed(messages, due)
-    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due]
+    oldest = [unkeyed.filter(due).values_list("available_at", flat=True).first(), heads.oldest_due, streamed.oldest]
     later = unkeyed_later["all"] + keyed["all"] - keyed["due"]
     retrying = unkeyed_later["tried"] + heads.retrying
-    streamed = _read_stream(using, publisher) if has_stream else Waiting()
-    known = [each for each in (*oldest, streamed.oldest) if each is not None]
+    known = [each for each in oldest if each is not None]
     keyed_due = Count(max(keyed["due"].number - heads.waiting.number, 0), keyed["due"].more)
-    return Queue(
+    return PublisherStatus(
+        alias=publisher,
         due=(unkeyed_due + keyed_due + Count(streamed.number, streamed.more)).up_to(MAX_COUNT),
-        blocked=heads.waiting,
-        delayed=later - retrying,
-        retrying=retrying,
-        age=max((now - min(known)).total_seconds(), 0.0) if known else None,
+        oldest_due=max((now - min(known)).total_seconds(), 0.0) if known else None,
         oldest_is_exact=heads.complete,
-        streamed=streamed,
+        blocked=heads.waiting,
+        retrying=retrying,
+        delayed=later - retrying,
     )
 
 
-def read_queues(using: str, publishers: Iterable[str]) -> list[Queue]:
+def read_queues(using: str, publishers: Iterable[str]) -> list[PublisherStatus]:
     """Read the figures of the pending messages of some publishers."""
     store, now = get_store(connections[using]), read_clock(using)
     streams = find_streams(store)
     return [
-        read_queue(using, alias, now, read_heads(store, alias), has_stream=alias in streams) for alias in publishers
+        read_queue(using, alias, now, read_heads(store, alias), read_stream(using, alias, streams))
+        for alias in publishers
     ]
 
 
-def _read_stream(using: str, publisher: str) -> Waiting:
-    """Count the messages of the publisher's stream that are not delivered."""
+def read_stream(using: str, publisher: str, streams: Collection[str]) -> Waiting:
+    """Count the messages of a publisher's stream that are not delivered; none if it is not one of the `streams`."""
+    if publisher not in streams:
+        return Waiting()
     return Stream(PostgreSQLStore(connections[using]), publisher).measure(MAX_ROWS)
 
 
@@ -251,7 +229,7 @@ MAX_FAILURES = 10_000
 MAX_WAITING = 1000
 """Maximum number of messages that are counted behind a failed one."""
 
-MAX_ERROR_LENGTH = 200
+MAX_GROUPED_LENGTH = 200
 """Maximum number of characters of an error that are read to group messages."""
 
 MAX_COMMON_LENGTH = 100
@@ -263,7 +241,7 @@ It is less than what is read, so that the length of ids does not change where th
 MAX_FINGERPRINTS = 10
 """Maximum number of fingerprints of one publisher, error class and type; beyond it, they are one group."""
 
-ERROR_START = Left("error", MAX_ERROR_LENGTH)
+ERROR_START = Left("error", MAX_GROUPED_LENGTH)
 """The part of an error that its fingerprint is made from."""
 
 _VARYING = re.compile(r"(?<![0-9a-fA-F-])[a-fA-F-]*[0-9][0-9a-fA-F-]*")
@@ -282,20 +260,15 @@ def fingerprint(error_start: str) -> str:
     return hashlib.blake2s(common.encode("utf-8", "replace"), digest_size=5).hexdigest()
 
 
-@dataclass(slots=True)
-class _Group:
-    first: datetime.datetime
-    last: datetime.datetime
-    example: str
-    count: int = 0
-    blocking: int = 0
-
-    def add(self, other: "_Group") -> None:
-        if other.last > self.last:
-            self.last, self.example = other.last, other.example
-        self.first = min(self.first, other.first)
-        self.count += other.count
-        self.blocking += other.blocking
+class _Failure(NamedTuple):
+    publisher: str
+    error_class: str
+    type: str
+    failed_at: datetime.datetime
+    blocks_key: bool
+    partition: int
+    id: int
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,75 +283,52 @@ class Failures:
 
     groups: tuple[FailureGroup, ...]
     complete: bool
-    failed: dict[str, int] = field(default_factory=dict)
-    blocking: dict[str, int] = field(default_factory=dict)
-    blocking_ids: dict[tuple[str, int], int] = field(default_factory=dict)
-
-    def count(self, numbers: dict[str, int], publisher: str) -> Count:
-        return Count(numbers.get(publisher, 0), more=not self.complete)
+    failed: Counter[str]
+    blocking: Counter[str]
+    blocking_ids: Mapping[tuple[str, int], int]
 
 
 def read_failures(using: str) -> Failures:
     """Read and group the newest failed messages of a database."""
-    rows = list(
-        OutboxMessage.objects.using(using)
-        .failed()
-        .order_by("-failed_at", "-id")
-        .values_list("publisher", "error_class", "type", "failed_at", "blocks_key", "partition", "id", ERROR_START)[
-            : MAX_FAILURES + 1
-        ]
-    )
-    complete = len(rows) <= MAX_FAILURES
-    groups: dict[tuple[str, str, str, str], _Group] = {}
-    failed: defaultdict[str, int] = defaultdict(int)
-    blocking: defaultdict[str, int] = defaultdict(int)
+    newest = OutboxMessage.objects.using(using).failed().order_by("-failed_at", "-id")
+    rows = newest.values_list(*_Failure._fields[:-1], ERROR_START)[: MAX_FAILURES + 1]
+    found = [_Failure(*row) for row in rows]
+    more = len(found) > MAX_FAILURES
+    del found[MAX_FAILURES:]
+    failed = Counter(each.publisher for each in found)
+    blocking = Counter(each.publisher for each in found if each.blocks_key)
     blocking_ids: dict[tuple[str, int], int] = {}
-    for publisher, error_class, type, failed_at, blocks_key, partition, id, error in rows[:MAX_FAILURES]:
-        assert failed_at is not None
-        cause = (publisher, error_class, type, fingerprint(error))
-        group = groups.get(cause)
-        if group is None:
-            group = groups[cause] = _Group(failed_at, failed_at, first_line(error))
-        group.first = failed_at
-        group.count += 1
-        failed[publisher] += 1
-        if blocks_key:
-            group.blocking += 1
-            blocking[publisher] += 1
-            blocking_ids.setdefault((publisher, partition), id)
-    listed = [
+    for each in found:
+        if each.blocks_key:
+            blocking_ids.setdefault((each.publisher, each.partition), each.id)
+    groups = [
         FailureGroup(
             publisher=publisher,
             error_class=error_class,
             type=type,
             fingerprint=name,
-            example=group.example,
-            count=Count(group.count, more=not complete),
-            blocking=Count(group.blocking, more=not complete),
-            first=group.first,
-            last=group.last,
+            example=first_line(members[0].error),
+            count=Count(len(members), more),
+            blocking=Count(sum(each.blocks_key for each in members), more),
+            first=members[-1].failed_at,
+            last=members[0].failed_at,
         )
-        for (publisher, error_class, type, name), group in _without_many(groups).items()
+        for (publisher, error_class, type, name), members in _group_by_cause(found).items()
     ]
-    listed.sort(
+    groups.sort(
         key=lambda group: (-group.count.number, group.publisher, group.error_class, group.type, group.fingerprint)
     )
-    return Failures(tuple(listed), complete, dict(failed), dict(blocking), blocking_ids)
+    return Failures(tuple(groups), not more, failed, blocking, blocking_ids)
 
 
-def _without_many(
-    groups: dict[tuple[str, str, str, str], _Group],
-) -> dict[tuple[str, str, str, str], _Group]:
-    """Return the groups, those with too many fingerprints of one error class and type as one without."""
-    fingerprints = Counter(cause[:3] for cause in groups)
-    kept: dict[tuple[str, str, str, str], _Group] = {}
-    for cause, group in groups.items():
-        kept_as = cause if fingerprints[cause[:3]] <= MAX_FINGERPRINTS else (*cause[:3], "")
-        if kept_as in kept:
-            kept[kept_as].add(group)
-        else:
-            kept[kept_as] = group
-    return kept
+def _group_by_cause(failures: Sequence[_Failure]) -> dict[tuple[str, str, str, str], list[_Failure]]:
+    """Return the failures by cause; too many fingerprints of one publisher, error class and type are one group."""
+    named = [((each.publisher, each.error_class, each.type), fingerprint(each.error)) for each in failures]
+    fingerprints = Counter(cause for cause, _ in set(named))
+    groups: defaultdict[tuple[str, str, str, str], list[_Failure]] = defaultdict(list)
+    for (cause, name), each in zip(named, failures, strict=True):
+        groups[(*cause, name if fingerprints[cause] <= MAX_FINGERPRINTS else "")].append(each)
+    return groups
 
 
 def find_blocked_keys(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, router
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
 
 from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
@@ -31,14 +31,14 @@ class FiguresUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The figures of one database's outbox, or why there are none.
+    """The figures of one database's outbox; empty ones if they could not be read.
 
     Args:
         problem: why they could not be read, `database_unavailable` or `unreadable`; otherwise blank.
     """
 
     using: str
-    status: Status | None
+    status: Status
     problem: str = ""
 
     @property
@@ -47,7 +47,7 @@ class Reading:
 
         They have no sentence, because it may contain a key, the name of a person or a broker's address.
         """
-        if self.status is None:
+        if self.problem:
             return (Finding(Level.CRITICAL, self.problem),)
         worst: dict[tuple[str, str, str], Finding] = {}
         for each in self.status.verdicts:
@@ -61,7 +61,7 @@ class Reading:
     @property
     def open_transaction_seconds(self) -> float | None:
         """The time for which the oldest transaction has been open; None if it is unknown or not read."""
-        oldest = self.status and self.status.open_transaction
+        oldest = self.status.open_transaction
         return oldest.seconds if oldest else None
 
 
@@ -85,7 +85,7 @@ def read(using: str) -> Reading:
     try:
         return Reading(using, attempt(using, status))
     except FiguresUnreadable as error:
-        return Reading(using, None, str(error))
+        return Reading(using, Status(using, timezone.now()), str(error))
 
 
 def attempt(using: str, query: Callable[[str], Result]) -> Result:
@@ -110,8 +110,8 @@ def attempt(using: str, query: Callable[[str], Result]) -> Result:
         _problems.pop(using, None)
         return result
     finally:
-        if not was_open:
-            _close(connection)
+        if not was_open and not connection.in_atomic_block:
+            connection.close()
     connection.close()
     return attempt(using, query)
 
@@ -126,8 +126,3 @@ def _unreadable(using: str, code: str, error: Exception) -> FiguresUnreadable:
             reason=error,
         )
     return FiguresUnreadable(code)
-
-
-def _close(connection: BaseDatabaseWrapper) -> None:
-    if not connection.in_atomic_block:
-        connection.close()

@@ -31,18 +31,18 @@ from django_outbox.monitoring.figures import (
 )
 from django_outbox.monitoring.queues import (
     MAX_BLOCKED,
-    Failures,
-    Queue,
     find_blocked_keys,
     find_streams,
     read_failures,
     read_heads,
     read_queue,
+    read_stream,
 )
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
+from django_outbox.stores.log import LogStream
 from django_outbox.stores.postgresql import PostgreSQLStore
-from django_outbox.stores.stream import find_oldest_transaction
+from django_outbox.stores.stream import Waiting, find_oldest_transaction
 
 __all__ = ["status"]
 
@@ -102,7 +102,7 @@ def read_status(using: str) -> Status:
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
     pauses = list(Pause.objects.using(using).order_by("publisher", "type"))
-    configured = list(get_settings().publishers)
+    configured, from_log = list(get_settings().publishers), get_settings().from_log
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
     positions = find_streams(store)
@@ -115,32 +115,31 @@ def read_status(using: str) -> Status:
     all_keys = True
     for alias in aliases:
         heads = read_heads(store, alias)
-        blocked += heads.blocked
-        all_keys &= heads.complete and len(heads.blocked) < MAX_BLOCKED
+        blocked += heads.blocked_keys
+        all_keys &= heads.complete and len(heads.blocked_keys) < MAX_BLOCKED
         if not heads.complete:
             not_all_heads.append(alias)
-        queue = read_queue(using, alias, now, heads, has_stream=alias in positions)
+        streamed = read_stream(using, alias, positions)
         processed, _, failed = _in_last_minute(counts, now, alias)
-        figures = PublisherStatus(
-            alias=alias,
+        figures = replace(
+            read_queue(using, alias, now, heads, streamed),
             configured=alias in configured,
-            due=queue.due,
-            oldest_due=queue.age,
-            oldest_is_exact=queue.oldest_is_exact,
-            blocked=queue.blocked,
-            retrying=queue.retrying,
-            delayed=queue.delayed,
-            failed=failures.count(failures.failed, alias),
-            blocking=failures.count(failures.blocking, alias),
+            failed=Count(failures.failed[alias], more=not failures.complete),
+            blocking=Count(failures.blocking[alias], more=not failures.complete),
             processed_per_minute=processed,
             failed_per_minute=failed,
         )
         figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
         figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
-        if figures.configured or _has_messages(figures, failures):
+        counted = (figures.due, figures.blocked, figures.retrying, figures.delayed, figures.failed.number)
+        if figures.configured or any(counted):
             publishers.append(figures)
             if alias in positions:
-                streams.append(_describe_stream(positions[alias], queue, reports, now))
+                stream = _describe_stream(positions[alias], streamed, reports, now)
+                if alias in from_log:
+                    is_read, kept = LogStream(PostgreSQLStore(store.connection), alias).measure_reader()
+                    stream = replace(stream, log_is_read=is_read, log_kept=kept)
+                streams.append(stream)
     blocked += find_blocked_keys(using, failures, blocked, not_all_heads)
     blocked.sort(key=lambda key: (-key.waiting.number, key.id))
     result = Status(
@@ -184,13 +183,12 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
 
 
 def _describe_stream(
-    positions: Sequence[StreamPosition], queue: Queue, reports: Sequence[RelayStatus], now: datetime.datetime
+    positions: Sequence[StreamPosition], waiting: Waiting, reports: Sequence[RelayStatus], now: datetime.datetime
 ) -> StreamStatus:
     publisher = positions[0].publisher
     living = [report.name for report in reports if report.alive and publisher in report.publishers]
     owners = dict.fromkeys(position.relay for position in positions if position.relay)
     owned = sum(position.relay in living for position in positions)
-    waiting = queue.streamed
     return StreamStatus(
         publisher=publisher,
         relay=", ".join(owners),
@@ -216,28 +214,19 @@ def _add_pauses(figures: PublisherStatus, pauses: Sequence[Pause]) -> PublisherS
     )
 
 
-def _has_messages(figures: PublisherStatus, failures: Failures) -> bool:
-    return bool(
-        figures.due or figures.blocked or figures.retrying or figures.delayed or failures.failed.get(figures.alias)
-    )
-
-
 def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
     """Return the latest report of each relay, the newest first."""
     interval = get_store(connections[using]).report_interval
     reports = Heartbeat.objects.using(using).filter(consumers__isnull=True).order_by("-seen_at")[:MAX_RELAYS]
-    return tuple(_describe(each, now, _find_silence(each, interval)) for each in reports)
+    return tuple(_describe(each, now, interval) for each in reports)
 
 
-def _find_silence(report: Heartbeat, interval: float) -> float:
-    """Return the seconds since its last report after which a process counts as gone."""
-    return MISSED_REPORTS * interval if report.mode == "run" else ALIVE_SECONDS_OF_DRAINS
-
-
-def _is_alive(report: Heartbeat, now: datetime.datetime, silence: float) -> bool:
+def _is_alive(report: Heartbeat, now: datetime.datetime, interval: float) -> bool:
     """Return whether a process was seen lately and has not ended. Drains are alive only if they end often enough."""
     seconds = (now - report.seen_at).total_seconds()
-    return seconds <= silence and (report.stopped_at is None or report.mode != "run")
+    if report.mode != "run":
+        return seconds <= ALIVE_SECONDS_OF_DRAINS
+    return seconds <= MISSED_REPORTS * interval and report.stopped_at is None
 
 
 def _read_counts(using: str, now: datetime.datetime) -> Counts:
@@ -257,8 +246,7 @@ def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> t
     return tuple(map(max, *minutes))
 
 
-def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayStatus:
-    seconds = max((now - report.seen_at).total_seconds(), 0.0)
+def _describe(report: Heartbeat, now: datetime.datetime, interval: float) -> RelayStatus:
     return RelayStatus(
         name=report.relay,
         host=report.host,
@@ -270,8 +258,8 @@ def _describe(report: Heartbeat, now: datetime.datetime, limit: float) -> RelayS
         started_at=report.started_at,
         seen_at=report.seen_at,
         stopped_at=report.stopped_at,
-        seconds_since_seen=seconds,
-        alive=report.mode == "run" and _is_alive(report, now, limit),
+        seconds_since_seen=max((now - report.seen_at).total_seconds(), 0.0),
+        alive=report.mode == "run" and _is_alive(report, now, interval),
         processed=report.processed,
         retried=report.retried,
         failed=report.failed,
@@ -313,7 +301,7 @@ def _read_consumers(using: str, now: datetime.datetime) -> tuple[ConsumerStatus,
     interval = get_store(connections[using]).report_interval
     by_alias: defaultdict[str, list[tuple[Heartbeat, dict[str, Any], bool]]] = defaultdict(list)
     for report in reports:
-        alive = _is_alive(report, now, _find_silence(report, interval))
+        alive = _is_alive(report, now, interval)
         for alias, state in (report.consumers or {}).items():
             by_alias[alias].append((report, state, alive))
     found = (_add_up_reports(alias, states) for alias, states in sorted(by_alias.items()))

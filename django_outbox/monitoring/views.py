@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from django_outbox.monitoring.figures import Level, PublisherStatus, StreamStatus
+from django_outbox.monitoring.figures import Level
 from django_outbox.monitoring.readings import (
     FiguresUnreadable,
     Reading,
@@ -120,6 +120,7 @@ def _select_one(using: str) -> None:
 
 
 def _describe(reading: Reading) -> dict[str, Any]:
+    status = reading.status
     return {
         "level": name_of(reading.level),
         "verdicts": [
@@ -132,34 +133,29 @@ def _describe(reading: Reading) -> dict[str, Any]:
             for each in reading.findings
         ],
         "publishers": {
-            publisher.alias: _figures(publisher) for publisher in (reading.status.publishers if reading.status else ())
+            publisher.alias: {
+                "due": publisher.due.number,
+                "oldest_due_seconds": publisher.oldest_due,
+                "blocked": publisher.blocked.number,
+                "failed": publisher.failed.number,
+                "relays": publisher.relays,
+            }
+            for publisher in status.publishers
         },
         "consumers": {
             consumer.alias: {"state": consumer.state, "inboxes": consumer.inboxes, "received": consumer.received}
-            for consumer in (reading.status.consumers if reading.status else ())
+            for consumer in status.consumers
         },
         "streams": {
-            stream.publisher: _figures_of_stream(stream)
-            for stream in (reading.status.streams if reading.status else ())
+            stream.publisher: {
+                "owned": stream.owned,
+                "standbys": len(stream.standbys),
+                "waiting": stream.waiting.number,
+                "oldest_seconds": stream.oldest,
+                "log_is_read": stream.log_is_read,
+                "log_kept_bytes": stream.log_kept,
+            }
+            for stream in status.streams
         },
         "open_transaction_seconds": reading.open_transaction_seconds,
-    }
-
-
-def _figures(publisher: PublisherStatus) -> dict[str, Any]:
-    return {
-        "due": publisher.due.number,
-        "oldest_due_seconds": publisher.oldest_due,
-        "blocked": publisher.blocked.number,
-        "failed": publisher.failed.number,
-        "relays": publisher.relays,
-    }
-
-
-def _figures_of_stream(stream: StreamStatus) -> dict[str, Any]:
-    return {
-        "owned": stream.owned,
-        "standbys": len(stream.standbys),
-        "waiting": stream.waiting.number,
-        "oldest_seconds": stream.oldest,
     }

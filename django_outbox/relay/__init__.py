@@ -4,7 +4,7 @@ A message meets these modules, in this order:
 
 - `relay`: publishers and threads; `worker`: the loop of a thread, which decides when a round begins
 - `delivery`: one round, within the limits of `rate_limits` and of the budget in `state`
-- `batch`: claim, publish in waves, decide, copy `dead_letters`, settle; the `recorder` is told of each step
+- `batch`: claim, publish in waves, decide, copy `dead_letters`, settle; the `recorder` is called after each phase
 - `sources`: where messages are claimed, and where their new states are written
 - `isolation`: the search for poison messages, if a publisher raises
 - `handling`, with `transactional` or `leased`: the same for a publisher that calls handlers

@@ -1,6 +1,7 @@
 """One batch: claim, publish, decide the new state of each message, copy dead letters, settle."""
 
 import abc
+import datetime
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -11,14 +12,13 @@ from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, BLOCKED, Message, Outcome, Unreadable, Verdict
-from django_outbox.relay.dead_letters import copy_failed
 from django_outbox.relay.isolation import isolate
 from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
-from django_outbox.text import counted
+from django_outbox.text import counted, describe, one_line, some_ids
 
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""
@@ -26,12 +26,11 @@ UNREADABLE = "outbox.unreadable"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of a claim, without those behind a held or unreadable row of their key: they go back as they were.
+    """The rows of a claim, without those that go back as they were.
+
+    They are behind a held row of their key, or behind an unreadable one if failed messages block their key.
 
     Attributes:
-        claim: the claim.
-        messages: the messages to publish.
-        unreadable: the rows that are not messages.
         held: the messages of paused types.
     """
 
@@ -42,7 +41,6 @@ class Batch:
 
     @property
     def contents(self) -> list[Message]:
-        """The messages, and what could be read of the other rows."""
         return [*self.messages, *(row.message for row in self.unreadable)]
 
     def count(self, decided: "Decided") -> Tally:
@@ -68,23 +66,15 @@ class Batch:
 
 
 class Decided(NamedTuple):
-    """The result for the messages of a batch.
-
-    Args:
-        failed: the messages that fail, with their outcomes.
-    """
-
     outcomes: list[Outcome]
     settlement: Settlement
     failed: list[tuple[Message, Outcome]]
 
     @classmethod
     def blocked(cls, count: int) -> "Decided":
-        """Return the result for messages that go back as they were."""
         return cls([BLOCKED] * count, Settlement(), [])
 
     def add(self, index: int, one: "Decided") -> None:
-        """Add the result for the message at an index of the batch."""
         self.outcomes[index] = one.outcomes[0]
         self.settlement.processed += one.settlement.processed
         self.settlement.failed += one.settlement.failed
@@ -93,11 +83,10 @@ class Decided(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Batches(abc.ABC):
+class Deliverer(abc.ABC):
     """Delivers batches of one publisher in the calling thread.
 
     Args:
-        dead_letters: gets a copy of each message that fails.
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
     """
@@ -118,15 +107,10 @@ class Batches(abc.ABC):
                 out.
         """
 
-    def _deliver(
+    def _run_phases(
         self, claiming: AbstractContextManager[Claim], publish: Callable[[Sequence[Message]], Decided]
     ) -> Tally:
-        """Deliver one batch.
-
-        Args:
-            claiming: the claim, not yet open.
-            publish: publishes at least one message, and decides the new state of each.
-        """
+        """Claim, publish and decide, and settle; record each phase."""
         recorder = Recorder(self.publisher, self.source.using)
         with claiming as claim:
             if not claim.messages:
@@ -140,7 +124,6 @@ class Batches(abc.ABC):
         return batch.count(decided)
 
     def _sort(self, claim: Claim) -> Batch:
-        """Find the rows that are not to be published, and those that wait for one of them."""
         messages = [row for row in claim.messages if isinstance(row, Message)]
         paused = self.paused_types()
         if paused and not paused.isdisjoint(message.type for message in messages):
@@ -207,7 +190,7 @@ class Batches(abc.ABC):
     def _retry_delay(
         self, message: Message, outcome: Outcome, on_fault: Callable[[BaseException], None]
     ) -> float | None:
-        """Return the seconds until a deferred message is tried again; None if it has no attempts left."""
+        """Return the seconds until a deferred message is retried; None if it has no attempts left."""
         if not outcome.counted:
             return min(outcome.retry_after or 0.0, LONGEST_RETRY_AFTER)
         policy = self.settings.retry_policy(self.publisher.alias, message.type, self._own_retry(message))
@@ -230,7 +213,6 @@ class Batches(abc.ABC):
         return decided._replace(settlement=settlement)
 
     def _leave_late(self, messages: Sequence[Message]) -> Decided:
-        """Leave a batch as it is: its time is half over, and another relay may have the messages already."""
         self.source.rewind()
         logger.warning(
             "Publisher %r: %s not published, because more than half of CLAIM_TIMEOUT has passed since the claim began: "
@@ -245,11 +227,11 @@ class Batches(abc.ABC):
 
 
 @dataclass(kw_only=True)
-class PublishedBatches(Batches):
+class BrokerDeliverer(Deliverer):
     """Delivers batches of a publisher that sends them to a broker."""
 
     def deliver(self, limit: int) -> Tally:
-        return self._deliver(self.source.claim(limit), self._publish)
+        return self._run_phases(self.source.claim(limit), self._publish)
 
     def _publish(self, messages: Sequence[Message]) -> Decided:
         if self.source.is_late:
@@ -297,8 +279,6 @@ def publish_in_waves(
     earlier one of its key is not accepted, after a wave with an unanswered message, and once no further wave may begin.
 
     Args:
-        publish: sends a wave to the broker and returns an outcome for each message.
-        messages: the batch, with the messages of each key in order.
         failed_blocks_key: whether a rejected message blocks its key, as a deferred one does.
         may_not_begin: called before each wave but the first.
 
@@ -327,10 +307,7 @@ def publish_in_waves(
 
 
 def _split_into_waves(messages: Sequence[Message]) -> list[list[int]]:
-    """Return the indexes of the first messages of all keys, of the second ones, and so on.
-
-    Messages without a key are in the first wave.
-    """
+    """Return the indexes of the first messages of all keys, of the second ones, and so on."""
     waves: list[list[int]] = [[]]
     counts: dict[str, int] = {}
     for index, message in enumerate(messages):
@@ -342,3 +319,83 @@ def _split_into_waves(messages: Sequence[Message]) -> list[list[int]]:
                 waves.append([])
         waves[place].append(index)
     return waves
+
+
+MAX_HEADER_ERROR_LENGTH = 1000
+"""Maximum number of characters of the error in a header of the copy: RabbitMQ takes all headers in one frame of 128
+KiB."""
+
+
+def copy_failed(
+    dead_letters: Publisher | None,
+    failed: Sequence[tuple[Message, Outcome]],
+    publisher_alias: str,
+    *,
+    is_late: bool = False,
+) -> set[int]:
+    """Publish a copy of each failed message, in the order given, and return the ids of the accepted ones.
+
+    The copy is the message itself, with additional headers that begin with `outbox-` and give the reason. This function
+    never raises, whatever the dead-letter publisher returns or raises: copies that are not accepted are logged. It
+    takes as long as `dead_letters` takes for a batch.
+
+    Args:
+        dead_letters: the dead-letter publisher. If it is None, or the publisher of the failed messages, nothing is
+            copied.
+        is_late: whether the claim may end before the copies are published. Then another relay may get other answers for
+            these messages, and nothing is copied.
+    """
+    if dead_letters is None or not failed or dead_letters.alias == publisher_alias:
+        return set()
+    if is_late:
+        logger.error(
+            "The dead-letter publisher %r gets no copy of %s (%s), because more than half of CLAIM_TIMEOUT has passed "
+            "since the claim began",
+            dead_letters.alias,
+            counted(len(failed), "failed message"),
+            some_ids(message.id for message, _ in failed),
+            event="relay.dead_letters_lost",
+            publisher=dead_letters.alias,
+            count=len(failed),
+        )
+        return set()
+    # For people only, so the relay's clock is good enough.
+    failed_at = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+    copies = [_copy(message, outcome, publisher_alias, failed_at) for message, outcome in failed]
+    outcomes, error = call_publisher(dead_letters.publish, copies)
+    accepted = {copy.id for copy, outcome in zip(copies, outcomes, strict=True) if outcome is ACCEPTED}
+    missing = [copy for copy in copies if copy.id not in accepted]
+    if missing:
+        _log_missing(dead_letters, missing, outcomes, error)
+    return accepted
+
+
+def _copy(message: Message, outcome: Outcome, publisher_alias: str, failed_at: str) -> Message:
+    reason = {
+        "outbox-error": one_line(outcome.error, MAX_HEADER_ERROR_LENGTH),
+        "outbox-error-class": one_line(outcome.error_class, MAX_HEADER_ERROR_LENGTH),
+        "outbox-attempts": message.attempts + 1,
+        "outbox-publisher": publisher_alias,
+        "outbox-failed-at": failed_at,
+    }
+    return message._replace(headers={**message.headers, **reason})
+
+
+def _log_missing(
+    dead_letters: Publisher,
+    copies: Sequence[Message],
+    outcomes: Sequence[Outcome | None],
+    error: BaseException | None,
+) -> None:
+    reasons = (outcome.error for outcome in outcomes if outcome is not None and outcome is not ACCEPTED)
+    logger.error(
+        "The dead-letter publisher %r did not accept %s of failed messages (%s). First error: %s",
+        dead_letters.alias,
+        counted(len(copies), "copy", "copies"),
+        some_ids(copy.id for copy in copies),
+        next(reasons) if error is None else describe(error),
+        exc_info=error,
+        event="relay.dead_letters_lost",
+        publisher=dead_letters.alias,
+        count=len(copies),
+    )

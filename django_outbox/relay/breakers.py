@@ -22,8 +22,6 @@ from django_outbox.signals import breaker_changed, send
 
 
 class State(enum.Enum):
-    """The states of a circuit breaker."""
-
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
@@ -45,30 +43,23 @@ class Permit(NamedTuple):
 class Breaker:
     """Permits batches, and receives the result of each one: a state machine without a clock and without threads.
 
-    Every permit is returned once: by `answered`, `outage` or `withdrawn`. A permit from before the breaker last opened
-    changes nothing: its batch met the same outage, or was published before it.
+    Every permit is returned once: by `note_answer`, `note_outage` or `withdraw`. A permit from before the breaker last
+    opened changes nothing: its batch met the same outage, or was published before it.
 
     Attributes:
         limits: how long it stays open, and how many messages it permits on trial.
-        state: closed, open or half-open.
-        outages: number of outages in a row during which nothing was delivered.
-        open_until: when it stops being open, on the caller's clock, in seconds.
+        consecutive_outages: number of outages in a row during which nothing was delivered.
     """
 
     limits: Limits = LIMITS
     state: State = State.CLOSED
-    outages: int = 0
+    consecutive_outages: int = 0
     open_until: float = 0.0
     _openings: int = 0
     _on_trial: bool = False
 
     def admit(self, now: float, wanted: int) -> Permit | None:
-        """Permit as many messages as wanted, or a few on trial, one trial at a time; None means wait.
-
-        Args:
-            now: the caller's clock, in seconds.
-            wanted: number of messages that the caller would publish.
-        """
+        """Permit as many messages as wanted, or a few on trial, one trial at a time; None means wait."""
         if self.state is State.OPEN and now >= self.open_until:
             self.state = State.HALF_OPEN
         if self.state is State.CLOSED:
@@ -78,14 +69,16 @@ class Breaker:
         self._on_trial = True
         return Permit(min(wanted, self.limits.trial_size), self._openings)
 
-    def answered(self, permit: Permit) -> None:
+    def note_answer(self, permit: Permit) -> None:
         """Close: the broker answered for a message of the batch. Whatever the outcome is, the broker is available."""
         if permit.opening == self._openings:
             self.state = State.CLOSED
-            self.outages = 0
+            self.consecutive_outages = 0
             self._on_trial = False
 
-    def outage(self, permit: Permit, now: float, *, delivered: bool, rand: Callable[[], float] = random.random) -> None:
+    def note_outage(
+        self, permit: Permit, now: float, *, delivered: bool, rand: Callable[[], float] = random.random
+    ) -> None:
         """Open, because the broker was unavailable, and permit the next trial after a wait.
 
         Args:
@@ -95,20 +88,18 @@ class Breaker:
         """
         if permit.opening == self._openings:
             self._openings += 1
-            self.outages = 1 if delivered else self.outages + 1
+            self.consecutive_outages = 1 if delivered else self.consecutive_outages + 1
             self.state = State.OPEN
-            self.open_until = now + self.limits.outage_wait.after(self.outages, rand=rand)
+            self.open_until = now + self.limits.outage_wait.after(self.consecutive_outages, rand=rand)
             self._on_trial = False
 
-    def withdrawn(self, permit: Permit) -> None:
+    def withdraw(self, permit: Permit) -> None:
         """Take the permit back unchanged: the batch had no message for the broker."""
         if permit.opening == self._openings:
             self._on_trial = False
 
 
 class Change(NamedTuple):
-    """A change of a publisher's breaker."""
-
     publisher_alias: str
     state: State
     reason: str = ""
@@ -116,13 +107,7 @@ class Change(NamedTuple):
 
 
 class Breakers:
-    """The circuit breakers of a relay's publishers, one each. All workers of the relay share them.
-
-    Args:
-        limits: how long a breaker stays open, and how many messages it permits on trial.
-        outages: logs when a publisher becomes unavailable, and when it is available again.
-        broker_names: the names of the publishers' brokers, by alias, as far as they are known.
-    """
+    """The circuit breakers of a relay's publishers, one each. All workers of the relay share them."""
 
     def __init__(
         self,
@@ -145,11 +130,10 @@ class Breakers:
         self._reporting = threading.Lock()
 
     def reason(self, publisher_alias: str) -> str:
-        """Return why a publisher's last batch could not be delivered; blank if it is available."""
         return self._reasons.get(publisher_alias, "")
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
-        """Return a publisher's `state`, the `reason` of its outage, and `since` when it lasts, as Unix time."""
+        """Return a publisher's `state`, and the `reason` of its outage and the Unix time `since` when it lasts."""
         with self._lock:
             return {
                 "state": self._breakers[publisher_alias].state.value,
@@ -158,11 +142,9 @@ class Breakers:
             }
 
     def count_outages(self, publisher_alias: str) -> int:
-        """Return a publisher's number of outages in a row."""
-        return self._breakers[publisher_alias].outages
+        return self._breakers[publisher_alias].consecutive_outages
 
     def seconds_until_trial(self, publisher_alias: str) -> float:
-        """Return the seconds until a batch for a publisher may be tried; 0 or less if it may be tried now."""
         return self._breakers[publisher_alias].open_until - time.monotonic()
 
     def admit(self, publisher_alias: str, batch_size: int) -> Permit | None:
@@ -189,20 +171,18 @@ class Breakers:
 
         Args:
             outage: why the broker was unavailable; blank if it was not, or if nothing was sent.
-            delivered: whether a part of the batch was delivered.
-            responds: whether the broker answered.
         """
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:
             before = breaker.state
             if outage:
                 now = time.monotonic()
-                breaker.outage(permit, now, delivered=delivered)
+                breaker.note_outage(permit, now, delivered=delivered)
                 seconds = breaker.open_until - now
             elif responds:
-                breaker.answered(permit)
+                breaker.note_answer(permit)
             else:
-                breaker.withdrawn(permit)
+                breaker.withdraw(permit)
             after = breaker.state
             if after is State.CLOSED:
                 self._reasons.pop(publisher_alias, None)

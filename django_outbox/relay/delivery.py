@@ -9,27 +9,22 @@ from django.db import DatabaseError, InterfaceError, connections
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.db.transactions import is_usable
-from django_outbox.deployment import REQUIRED, require_schema
+from django_outbox.deployment import REQUIRED, close_after_error
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import RateLimit
-from django_outbox.relay.batch import Batches, PublishedBatches
-from django_outbox.relay.leased import LeasedMessages
+from django_outbox.relay.batch import BrokerDeliverer, Deliverer
+from django_outbox.relay.leased import LeasedDeliverer
 from django_outbox.relay.rate_limits import RateLimiter
 from django_outbox.relay.sources import LogSource, SnapshotSource, TableSource
 from django_outbox.relay.state import RelayState, Tally
-from django_outbox.relay.transactional import TransactionalBatches
+from django_outbox.relay.transactional import TransactionalDeliverer
 from django_outbox.stores import get_store
-from django_outbox.text import describe
 
 
 class Round(NamedTuple):
     """The result of one round: at most one batch.
 
     Args:
-        tally: the counts of messages, by result.
-        broker_outage: the reason why the broker could not be used; blank if it could.
-        database_outage: the reason why the database could not be used; blank if it could.
-        connected: whether the publisher has connected to its broker in this round.
         looked: whether the database was asked for due messages.
         wait: the seconds until the next round, if the database was not asked because of a limit.
     """
@@ -37,35 +32,31 @@ class Round(NamedTuple):
     tally: Tally = Tally()
     broker_outage: str = ""
     database_outage: str = ""
-    connected: bool = False
+    prepared: bool = False
     looked: bool = False
     wait: float = 0.0
 
     @property
     def outage(self) -> str:
-        """The reason why the broker or the database was unavailable; blank if neither was."""
         return self.database_outage or self.broker_outage
 
     @property
     def found_nothing(self) -> bool:
-        """Whether no message was due."""
         return self.looked and not self.tally.claimed
 
     @property
     def broker_responds(self) -> bool:
-        """Whether the broker answered for a message, or nothing was due and the publisher has connected."""
-        return self.tally.answered or (self.found_nothing and self.connected)
+        """Whether the broker answered for a message, or nothing was due and the publisher has prepared."""
+        return self.tally.answered or (self.found_nothing and self.prepared)
 
 
 class Delivery:
-    """Delivers one publisher's batches in the calling thread."""
-
     def __init__(self, publisher: Publisher, source: TableSource, state: RelayState) -> None:
         self._publisher = publisher
         self._source = source
         self._state = state
-        self._batches = make_batches(publisher, source, state)
-        self._connects = type(publisher).prepare is not Publisher.prepare
+        self._deliverer = make_deliverer(publisher, source, state)
+        self._prepares = type(publisher).prepare is not Publisher.prepare
         rate = state.settings.rate_limit_of(publisher.alias)
         self._limiter = RateLimiter(state.using, publisher.alias, rate, source) if rate else None
 
@@ -76,19 +67,16 @@ class Delivery:
             NotMigrated: the outbox's table, or a column of it, is missing.
         """
         # Before the claim, so that no transaction waits for a connection to the broker.
-        if self._connects and (reason := prepare_publisher(self._publisher)):
+        if self._prepares and (reason := prepare_publisher(self._publisher)):
             return Round(broker_outage=reason)
-        connection = connections[self._state.using]
+        using = self._state.using
         try:
             return self._run(wanted)
         except (DatabaseError, InterfaceError) as error:
-            if connection.in_atomic_block:
-                raise
             # MariaDB shows no table to a role without a privilege on it, and only some need this one.
-            require_schema(connection, error, [*REQUIRED, RateLimit] if self._limiter else REQUIRED)
-            # The next query opens a new connection.
-            connection.close()
-            return Round(database_outage=f"database {self._state.using!r}: {describe(error).rstrip('.')}")
+            limits = [RateLimit] if self._limiter else []
+            reason = close_after_error(connections[using], error, [*REQUIRED, *limits])
+            return Round(database_outage=f"database {using!r}: {reason}")
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
@@ -109,9 +97,9 @@ class Delivery:
     def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
         if limiter is not None:
-            if not limiter.has_work():
-                return Round(connected=self._connects, looked=True)
-            if (seconds := limiter.seconds_to_wait()) > 0:
+            if not limiter.look_for_work():
+                return Round(prepared=self._prepares, looked=True)
+            if (seconds := limiter.reserve()) > 0:
                 return Round(wait=seconds)
             wanted = min(wanted, limiter.reserved)
         limit = budget.reserve(wanted)
@@ -120,15 +108,15 @@ class Delivery:
             return Round(wait=self._state.limits.stop_delay)
         tally = Tally()
         try:
-            tally = self._batches.deliver(limit)
+            tally = self._deliverer.deliver(limit)
         finally:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        return Round(tally, tally.outage, connected=self._connects, looked=True)
+        return Round(tally, tally.outage, prepared=self._prepares, looked=True)
 
 
-def make_batches(publisher: Publisher, source: TableSource, state: RelayState) -> Batches:
+def make_deliverer(publisher: Publisher, source: TableSource, state: RelayState) -> Deliverer:
     """Return what delivers the batches of a publisher: through a broker, or in a transaction of the database."""
     options: dict[str, Any] = {
         "source": source,
@@ -138,10 +126,10 @@ def make_batches(publisher: Publisher, source: TableSource, state: RelayState) -
         "is_stopping": lambda: state.stopping,
     }
     if not isinstance(publisher, TransactionalPublisher):
-        return PublishedBatches(publisher=publisher, **options)
+        return BrokerDeliverer(publisher=publisher, **options)
     if publisher.in_transaction:
-        return TransactionalBatches(publisher=publisher, turns=state.turns[publisher.alias], **options)
-    return LeasedMessages(publisher=publisher, **options)
+        return TransactionalDeliverer(publisher=publisher, turns=state.turns[publisher.alias], **options)
+    return LeasedDeliverer(publisher=publisher, **options)
 
 
 def make_source(publisher: Publisher, state: RelayState, *, reads_log: bool = False) -> TableSource:

@@ -17,7 +17,7 @@ from django_outbox.brokers.outcomes import read_outcome
 from django_outbox.brokers.publisher import TransactionalPublisher
 from django_outbox.db.transactions import Savepoint, TransactionBroken
 from django_outbox.exceptions import TransactionTimeout
-from django_outbox.handlers.calls import NotRun, finish
+from django_outbox.handlers.publisher import NotRun, finish
 from django_outbox.logs import logger
 from django_outbox.messages import (
     ACCEPTED,
@@ -29,13 +29,13 @@ from django_outbox.messages import (
     retry_later,
     set_aside,
 )
-from django_outbox.relay.batch import Batches, Decided
+from django_outbox.relay.batch import Decided, Deliverer
 from django_outbox.retry import RetryEntry
 from django_outbox.stores import Claim, Store, get_store
-from django_outbox.text import describe, is_interrupt
+from django_outbox.text import describe, is_interrupt, raise_interrupt
 
 FIRST_DELAY = 1.0
-"""Seconds until a message is tried again after a lost transaction that was not counted."""
+"""Seconds until a message is retried after a lost transaction that was not counted."""
 
 LOST = "outbox.transaction_lost"
 """The `error_class` of a message that was in hand when its transaction was lost."""
@@ -71,7 +71,7 @@ class Conflict(Exception):
 
 
 @dataclass(kw_only=True)
-class HandledMessages(Batches):
+class HandlingDeliverer(Deliverer):
     """Delivers messages to a publisher that handles single ones, and may write in the transaction of their states."""
 
     publisher: TransactionalPublisher
@@ -103,8 +103,7 @@ class HandledMessages(Batches):
                     "A function given to on_commit() %(reason)s.", event="relay.on_commit_failed", reason=error
                 )
             except BaseException as error:
-                if is_interrupt(error):
-                    raise
+                raise_interrupt(error)
                 logger.error(
                     "A function given to on_commit() raised an exception: %(reason)s",
                     exc_info=error,
@@ -143,8 +142,7 @@ class HandledMessages(Batches):
         except TransactionBroken as error:
             raise TransactionLost(message, error, outcome) from error
         except BaseException as error:
-            if is_interrupt(error):
-                raise
+            raise_interrupt(error)
             try:
                 savepoint.roll_back()
             except TransactionBroken:
@@ -187,10 +185,9 @@ class HandledMessages(Batches):
                 except TransactionBroken:
                     if not is_interrupt(error):
                         raise TransactionLost(message, self._explain(error, gaps), attempted) from error
-                if is_interrupt(error):
-                    raise
+                raise_interrupt(error)
                 outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
-        if outcome.cause is not None and self._may_begin_again(message, outcome.cause):
+        if outcome.cause is not None and self._admit_retry(message, outcome.cause):
             raise Conflict(message, outcome.cause)
         return outcome
 
@@ -208,7 +205,7 @@ class HandledMessages(Batches):
         reason.__cause__ = error
         return reason
 
-    def _may_begin_again(self, message: Message, error: BaseException) -> bool:
+    def _admit_retry(self, message: Message, error: BaseException) -> bool:
         """Return whether another transaction was in the way of a message, so that the work on it is to begin again."""
         return False
 
@@ -239,11 +236,7 @@ class HandledMessages(Batches):
 
 
 class _Gaps:
-    """Measures the longest time without a query; a wrapper of Django's queries.
-
-    Attributes:
-        longest: the time in seconds.
-    """
+    """Measures the longest time without a query; a wrapper of Django's queries."""
 
     def __init__(self) -> None:
         self.longest = 0.0

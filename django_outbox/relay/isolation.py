@@ -7,7 +7,16 @@ from collections.abc import Callable, Sequence
 from django_outbox.brokers.outcomes import CallResult, call_publisher, read_outcome
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.logs import logger
-from django_outbox.messages import BLOCKED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, class_path, unanswered
+from django_outbox.messages import (
+    ACCEPTED,
+    BLOCKED,
+    MAX_ERROR_LENGTH,
+    Message,
+    Outcome,
+    Verdict,
+    class_path,
+    unanswered,
+)
 from django_outbox.text import counted, describe, one_line
 
 PARTS_BEFORE_SINGLES = 15
@@ -42,7 +51,6 @@ def isolate(
         publish: a publisher's method. An invalid return value counts as an exception.
         messages: the batch, with the messages of each key in order; several per key only if the publisher keeps order.
         first: the result of publishing the whole batch.
-        publisher_alias: the publisher's name in the settings, for the log.
         may_not_begin: called before each call of `publish`; once it returns True, the search ends.
 
     Returns:
@@ -55,8 +63,6 @@ def isolate(
 
 
 class _Isolation:
-    """The search for the culprits of one batch. Messages are identified by their index in the batch."""
-
     def __init__(
         self,
         publish: Callable[[Sequence[Message]], Sequence[Outcome]],
@@ -120,10 +126,11 @@ class _Isolation:
             chosen = set()
             for index in self._parts.popleft():
                 predecessor = self._predecessors[index]
-                if predecessor is None or predecessor in chosen or self._is_accepted(predecessor):
+                outcome = ACCEPTED if predecessor is None else self._outcomes[predecessor]
+                if predecessor in chosen or (outcome is not None and outcome.verdict is Verdict.ACCEPTED):
                     part.append(index)
                     chosen.add(index)
-                elif self._outcomes[predecessor] is None and not self._has_raised_alone(predecessor):
+                elif outcome is None and predecessor not in self._suspects and predecessor not in self._culprits:
                     waiting.append(index)
                 else:
                     self._outcomes[index] = BLOCKED
@@ -131,15 +138,7 @@ class _Isolation:
                 self._parts.append(waiting)
         return part
 
-    def _has_raised_alone(self, index: int) -> bool:
-        return index in self._suspects or index in self._culprits
-
-    def _is_accepted(self, index: int) -> bool:
-        outcome = self._outcomes[index]
-        return outcome is not None and outcome.verdict is Verdict.ACCEPTED
-
     def _record(self, part: list[int], outcomes: list[Outcome | None], error: BaseException | None) -> bool:
-        """Record the result of publishing a part. Return whether it shows an outage."""
         outage = False
         for index, outcome in zip(part, outcomes, strict=True):
             self._outcomes[index] = outcome
@@ -185,7 +184,6 @@ class _Isolation:
 
 
 def _find_predecessors(messages: Sequence[Message]) -> list[int | None]:
-    """Return for each message the index of the previous one with the same key."""
     last: dict[str, int] = {}
     predecessors = []
     for index, message in enumerate(messages):

@@ -18,7 +18,7 @@ from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome,
 from django_outbox.relay.batch import Batch, Decided
 from django_outbox.relay.handling import (
     LOST,
-    HandledMessages,
+    HandlingDeliverer,
     TransactionLost,
     refresh_other_connections,
 )
@@ -26,7 +26,7 @@ from django_outbox.relay.recorder import Recorder
 from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
-from django_outbox.text import describe, is_interrupt
+from django_outbox.text import describe, raise_interrupt
 from django_outbox.threads import own_connection
 
 MAX_PASSED_OVER = 10
@@ -39,12 +39,12 @@ RETRY_INTERVAL = 1.0
 """Seconds between two attempts to renew a lease, or to settle a message, while the database is unavailable."""
 
 
-OUTAGES = (OperationalError, InterfaceError)
+DATABASE_OUTAGE = (OperationalError, InterfaceError)
 """Errors of a database that is unavailable."""
 
 
 @dataclass(kw_only=True)
-class LeasedMessages(HandledMessages):
+class LeasedDeliverer(HandlingDeliverer):
     """Delivers messages of a publisher that works outside of a transaction, one at a time.
 
     A short transaction claims a message and takes its lease, and another one writes its new state if the lease still
@@ -78,7 +78,7 @@ class LeasedMessages(HandledMessages):
         Raises:
             Error: the database is unavailable, and the lease may have ended.
         """
-        if self.is_stopping() or not keeper.holds():
+        if self.is_stopping() or not keeper.keep():
             decided = self._leave()
             recorder.published(batch.messages, decided.outcomes)
             return decided
@@ -87,7 +87,7 @@ class LeasedMessages(HandledMessages):
             try:
                 return self._store_result(batch, keeper, decide, recorder)
             except (Error, TransactionLost) as error:
-                is_outage = isinstance(error, OUTAGES)
+                is_outage = isinstance(error, DATABASE_OUTAGE)
                 if self._connection.in_atomic_block or (failures and is_outage and keeper.lease.may_have_ended):
                     raise
                 decide = self._note_failure(keeper.message, error, decide, is_first=not failures)
@@ -103,9 +103,8 @@ class LeasedMessages(HandledMessages):
         try:
             outcome = read_outcome(self.publisher.handle(message, self.source.using))
         except BaseException as error:
-            if is_interrupt(error):
-                raise
-            if isinstance(error, OUTAGES) and not nested and not is_usable(connection):
+            raise_interrupt(error)
+            if isinstance(error, DATABASE_OUTAGE) and not nested and not is_usable(connection):
                 return partial(self._judge, TransactionLost(message, error))
             outcome = read_outcome(retry_later(describe(error, MAX_ERROR_LENGTH), cause=error))
         if not nested and _roll_back(connection) and outcome is ACCEPTED:
@@ -154,7 +153,7 @@ class LeasedMessages(HandledMessages):
             # What the publisher writes about its result may end the session each time.
             return partial(self._judge, error)
         cause = error.error if isinstance(error, TransactionLost) else error
-        if isinstance(cause, OUTAGES):
+        if isinstance(cause, DATABASE_OUTAGE):
             return decide
         # What the publisher wrote about its result cannot be committed.
         outcome = read_outcome(retry_later(describe(cause, MAX_ERROR_LENGTH), error_class=LOST, cause=cause))
@@ -167,13 +166,10 @@ class LeasedMessages(HandledMessages):
 
 
 class _Keeper:
-    """Renews a lease in a thread of its own, on a connection of its own, until the context ends.
+    """Renews a lease in a separate thread, on a separate connection, until the context ends.
 
-    The thread opens its connection when the first renewal is due. There is none in a test's own transaction, or for
-    SQLite's memory, which other threads do not see.
-
-    Args:
-        publisher_alias: the publisher that works on it.
+    The thread opens its connection when the first renewal is due. There is no thread in a test's own transaction, or
+    for SQLite's memory, which other threads do not see.
     """
 
     def __init__(self, lease: Lease, message: Message, publisher_alias: str, source: TableSource) -> None:
@@ -184,7 +180,7 @@ class _Keeper:
         self._using = source.using
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="outbox-lease", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="outbox-lease", daemon=True)
 
     def __enter__(self) -> "_Keeper":
         if not is_private(connections[self._using]):
@@ -200,8 +196,8 @@ class _Keeper:
             with suppress(Error), self._lock:
                 self.lease.end()
 
-    def holds(self) -> bool:
-        """Return whether the lease is still this relay's, after a time in which the process may have been stopped."""
+    def keep(self) -> bool:
+        """Renew the lease if it may have ended, because the process was stopped; return whether it was kept."""
         if not self.lease.may_have_ended:
             return True
         with self._lock:
@@ -217,7 +213,6 @@ class _Keeper:
             yield self.lease
 
     def report_lost(self, consequence: str) -> None:
-        """Log that another relay may have the message."""
         logger.error(
             "Publisher %(publisher)r: the lease of message %(id)d was lost, because it was not renewed within "
             f"CLAIM_TIMEOUT = %(seconds)g s. Another relay may handle the message; {consequence}",
@@ -227,7 +222,7 @@ class _Keeper:
             seconds=self.lease.seconds,
         )
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         interval = self.lease.seconds / RENEWALS
         wait = interval
         with own_connection(self._using):
@@ -238,7 +233,7 @@ class _Keeper:
                     wait = interval if self._renew() else min(RETRY_INTERVAL, interval)
 
     def _renew(self) -> bool:
-        """Renew the lease; return False if that is to be tried again soon."""
+        """Renew the lease; return False if that is to be repeated soon."""
         try:
             if not self._source.renew(self.lease):
                 self.report_lost("its result will be discarded")

@@ -39,7 +39,6 @@ class Pauses:
     Args:
         interval: seconds for which a result of the query is used.
         max_seconds: time after which the connection is ended if the query hangs.
-        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -124,7 +123,6 @@ class Pauses:
 
 
 def _report(before: Paused, after: Paused) -> None:
-    """Log what was paused and resumed since the last look."""
     for publisher, type in sorted({*before} ^ {*after}):
         what = f"Publisher {publisher!r}" + (f": the type {type!r}" if type else "")
         if (publisher, type) in after:

@@ -29,10 +29,6 @@ class RateLimiter:
     limit. A worker reserves the messages of a short time in its own transaction, waits until this time begins without
     a transaction, and then claims no more than it has reserved. A worker that finds nothing gives back what is left,
     and looks for messages before it reserves again, so an idle relay writes nothing.
-
-    Args:
-        rate: messages a second.
-        source: finds out whether messages are due.
     """
 
     def __init__(self, using: str, publisher_alias: str, rate: float, source: TableSource) -> None:
@@ -46,14 +42,14 @@ class RateLimiter:
         self._end: datetime.datetime | None = None
         self.reserved = 0
 
-    def seconds_to_wait(self) -> float:
-        """Reserve messages if none are reserved; return the seconds until they may be claimed."""
+    def reserve(self) -> float:
+        """Reserve messages unless some are reserved, and return the seconds until they may be claimed."""
         if not self.reserved:
             self._begins_at = time.monotonic() + self._move(self._size)
             self.reserved = self._size
         return self._begins_at - time.monotonic()
 
-    def has_work(self) -> bool:
+    def look_for_work(self) -> bool:
         """Return whether to go on: messages are reserved, the last claim found some, or some are due."""
         if self.reserved or not self._is_idle:
             return True
@@ -65,7 +61,6 @@ class RateLimiter:
         return not self._is_idle
 
     def note(self, claimed: int, used: int) -> None:
-        """Note the size of a claim, and how many of its messages the publisher had."""
         self.reserved = max(self.reserved - used, 0)
         if not claimed:
             self._is_idle = True

@@ -15,8 +15,6 @@ from django_outbox.tracing import PublishedBatch, trace_published
 
 
 class Recorder:
-    """Records one batch."""
-
     def __init__(self, publisher: Publisher, using: str) -> None:
         self._publisher = publisher
         self._using = using
@@ -27,7 +25,6 @@ class Recorder:
         self._publish_seconds = 0.0
 
     def claimed(self, count: int) -> None:
-        """Record that rows were claimed, and that publishing begins."""
         self._finish_phase("claim", count)
         self._publishing_began_ns = time.time_ns()
 
@@ -89,7 +86,6 @@ class Recorder:
         )
 
     def _log(self, settlement: Settlement) -> None:
-        """Log which messages failed or will be retried."""
         if failed := settlement.failed:
             logger.error(
                 "Publisher %r: %s failed (%s). First error: %s",
@@ -126,7 +122,6 @@ class Recorder:
 
 
 def _count_types(batch: Sequence[Message], settlement: Settlement) -> Counter[tuple[str, str]]:
-    """Return the number of messages by result and type."""
     if len(settlement.processed) == len(batch):
         return Counter({("delivered", type): n for type, n in Counter([each.type for each in batch]).items()})
     types = {message.id: message.type for message in batch}

@@ -19,7 +19,7 @@ from django_outbox.relay.breakers import Breakers
 from django_outbox.relay.delivery import Delivery, make_source, unavailable
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
-from django_outbox.relay.reports import announcing, reporting
+from django_outbox.relay.reports import relay_announcing, relay_reporting
 from django_outbox.relay.state import Budget, RelayState, Tally, Turns
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
@@ -149,8 +149,8 @@ class Relay:
         refuse_transaction(connections[self.using], "Relay.run()")
         state = self._state
         with (
-            reporting(state, "run", self.workers),
-            announcing(state, self.publishers, self.workers),
+            relay_reporting(state, "run", self.workers),
+            relay_announcing(state, self.publishers, self.workers),
             purging(
                 self.using,
                 interval=state.limits.purge_interval,
@@ -184,8 +184,8 @@ class Relay:
             return self._one_after_the_other(drain)
         # Celery calls this every few seconds.
         with (
-            announcing(self._state, self.publishers, self.workers, level=logging.DEBUG),
-            reporting(self._state, "drain", self.workers),
+            relay_announcing(self._state, self.publishers, self.workers, level=logging.DEBUG),
+            relay_reporting(self._state, "drain", self.workers),
         ):
             return self._in_threads(self._for_each_worker(drain))
 
@@ -204,7 +204,7 @@ class Relay:
         deliver = partial(self._one_after_the_other, self._deliver_batch)
         if is_private(connections[self.using]):
             return deliver()
-        with reporting(self._state, "once", self.workers):
+        with relay_reporting(self._state, "once", self.workers):
             return self._in_threads([deliver])
 
     def stop(self) -> None:
@@ -270,7 +270,7 @@ class Relay:
         state, interval = self._state, self._state.limits.watch_interval
         with watching(
             state.database_calls,
-            lambda reason: state.outages.note(state.database, reason, interval),
+            lambda reason: state.outages.note(state.database_subject, reason, interval),
             interval=interval,
             patience=state.limits.hang_patience,
         ):

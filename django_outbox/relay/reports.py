@@ -25,22 +25,12 @@ KEEP_COUNTS = datetime.timedelta(hours=25)
 """Age up to which the counts of a minute are kept: a day is shown, in periods of up to an hour."""
 
 
-def reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
-    """Report at intervals in a thread until the end of the block, and then for a last time.
-
-    Args:
-        mode: `run`, `drain` or `once`; only `run` reports before the end of the block.
-    """
+def relay_reporting(state: RelayState, mode: str, workers: int) -> AbstractContextManager[None]:
+    """Report at intervals in a thread until the end of the block, and then for a last time."""
     return heartbeats.reporting(RelayReporter(state, mode, workers), state.limits.report_patience)
 
 
 class RelayReporter(Reporter):
-    """Writes the reports of one relay.
-
-    Args:
-        mode: `run`, `drain` or `once`.
-    """
-
     subject = "relay"
     work = "delivery"
 
@@ -79,7 +69,7 @@ class RelayReporter(Reporter):
         self._written[alias] = tally
 
 
-def announcing(
+def relay_announcing(
     state: RelayState, publishers: Sequence[Publisher], workers: int, *, level: int = logging.INFO
 ) -> AbstractContextManager[None]:
     """Log the start of a relay, a line at intervals until the end of the block, and its end with totals."""

@@ -35,9 +35,10 @@ class Tally:
         failed: rejected, out of attempts or unreadable.
         retried: deferred; they will be retried.
         unanswered: returned as they were because of an outage.
-        blocked: not published, because their type is paused or an earlier message of their key was not accepted.
+        blocked: returned as they were for any other reason: their type is paused, an earlier message of their key was
+            not accepted, another transaction was in the way, or the relay is stopping or late.
         unreadable: rows that failed without having been published, because they are not messages.
-        outage: the last reason given for unanswered messages.
+        outage: the reason given for the first unanswered message of the last batch that had any.
     """
 
     claimed: int = 0
@@ -75,16 +76,7 @@ class Tally:
 
 
 class Budget:
-    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
-
-    Args:
-        max_messages: maximum number of messages to settle; None for no limit.
-        max_bytes: maximum size of one batch.
-
-    Attributes:
-        tally: the messages of all publishers so far.
-        open_batches: number of batches that workers have in hand.
-    """
+    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe."""
 
     def __init__(self, publisher_aliases: Iterable[str], max_messages: int | None, max_bytes: int) -> None:
         self.tally = Tally()
@@ -98,7 +90,6 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether `max_messages` are settled."""
         return self._max_messages is not None and self.tally.settled >= self._max_messages
 
     def reserve(self, wanted: int) -> int:
@@ -115,7 +106,6 @@ class Budget:
             return limit
 
     def release(self, publisher_alias: str, limit: int, tally: Tally) -> None:
-        """Release what was reserved for a batch, and add its tally."""
         with self._lock:
             self._reserved -= limit
             self.open_batches -= 1
@@ -125,7 +115,6 @@ class Budget:
                 self._average_size = tally.size // tally.claimed
 
     def read(self) -> dict[str, Tally]:
-        """Return the tallies so far, by publisher."""
         with self._lock:
             return self._tallies.copy()
 
@@ -134,7 +123,6 @@ class Turns:
     """Lets one worker of a publisher at a time call handlers, for a while after a conflict. Thread-safe.
 
     Args:
-        clock: returns the time in seconds.
         max_wait: maximum seconds to wait for the turn of another worker.
     """
 
@@ -146,7 +134,6 @@ class Turns:
         self._began = self._end = -TURNS.max_delay
 
     def begin(self) -> None:
-        """Take turns from now on, because there was a conflict."""
         now = self._clock()
         if now >= self._end:
             soon = now - self._end < self._end - self._began
@@ -155,7 +142,6 @@ class Turns:
 
     @property
     def are_taken(self) -> bool:
-        """Whether workers take turns now."""
         return self._clock() < self._end
 
     @contextmanager
@@ -175,11 +161,8 @@ class RelayState(ServiceState):
 
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
-        poll_interval: longest idle wait in seconds.
-        budget: counts the messages of all workers, and how many they may still claim together.
         turns: taken by the workers of a publisher while its handlers conflict with each other.
         positions: the numbers of positions of streams that are still to be set up.
-        database_calls: the claims and settlements in progress.
     """
 
     using: str
@@ -198,7 +181,6 @@ class RelayState(ServiceState):
     positions: MutableMapping[str, int]
 
     def is_done(self) -> bool:
-        """Return whether no further batch may begin: the relay is stopping, or `max_messages` are settled."""
         return self.stopping or self.budget.spent
 
     def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from django.db import Error
 
@@ -11,14 +12,13 @@ from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import (
     Message,
-    Outcome,
     Verdict,
     retry_later,
 )
 from django_outbox.relay.batch import Decided
 from django_outbox.relay.handling import (
     Conflict,
-    HandledMessages,
+    HandlingDeliverer,
     TransactionLost,
     refresh_other_connections,
 )
@@ -44,7 +44,7 @@ LOCK_INTERVAL = 0.05
 
 
 @dataclass(kw_only=True)
-class TransactionalBatches(HandledMessages):
+class TransactionalDeliverer(HandlingDeliverer):
     """Delivers batches of a publisher that writes in the transaction of the claim.
 
     If that transaction is lost, nothing of the batch has happened. Where it is known which message was in hand, that
@@ -61,16 +61,16 @@ class TransactionalBatches(HandledMessages):
     turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
-        self._conflicts = Conflicts(self.turns)
+        self._sizes = BatchSizes(self.turns)
         # Of the batch in hand:
         self._claimed: Sequence[Message] = ()
         self._conflict: Conflict | None = None
 
     def deliver(self, limit: int) -> Tally:
         refresh_other_connections(self.source.using)
-        tally, suspects = self._run_batch(self._conflicts.limit(limit))
+        tally, suspects = self._run_batch(self._sizes.limit(limit))
         if self._conflict is None and tally.claimed:
-            self._conflicts.grow(limit)
+            self._sizes.grow(limit)
         for _ in range(suspects):
             if self.is_stopping():
                 break
@@ -88,7 +88,6 @@ class TransactionalBatches(HandledMessages):
         return tally
 
     def _run_batch(self, limit: int) -> tuple[Tally, int]:
-        """Deliver a batch; return its tally, and the number of messages to deliver one by one."""
         self._claimed, self._conflict = (), None
         result = self._try_batch(limit)
         if self._conflict is not None:
@@ -98,10 +97,10 @@ class TransactionalBatches(HandledMessages):
     def _try_batch(self, limit: int) -> tuple[Tally, int]:
         try:
             with ExitStack() as self._turn:
-                return self._deliver(self._committing(self.source.claim(limit)), self._publish), 0
+                return self._run_phases(self._committing(self.source.claim(limit)), self._publish), 0
         except TransactionLost as lost:
             self._forget_connection()
-            if self._may_begin_again(lost.message, lost.error):
+            if self._admit_retry(lost.message, lost.error):
                 # On MySQL and MariaDB, a deadlock ends the whole transaction.
                 self._conflict = Conflict(lost.message, lost.error)
                 self.source.rewind()
@@ -143,7 +142,7 @@ class TransactionalBatches(HandledMessages):
             if message.key in blocked:
                 continue
             try:
-                one = self._conclude(message, self._handle(message))
+                one = self._conclude(message, self._in_savepoint(message, partial(self.publisher.handle, message)))
             except Conflict as conflict:
                 self._conflict = conflict
                 break
@@ -158,16 +157,13 @@ class TransactionalBatches(HandledMessages):
             self.source.rewind()
         return decided
 
-    def _handle(self, message: Message) -> Outcome:
-        return self._in_savepoint(message, lambda using: self.publisher.handle(message, using))
-
-    def _may_begin_again(self, message: Message, error: BaseException) -> bool:
+    def _admit_retry(self, message: Message, error: BaseException) -> bool:
         """Return whether another transaction was in the way of a message, which has not conflicted too often."""
-        return self._store.is_conflict(error) and self._conflicts.admit(message.id)
+        return self._store.is_conflict(error) and self._sizes.admit(message.id)
 
     def _back_off(self, conflict: Conflict) -> None:
         """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
-        if self._conflicts.shrink(len(self._claimed)):
+        if self._sizes.shrink(len(self._claimed)):
             logger.warning(
                 "Publisher %(publisher)r: the work on message %(id)d was rolled back because of another transaction. "
                 "It begins again, and batches are smaller for a while: %(reason)s",
@@ -176,8 +172,8 @@ class TransactionalBatches(HandledMessages):
                 id=conflict.message.id,
                 reason=describe(conflict.error),
             )
-        if self._conflicts.in_a_row > 1 and not self.is_stopping():
-            time.sleep(WAIT.after(self._conflicts.in_a_row - 1))
+        if self._sizes.in_a_row > 1 and not self.is_stopping():
+            time.sleep(WAIT.after(self._sizes.in_a_row - 1))
 
     def _blame(self, lost: TransactionLost) -> Tally:
         """Settle the message that was in hand when the transaction was lost; the first loss in a row counts no attempt.
@@ -209,14 +205,14 @@ class TransactionalBatches(HandledMessages):
         deadline = time.monotonic() + LOCK_PATIENCE
         while True:
             claiming = self._committing(self.source.claim_one(lost.message))
-            tally = self._deliver(claiming, lambda _: self._judge(lost))
+            tally = self._run_phases(claiming, lambda _: self._judge(lost))
             if tally.claimed or time.monotonic() >= deadline:
                 return tally
             # The server may not have ended the lost session yet, which holds the message.
             time.sleep(LOCK_INTERVAL)
 
 
-class Conflicts:
+class BatchSizes:
     """The size of the batches of one worker.
 
     A batch holds the locks of all its handlers until it is committed. So handlers that seldom meet in a deadlock
@@ -238,7 +234,6 @@ class Conflicts:
         self._size: int | None = None
 
     def limit(self, wanted: int) -> int:
-        """Return the maximum number of messages in the next batch."""
         return wanted if self._size is None else min(wanted, self._size)
 
     def admit(self, id: int) -> bool:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
+from functools import partial
 
 from django.db import connections
 
@@ -43,54 +44,39 @@ def listening(
     if not (get_settings().notify and get_store(connections[using]).can_wake):
         yield
         return
-    listener = Listener(using, wake_ups, publisher_aliases, limits)
+    listen = partial(_listen, using, wake_ups, frozenset(publisher_aliases), limits)
     # The database may not answer at the end.
-    with in_background(listener.listen, name="outbox-listener", patience=2 * limits.listen_time):
+    with in_background(listen, name="outbox-listener", patience=2 * limits.listen_time):
         yield
 
 
-class Listener:
-    """Listens over its own database connection, and reconnects when that is lost."""
-
-    def __init__(self, using: str, wake_ups: WakeUps, publisher_aliases: Iterable[str], limits: Limits) -> None:
-        self._using = using
-        self._wake_ups = wake_ups
-        self._publisher_aliases = set(publisher_aliases)
-        self._limits = limits
-        self._losses = 0
-
-    def listen(self, left: threading.Event) -> None:
-        """Wake the workers until the event is set, or until it turns out that the connection gets no notifications."""
-        while not left.is_set():
-            try:
-                with own_connection(self._using):
-                    if not self._listen(left):
-                        logger.info(
-                            "Database %(database)r: a connection pool between the relay and PostgreSQL passes on no "
-                            "notifications, so the relay polls. PgBouncer's transaction mode does that.",
-                            event="relay.polling",
-                            database=self._using,
-                        )
+def _listen(using: str, wake_ups: WakeUps, publisher_aliases: Set[str], limits: Limits, left: threading.Event) -> None:
+    """Wake the workers until the event is set, over an own connection, and reconnect when that is lost."""
+    losses = 0
+    while not left.is_set():
+        try:
+            with own_connection(using):
+                for notified in get_store(connections[using]).listen(limits.listen_time):
+                    losses = 0
+                    wake_ups.wake(publisher_aliases if notified is None else notified & publisher_aliases)
+                    if left.is_set():
                         return
-            except Exception as error:
-                self._losses += 1
-                seconds = self._limits.reconnect_wait.after(self._losses)
-                logger.warning(
-                    "The connection that listens to database %(database)r was lost: %(reason)s. Polling, and "
-                    "reconnecting in %(seconds).1f s.",
-                    event="relay.listener_lost",
-                    database=self._using,
-                    reason=describe(error).rstrip("."),
-                    seconds=seconds,
-                )
-                left.wait(seconds)
-
-    def _listen(self, left: threading.Event) -> bool:
-        """Listen until the event is set; return False at once if the connection receives no notifications."""
-        store = get_store(connections[self._using])
-        for notified in store.listen(self._limits.listen_time):
-            self._losses = 0
-            self._wake_ups.wake(self._publisher_aliases if notified is None else notified & self._publisher_aliases)
-            if left.is_set():
-                return True
-        return False
+            logger.info(
+                "Database %(database)r: no notifications reach the relay, so it polls. It needs psycopg 3, and no "
+                "connection pool like PgBouncer's transaction mode between the relay and PostgreSQL.",
+                event="relay.polling",
+                database=using,
+            )
+            return
+        except Exception as error:
+            losses += 1
+            seconds = limits.reconnect_wait.after(losses)
+            logger.warning(
+                "The connection that listens to database %(database)r was lost: %(reason)s. Polling, and "
+                "reconnecting in %(seconds).1f s.",
+                event="relay.listener_lost",
+                database=using,
+                reason=describe(error).rstrip("."),
+                seconds=seconds,
+            )
+            left.wait(seconds)

@@ -25,8 +25,6 @@ class _Call:
     """A call in progress.
 
     Args:
-        began: when it began, on the clock of `DatabaseCalls`.
-        max_seconds: time after which the connection is ended.
         link: a duplicate of the connection's socket, because only the thread that uses a connection may ask it for
             anything; None until it is connected, and for a database without a network connection.
     """
@@ -38,11 +36,7 @@ class _Call:
 
 
 class DatabaseCalls:
-    """The claims and settlements in progress of a relay's workers. Thread-safe.
-
-    Args:
-        clock: returns the time in seconds.
-    """
+    """The claims and settlements in progress of a relay's workers. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = boot_time) -> None:
         self._clock = clock
@@ -100,7 +94,7 @@ class DatabaseCalls:
 
 
 def _duplicate_socket(connection: BaseDatabaseWrapper) -> socket.socket | None:
-    """Return a socket of its own for the network connection of this thread; None if there is none, or it was lost."""
+    """Return a separate socket for the network connection of this thread; None if there is none, or it was lost."""
     # A lost connection has no descriptor, and SQLite's has no such method.
     with suppress(Exception):
         return socket.socket(fileno=os.dup(connection.connection.fileno()))
@@ -114,8 +108,6 @@ def watching(
 
     Args:
         note: called with a reason at each interval while the database answers nothing for longer than `patience`.
-        interval: time between two looks in seconds.
-        patience: this time in seconds.
     """
 
     def work(left: threading.Event) -> None:

@@ -22,18 +22,17 @@ class Worker(abc.ABC):
 
     def __init__(self, publisher: Publisher, state: RelayState) -> None:
         self._alias = publisher.alias
-        self._database = state.database
+        self._database = state.database_subject
         self._state = state
         self._limits = state.limits
         self._source = make_source(publisher, state, reads_log=self.reads_log)
         self._delivery = Delivery(publisher, self._source, state)
         self._delivered = 0
         self._empty_claims = 0
-        self._database_outages = 0
+        self._database_failures = 0
         self._database_outage = ""
 
     def work(self) -> None:
-        """Deliver batch after batch until done."""
         try:
             while not self._is_done():
                 self._pause(self._deliver())
@@ -46,7 +45,7 @@ class Worker(abc.ABC):
         """Return whether no further batch is to begin."""
 
     @abc.abstractmethod
-    def _seconds_when_idle(self) -> float:
+    def _on_nothing_due(self) -> float:
         """Return the seconds to wait after a claim that found nothing."""
 
     def _deliver(self) -> float:
@@ -54,21 +53,20 @@ class Worker(abc.ABC):
         self._state.pauses.refresh()
         if self._state.pauses.is_paused(self._alias):
             self._empty_claims = 0
-            return self._seconds_while_paused()
+            return self._on_pause()
         permit = self._state.breakers.admit(self._alias, self._state.batch_sizes[self._alias])
         if permit is None:
-            return self._seconds_until_trial()
+            return self._on_open_breaker()
         result = self._run_round(permit)
         self._note(result)
         if result.tally.claimed == permit.size:
             # There is more, and another worker may be asleep.
             self._state.wake_ups.wake([self._alias])
         if result.database_outage:
-            return self._seconds_until_reconnect()
-        return self._seconds_when_idle() if result.found_nothing else result.wait
+            return self._on_database_outage()
+        return self._on_nothing_due() if result.found_nothing else result.wait
 
     def _run_round(self, permit: Permit) -> Round:
-        """Deliver a batch and report to the circuit breaker."""
         result = Round()
         try:
             result = self._delivery.run(permit.size)
@@ -87,19 +85,19 @@ class Worker(abc.ABC):
     def _note(self, result: Round) -> None:
         self._delivered += result.tally.processed
         self._empty_claims = self._empty_claims + 1 if result.found_nothing else 0
-        self._database_outages = self._database_outages + 1 if result.database_outage else 0
+        self._database_failures = self._database_failures + 1 if result.database_outage else 0
         self._database_outage = result.database_outage
         if result.looked:
             self._state.outages.end(self._database)
 
-    def _seconds_until_trial(self) -> float:
+    def _on_open_breaker(self) -> float:
         return max(self._state.breakers.seconds_until_trial(self._alias), self._limits.stop_delay)
 
-    def _seconds_while_paused(self) -> float:
+    def _on_pause(self) -> float:
         return self._limits.pause_interval
 
-    def _seconds_until_reconnect(self) -> float:
-        seconds = self._limits.database_wait.after(self._database_outages)
+    def _on_database_outage(self) -> float:
+        seconds = self._limits.database_wait.after(self._database_failures)
         reason = self._database_outage.removeprefix(f"database {self._state.using!r}: ")
         self._state.outages.note(self._database, reason, seconds)
         return seconds
@@ -123,7 +121,7 @@ class RunningWorker(Worker):
     def _is_done(self) -> bool:
         return self._state.is_done()
 
-    def _seconds_when_idle(self) -> float:
+    def _on_nothing_due(self) -> float:
         if self._source.lags:
             return 0.0
         doublings = min(self._empty_claims - 1, 16)
@@ -143,11 +141,7 @@ def keep_running(publisher: Publisher, state: RelayState) -> None:
 
 
 class DrainingWorker(Worker):
-    """Works until nothing is due, or until the broker or the database has been unavailable several times in a row.
-
-    Args:
-        deadline: when to begin no further batch, on the monotonic clock.
-    """
+    """Works until nothing is due, or until the broker or the database has been unavailable several times in a row."""
 
     def __init__(self, publisher: Publisher, state: RelayState, deadline: float) -> None:
         super().__init__(publisher, state)
@@ -170,7 +164,7 @@ class DrainingWorker(Worker):
     def _is_done(self) -> bool:
         return self._drained or self._state.is_done() or time.monotonic() >= self._deadline
 
-    def _seconds_when_idle(self) -> float:
+    def _on_nothing_due(self) -> float:
         self._drained = self._source.exhausted
         # A drain may end only after a sweep that finds nothing, and an idle worker has time for one.
         self._source.sweep_next()
@@ -182,23 +176,23 @@ class DrainingWorker(Worker):
             self._require_broker()
         return result
 
-    def _seconds_until_trial(self) -> float:
+    def _on_open_breaker(self) -> float:
         # Other workers may have met the outages.
         self._require_broker()
-        return super()._seconds_until_trial()
+        return super()._on_open_breaker()
 
     def _require_broker(self) -> None:
         if self._state.breakers.count_outages(self._alias) >= self._limits.drain_patience:
             raise unavailable(self._alias, self._state.breakers.reason(self._alias))
 
-    def _seconds_while_paused(self) -> float:
+    def _on_pause(self) -> float:
         self._drained = True
         return 0.0
 
-    def _seconds_until_reconnect(self) -> float:
-        if self._database_outages >= self._limits.drain_patience:
+    def _on_database_outage(self) -> float:
+        if self._database_failures >= self._limits.drain_patience:
             raise unavailable(self._alias, self._database_outage)
-        return super()._seconds_until_reconnect()
+        return super()._on_database_outage()
 
     def _pause(self, seconds: float) -> None:
         super()._pause(min(seconds, self._deadline - time.monotonic()))

@@ -18,7 +18,7 @@ from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.retention.archive.removing import Interfered, Removed, remove
 from django_outbox.retention.archive.storage import PURGED
 from django_outbox.stores import get_store
-from django_outbox.stores.claiming import Position
+from django_outbox.stores.claiming import TimeCursor
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.removal import PROCESSED, Page, Removal
 from django_outbox.stores.stream import Stream
@@ -45,7 +45,7 @@ def purge(
     max_seconds: float | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
     batch_size: int = PURGE_BATCH_SIZE,
-    position: Position | None = None,
+    position: TimeCursor | None = None,
     on_progress: Callable[[int], None] = lambda deleted: None,
 ) -> int:
     """Delete processed messages older than the retention period. Pending and failed messages are never touched.
@@ -78,7 +78,7 @@ def purge(
         age,
         deadline=deadline,
         is_stopping=is_stopping,
-        position=position or Position(),
+        position=position or TimeCursor(),
         batch_size=batch_size,
         on_progress=on_progress,
     )
@@ -123,7 +123,7 @@ def _purge(
     *,
     deadline: float,
     is_stopping: Callable[[], bool],
-    position: Position,
+    position: TimeCursor,
     batch_size: int = PURGE_BATCH_SIZE,
     on_progress: Callable[[int], object] = lambda total: None,
 ) -> tuple[int, bool]:
@@ -157,7 +157,6 @@ def _purge(
 
 
 def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool) -> Iterator[int]:
-    """Purge delivered messages of streams, and yield the number of each batch."""
     store = get_store(connections[using])
     if not isinstance(store, PostgreSQLStore):
         return
@@ -189,7 +188,6 @@ def purging(
     """Purge at intervals in a thread, until the end of the block.
 
     Args:
-        interval: seconds between two purges, and maximum duration of one.
         patience: maximum seconds to wait at the end of the block for a purge that has not ended.
         is_stopping: if it returns True, no further batch begins.
     """
@@ -201,7 +199,7 @@ def purging(
 
 
 def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_stopping: Callable[[], bool]) -> None:
-    position = Position(max_interval=PURGE_SWEEP_INTERVAL)
+    position = TimeCursor(max_interval=PURGE_SWEEP_INTERVAL)
     next_archive = 0.0
     while not left.wait(interval):
         began = time.monotonic()

@@ -29,9 +29,7 @@ class Life(NamedTuple):
 
     Args:
         subject: the process: "Relay".
-        setup: its publishers or consumers.
         read: returns the counts so far by their names; the first one has a rate.
-        busy: its work: "delivering".
         idle: the text if the first count did not change.
         begin: called in the thread at the beginning.
     """
@@ -87,7 +85,7 @@ def _announce(life: Life, state: ServiceState, left: threading.Event) -> None:
     while not left.wait(state.limits.announce_interval):
         now, counts = time.monotonic(), life.read()
         first = next(iter(counts))
-        doing = state.hindrance or (life.busy if counts[first] > before[first] else life.idle)
+        doing = state.idle_reason or (life.busy if counts[first] > before[first] else life.idle)
         period = duration(now - then)
         shown = "minute" if period == "1 min" else period
         logger.info(
@@ -123,5 +121,5 @@ def _log_in_time(level: int, text: str, *arguments: object, **fields: object) ->
     """Log a line, but do not wait long for a log that hangs, such as a full pipe."""
     if logger.isEnabledFor(level):
         threads = Threads()
-        threads.start(lambda: logger.log(level, text, *arguments, **fields), name="outbox-log")
+        threads.start(lambda: logger.log(level, text, *arguments, **fields), name="outbox-announcement")
         threads.wait(PATIENCE)

@@ -75,7 +75,6 @@ class Reporter(abc.ABC):
             left.wait(interval * self._pace)
 
     def report(self, *, last: bool) -> None:
-        """Write a report. A database that refuses it is logged once, and the work goes on."""
         try:
             with _writing, own_connection(self._using):
                 self.write(last=last)
@@ -96,10 +95,6 @@ class Reporter(abc.ABC):
 
         A container that is started again has the host name and the process id of its predecessor. So may other
         containers that run next to it, but their reports go on after this process has started.
-
-        Args:
-            figures: the columns that depend on its kind.
-            last: whether the process ends.
         """
         changes = {
             "host": self._host,

@@ -32,11 +32,7 @@ class Outage:
 
 
 class Outages:
-    """The outages in progress, by subject. Thread-safe.
-
-    Args:
-        clock: returns the monotonic time in seconds.
-    """
+    """The outages in progress, by subject. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

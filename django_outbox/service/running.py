@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -28,7 +27,7 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
     threads = Threads()
     try:
         for work in works:
-            threads.start(partial(_with_own_connection, state.using, work), name=f"outbox-{service}")
+            threads.start(own_connection(state.using)(work), name=f"outbox-{service}")
         threads.wait()
     except BaseException:
         state.stopping = state.abandoned = True
@@ -44,11 +43,6 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
         raise
     if threads.errors:
         raise min(threads.errors, key=lambda error: isinstance(error, RelayUnavailable))
-
-
-def _with_own_connection(using: str, work: Callable[[], object]) -> None:
-    with own_connection(using):
-        work()
 
 
 def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:

@@ -39,9 +39,6 @@ class ServiceState:
     """The state that the threads of a relay or an inbox share.
 
     Attributes:
-        using: the database alias.
-        limits: the waits and limits.
-        outages: the brokers and databases that are unavailable.
         stopping: whether the process is stopping. It is a plain attribute because a signal handler may set it: an
             `Event` has a lock, which the interrupted thread may hold.
         abandoned: whether threads may still be at work, because they were not finished in time.
@@ -54,12 +51,11 @@ class ServiceState:
     abandoned: bool = False
 
     @property
-    def database(self) -> str:
-        """The database as the subject of outages."""
+    def database_subject(self) -> str:
         return f"Database {self.using!r}"
 
     @property
-    def hindrance(self) -> str:
+    def idle_reason(self) -> str:
         """The reason why no work is done, for the log; blank if there is none."""
         if self.stopping:
             return "stopping"

@@ -5,19 +5,21 @@ import datetime
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from django.utils.module_loading import import_string
 
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.logs import logger
 from django_outbox.messages import Message
-from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause
-from django_outbox.stores.claiming import BatchReader, Cursor
+from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
+from django_outbox.stores.claiming import ClaimQueries, Cursor
 from django_outbox.stores.locks import Lease, lease_number, take_lease
 from django_outbox.stores.rows import Claim, Held, NewRow, Purged, Settlement, error_rows, read_messages
 from django_outbox.stores.timeline import Piece
@@ -44,8 +46,26 @@ NOT_HELD_DELAY = datetime.timedelta(seconds=1)
 """The delay of a message that cannot be held, so that a relay does not claim it again and again."""
 
 
-class Store(BatchReader):
+_TABLES: dict[str, type[Model]] = {
+    "{table}": OutboxMessage,
+    "{locks}": KeyLock,
+    "{pauses}": Pause,
+    "{positions}": StreamPosition,
+}
+"""The tables in statements."""
+
+
+class Store(ClaimQueries):
     """Claims and settles over one Django connection. An instance belongs to one thread, as its connection does."""
+
+    DELETED: ClassVar[str]
+    """Deletes the messages of a list of ids."""
+    PROCESSED: ClassVar[str]
+    """Marks the messages of a list of ids as processed. Like the other statements, it changes only pending rows."""
+    FAILED: ClassVar[str]
+    """Marks messages as failed, given a JSON array of the fields of `Failed`."""
+    RETRIED: ClassVar[str]
+    """Makes messages due again later, given a JSON array of the fields of `Retried`."""
 
     max_json_depth = 500
     """Maximum depth of nested JSON that the database stores and Python's decoder reads back."""
@@ -81,9 +101,6 @@ class Store(BatchReader):
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
-        self.table = connection.ops.quote_name(OutboxMessage._meta.db_table)
-        self.locks = connection.ops.quote_name(KeyLock._meta.db_table)
-        self.pauses = connection.ops.quote_name(Pause._meta.db_table)
 
     # Limits of the database.
 
@@ -136,7 +153,7 @@ class Store(BatchReader):
 
     # For relays.
 
-    @abc.abstractmethod
+    @contextmanager
     def claim(
         self,
         publisher: str,
@@ -146,7 +163,7 @@ class Store(BatchReader):
         max_seconds: float,
         cursor: Cursor,
         transactional: bool = False,
-    ) -> AbstractContextManager[Claim]:
+    ) -> Iterator[Claim]:
         """Lock a batch of due messages while the context is open; other relays skip it.
 
         A message that has a key is claimed together with all earlier ones of its key, or not at all. Leaving the
@@ -160,6 +177,8 @@ class Store(BatchReader):
                 as the project's own data: what the same connection writes until then is committed together with
                 the new states, or not at all.
         """
+        with self.transaction(max_seconds, transactional=transactional):
+            yield Claim(read_messages(cursor.read_batch(self, publisher, limit=limit, max_bytes=max_bytes)))
 
     @abc.abstractmethod
     def transaction(self, max_seconds: float, *, transactional: bool) -> AbstractContextManager[None]:
@@ -243,6 +262,21 @@ class Store(BatchReader):
         Processed messages are deleted (`delete_processed`), or their rows are kept.
         """
 
+    def write_states(self, settlement: Settlement, *guard: Any, delete_processed: bool) -> int:
+        """Write all new states except the held ones, and return the number of rows that were still the claim's.
+
+        `guard` is what the statements of the database need in addition to know these rows.
+        """
+        settled = 0
+        if settlement.processed:
+            statement = self.DELETED if delete_processed else self.PROCESSED
+            settled += self.execute_for(statement, settlement.processed, *guard)
+        if settlement.failed:
+            settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable), *guard])
+        if settlement.retried:
+            settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable), *guard])
+        return settled
+
     @contextmanager
     def holding(self) -> Iterator[None]:
         """Run the statements that hold messages in a savepoint. If they fail, that is logged, and the rest stands."""
@@ -276,7 +310,8 @@ class Store(BatchReader):
         """Yield the aliases of publishers that were woken, forever, and at least once in the given number of seconds.
 
         As soon as it listens, it yields None: messages committed before that may be for any publisher. It ends if this
-        connection receives no notifications, because a pool gives each transaction another session.
+        connection receives no notifications, because a pool gives each transaction another session, or because of the
+        driver.
 
         Raises:
             DatabaseError: the connection is lost.
@@ -285,15 +320,12 @@ class Store(BatchReader):
 
     # For operators.
 
-    @abc.abstractmethod
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
         """Keep relays from claiming these partitions until the transaction ends, without waiting for any of them.
 
         Return the partitions that no relay has claimed. SQLite's transactions exclude each other, so they need no lock.
         """
-
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
-        return self.lock_partitions(publisher, partitions)
+        return self.own(publisher, partitions)
 
     # For callers of `enqueue`.
 
@@ -326,16 +358,14 @@ class Store(BatchReader):
             OutboxMessage.objects.using(self.connection.alias).bulk_create(messages, ignore_conflicts=True)
         return inserted
 
-    inserts_rows: ClassVar[bool] = False
-    """Whether it has `insert_rows`. With it, an INSERT costs Python a tenth of what Django's `bulk_create` does."""
-
+    @abc.abstractmethod
     def insert_rows(self, rows: Sequence[NewRow]) -> int:
         """Insert messages that are due now in their order, except messages that are in the table for their publisher.
 
-        There must be at least one, and no more than one statement can hold. Return the number of inserted messages; on
-        MySQL and MariaDB, a row that is met only by the INSERT counts too.
+        It costs Python a tenth of what Django's `bulk_create` does. There must be at least one row, and no more than
+        one statement can hold. Return the number of inserted messages; on MySQL and MariaDB, a row that is met only by
+        the INSERT counts too.
         """
-        raise NotImplementedError
 
     def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         """Prepare a transaction that has just begun. SQLite has nothing to prepare."""
@@ -355,46 +385,30 @@ class Store(BatchReader):
     # Statements.
 
     def execute(self, sql: str, params: Sequence[Any] = ()) -> int:
-        """Run a statement on `{table}`, `{locks}` and `{pauses}`, and return how many rows it touched."""
+        """Run a statement on the tables of `_TABLES`, and return how many rows it touched."""
         with self.connection.cursor() as session:
             session.execute(self._named(sql), params)
             return int(session.rowcount)
 
+    @abc.abstractmethod
+    def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
+        """Run a statement that begins with a list of ids, and return how many rows it touched."""
+
     def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement on `{table}`, `{locks}` and `{pauses}`, and return its rows."""
+        """Run a statement on the tables of `_TABLES`, and return its rows."""
         with self.connection.cursor() as session:
             session.execute(self._named(sql), params)
             return list(session.fetchall())
 
     def _named(self, sql: str) -> str:
-        return sql.replace("{table}", self.table).replace("{locks}", self.locks).replace("{pauses}", self.pauses)
+        for name, model in _TABLES.items():
+            if name in sql:
+                sql = sql.replace(name, self.connection.ops.quote_name(model._meta.db_table))
+        return sql
 
 
 class LockingStore(Store):
     """A store that claims in a transaction: rows are locked with SKIP LOCKED until they are settled."""
-
-    DELETED: ClassVar[str]
-    """Deletes the messages of a list of ids."""
-    PROCESSED: ClassVar[str]
-    """Marks the messages of a list of ids as processed. Like the other statements, it changes only pending rows."""
-    FAILED: ClassVar[str]
-    """Marks messages as failed, given a JSON array of the fields of `Failed`."""
-    RETRIED: ClassVar[str]
-    """Makes messages due again later, given a JSON array of the fields of `Retried`."""
-
-    @contextmanager
-    def claim(
-        self,
-        publisher: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        max_seconds: float,
-        cursor: Cursor,
-        transactional: bool = False,
-    ) -> Iterator[Claim]:
-        with self.transaction(max_seconds, transactional=transactional):
-            yield Claim(read_messages(cursor.read_batch(self, publisher, limit=limit, max_bytes=max_bytes)))
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
@@ -411,18 +425,8 @@ class LockingStore(Store):
         Unless other data is written in it (`transactional`), its commit need not wait for the disk.
         """
 
-    @abc.abstractmethod
-    def execute_for(self, sql: str, ids: Sequence[int]) -> int:
-        """Run DELETED or PROCESSED for these messages, and return how many rows it touched."""
-
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
-        settled = 0
-        if settlement.processed:
-            settled += self.execute_for(self.DELETED if delete_processed else self.PROCESSED, settlement.processed)
-        if settlement.failed:
-            settled += self.execute(self.FAILED, [error_rows(settlement.failed, self.storable)])
-        if settlement.retried:
-            settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable)])
+        settled = self.write_states(settlement, delete_processed=delete_processed)
         if settlement.held:
             self.hold(settlement.held)
         report_lost(claim, settlement.count - settled, CHANGED)
@@ -477,8 +481,13 @@ def find_store(connection: BaseDatabaseWrapper) -> Store | None:
     """Return the store for a connection; None if the outbox does not support this kind of database."""
     if connection.vendor not in _STORES:
         return None
-    store: type[Store] = import_string(_STORES[connection.vendor])
-    return store(connection)
+    return _import_store(connection.vendor)(connection)
+
+
+@cache
+def _import_store(vendor: str) -> type[Store]:
+    store: type[Store] = import_string(_STORES[vendor])
+    return store
 
 
 def get_store(connection: BaseDatabaseWrapper) -> Store:

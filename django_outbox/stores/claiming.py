@@ -22,7 +22,7 @@ import itertools
 import random
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,8 +79,7 @@ MAX_HEADS_INTERVAL = 1.0
 
 MANY_WAITING = 1000
 WASTEFUL = 8
-"""A listing that meets so many heads that are not due, and this many for each one that is, is the last one for a while:
-keys are then found by time."""
+"""Keys are found by time after a listing with this many heads that are not due, and this many for each due head."""
 
 
 class Span(NamedTuple):
@@ -117,7 +116,7 @@ class Queued(NamedTuple):
     size: int
 
 
-class BatchReader(abc.ABC):
+class ClaimQueries(abc.ABC):
     """The reads that a claim consists of: the part of a store that differs most between databases."""
 
     @abc.abstractmethod
@@ -152,7 +151,7 @@ class BatchReader(abc.ABC):
         """Return the partitions with a due head."""
 
     @abc.abstractmethod
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+    def own(self, publisher: str, partitions: Collection[int]) -> set[int]:
         """Own these partitions until the claim ends, unless another relay has them; return the owned ones."""
 
     @abc.abstractmethod
@@ -169,8 +168,8 @@ class BatchReader(abc.ABC):
 
 
 @dataclass(slots=True)
-class Position:
-    """A position in an index that is ordered by time.
+class TimeCursor:
+    """Where reads of an index that is ordered by time go on.
 
     Args:
         max_interval: seconds after which a read is a sweep again, however long the last one took.
@@ -239,7 +238,7 @@ class Cursor:
     # The random start spreads load; it is not a secret.
     after: int = field(default_factory=lambda: random.randrange(LAST_PARTITION))  # noqa: S311
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
-    unkeyed: Position = field(init=False)
+    unkeyed: TimeCursor = field(init=False)
     keyed_first: bool = field(default=False, init=False)
     spare_offset: int = field(default=0, init=False)
     timeline: Timeline | None = field(default=None, init=False)
@@ -252,7 +251,7 @@ class Cursor:
     _unfinished_round: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.unkeyed = Position(clock=self.clock)
+        self.unkeyed = TimeCursor(clock=self.clock)
         self._heads = Throttle(CHEAP_HEADS, MAX_HEADS_INTERVAL, clock=self.clock)
 
     # For the relay.
@@ -288,7 +287,7 @@ class Cursor:
 
     # For a claim.
 
-    def read_batch(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+    def read_batch(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read a batch of keyed and unkeyed messages. Claims alternate in which of them they read first.
 
         If the last listing met many heads that were not due, unkeyed messages go first for a while, and a batch that
@@ -319,13 +318,13 @@ class Cursor:
         """Whether to list heads although there is other work; False for a while after many of them were not due."""
         return self.timeline is not None or self._heads.is_open
 
-    def _read_unkeyed(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+    def _read_unkeyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read due messages without a key, from the position on or as a sweep."""
         rows = store.read_unkeyed(publisher, limit=limit, max_bytes=max_bytes, after=self.unkeyed.start())
         self.unkeyed.advance(len(rows), rows[-1][-1] if rows else None)
         return rows
 
-    def read_keyed(self, store: BatchReader, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
+    def read_keyed(self, store: ClaimQueries, publisher: str, *, limit: int, max_bytes: int) -> list[Row]:
         """Read due messages that have a key, and own their partitions."""
         timeline = self.timeline
         if timeline is None:
@@ -358,7 +357,7 @@ class Cursor:
                     self.after = partitions[last + 1] - 1
         return sorted(rows)
 
-    def own_partitions(self, store: BatchReader, publisher: str, *, limit: int, spare: bool = True) -> list[int]:
+    def own_partitions(self, store: ClaimQueries, publisher: str, *, limit: int, spare: bool = True) -> list[int]:
         """Own partitions with a due head, starting at the position and going around all of them, and return them.
 
         With `spare`, some slots are left to other relays, not the same ones as by the last listing. The next listing is
@@ -408,7 +407,7 @@ class Cursor:
         return not in_last_span
 
 
-def own_by_time(store: BatchReader, publisher: str, timeline: Timeline, *, limit: int) -> list[int]:
+def own_by_time(store: ClaimQueries, publisher: str, timeline: Timeline, *, limit: int) -> list[int]:
     """Own partitions with due heads, found by time instead of by a listing of all heads, and return them."""
     wanted = count_wanted(limit)
     if timeline.place is None:

@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from django.db import DatabaseError
 from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import (
+    NONE_SPARED,
     SLOT_BITS,
     SLOT_SIZE,
     SLOTS,
@@ -29,17 +30,21 @@ from django_outbox.stores.locks import KEY_LOCKS, key_lock_numbers
 from django_outbox.stores.rows import MAX_HISTORY_ERROR_LENGTH, Claim, NewRow, Purged
 from django_outbox.stores.timeline import Fresh
 
+UNDELIVERED = "processed_at IS NULL AND blocks_key = 1"
+"""SQL condition of the messages in the index of the partitions that are not processed."""
+
+IS_PUBLISHER = "publisher = %s AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s"
+"""Compares twice: the column's collation can use the index but takes `Orders` for `orders`."""
+
 # Due messages are read first and then locked by their ids. A locking read of a range would also lock the index entry
 # after its end, which may be another relay's message, and two relays would wait for each other.
 #
-# The index is forced because the optimiser may otherwise scan the primary key. The publisher is compared twice: the
-# column's collation can use the index but takes `Orders` for `orders`.
-UNKEYED = """
+# The index is forced because the optimiser may otherwise scan the primary key.
+UNKEYED = f"""
 SELECT id, CAST(available_at AS CHAR)
-FROM {table} FORCE INDEX (outbox_pending)
-WHERE publisher = %s AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
+FROM {{table}} FORCE INDEX (outbox_pending)
+WHERE {IS_PUBLISHER} AND blocks_key = 0 AND available_at <= UTC_TIMESTAMP(6) AND available_at >= %s
     AND (available_at > %s OR id > %s)
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
 ORDER BY available_at, id
 LIMIT %s
 """
@@ -62,44 +67,40 @@ READ_AND_LOCK = f"{READ.rstrip()} AND available_at <= UTC_TIMESTAMP(6) FOR UPDAT
 
 # MariaDB has no LATERAL and does not choose a loose index scan, so this reads a stretch of the index, and the first row
 # of each partition in it.
-LIST_HEADS = """
+LIST_HEADS = f"""
 SELECT message.`partition`, message.available_at <= UTC_TIMESTAMP(6), size
 FROM (
     SELECT MIN(id) AS first, COUNT(*) AS size
     FROM (
         SELECT `partition`, id
-        FROM {table} FORCE INDEX (outbox_partitions)
-        WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` > %s AND `partition` <= %s
-            AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+        FROM {{table}} FORCE INDEX (outbox_partitions)
+        WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` > %s AND `partition` <= %s
         ORDER BY `partition`, id
         LIMIT %s
     ) stretch
     GROUP BY `partition`
 ) head
-STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = first
+STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = first
 ORDER BY 1
 """
 
 # Two ranges, because a comparison of pairs would read all messages of the first moment each time.
-LIST_FRESH = """
-(SELECT `partition`, CAST(available_at AS CHAR), id FROM {table} FORCE INDEX (outbox_pending)
-WHERE publisher = %s AND blocks_key = 1 AND available_at = %s AND id > %s
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+LIST_FRESH = f"""
+(SELECT `partition`, CAST(available_at AS CHAR), id FROM {{table}} FORCE INDEX (outbox_pending)
+WHERE {IS_PUBLISHER} AND blocks_key = 1 AND available_at = %s AND id > %s
 ORDER BY available_at, id LIMIT %s)
 UNION ALL
-(SELECT `partition`, CAST(available_at AS CHAR), id FROM {table} FORCE INDEX (outbox_pending)
-WHERE publisher = %s AND blocks_key = 1 AND available_at > %s AND available_at <= UTC_TIMESTAMP(6)
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+(SELECT `partition`, CAST(available_at AS CHAR), id FROM {{table}} FORCE INDEX (outbox_pending)
+WHERE {IS_PUBLISHER} AND blocks_key = 1 AND available_at > %s AND available_at <= UTC_TIMESTAMP(6)
 ORDER BY available_at, id LIMIT %s)
 """
 
 # By `id` alone, MySQL would sort the whole queue of the partition.
-FIND_DUE = """
-SELECT number FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
+FIND_DUE = f"""
+SELECT number FROM JSON_TABLE('[{{ids}}]', '$[*]' COLUMNS (number INT PATH '$')) wanted
 WHERE (
-    SELECT available_at <= UTC_TIMESTAMP(6) FROM {table} FORCE INDEX (outbox_partitions)
-    WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` = number
-        AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
+    SELECT available_at <= UTC_TIMESTAMP(6) FROM {{table}} FORCE INDEX (outbox_partitions)
+    WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` = number
     ORDER BY `partition`, id LIMIT 1
 )
 """
@@ -108,7 +109,7 @@ LOCK_SLOTS = "SELECT number FROM {locks} FORCE INDEX (PRIMARY) WHERE number IN (
 
 FIND_SLOT = "SELECT 1 FROM {locks} WHERE number = %s"
 
-ADD_SLOTS = "INSERT IGNORE INTO {{locks}} (number) VALUES {rows}"
+ADD_LOCKS = "INSERT IGNORE INTO {{locks}} (number) VALUES {rows}"
 
 # One branch for each partition, because in a recursive query from message to message MySQL reads and sorts a whole key
 # at each step. Under READ COMMITTED it sees everything that earlier owners of the slots have settled.
@@ -119,11 +120,10 @@ FROM ({queues}) queue STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON m
 ORDER BY 1, 2
 """
 
-QUEUE = """
-(SELECT id FROM {{table}} FORCE INDEX (outbox_partitions)
-WHERE processed_at IS NULL AND blocks_key = 1 AND publisher = %s AND `partition` = {partition}
-    AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s
-ORDER BY id LIMIT {depth})
+QUEUE = f"""
+(SELECT id FROM {{{{table}}}} FORCE INDEX (outbox_partitions)
+WHERE {UNDELIVERED} AND {IS_PUBLISHER} AND `partition` = {{partition}}
+ORDER BY id LIMIT {{depth}})
 """
 
 # All rows exist before any is locked. If one were missing, transactions would lock the gap in its place and then wait
@@ -154,13 +154,16 @@ WHERE processed_at < UTC_TIMESTAMP(6) - INTERVAL %s MICROSECOND AND processed_at
 ORDER BY processed_at, id LIMIT %s
 """
 
-# A DELETE from a single table takes no hint; see `MySQLStore.DELETED`.
-PURGE = """
+# If a batch is most of a small table, the optimiser would read all of it and wait for rows that another relay has
+# locked, while that relay waits for these. A DELETE from a single table takes no hint.
+DELETE = """
 DELETE message
-FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) old
-STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = old.id
-WHERE message.processed_at IS NOT NULL
+FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) listed
+STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = listed.id
+WHERE message.{state} IS NOT NULL
 """
+
+PURGE = DELETE.replace("{state}", "processed_at")
 
 # The newest attempt comes first, and the oldest is cut off the end.
 HISTORY = f"""JSON_REMOVE(
@@ -170,6 +173,20 @@ HISTORY = f"""JSON_REMOVE(
                 )),
                 '$[{MAX_HISTORY}]'
             )"""
+
+# The fields of `Failed` and `Retried`.
+SETTLED = """JSON_TABLE(
+            %s, '$[*]' COLUMNS (
+                id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', error_class VARCHAR(255) PATH '$.error_class',
+                blocks_key INT PATH '$.blocks_key', dead_lettered INT PATH '$.dead_lettered',
+                delay DOUBLE PATH '$.delay', counted BOOLEAN PATH '$.counted'
+            )
+        ) settled
+        STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = settled.id"""
+
+ERROR = """message.error = settled.error, message.error_class = settled.error_class,
+            message.last_error_at = UTC_TIMESTAMP(6),
+            message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6))"""
 
 CHARACTER_SETS = """
 SELECT DISTINCT character_set_name FROM information_schema.columns
@@ -206,14 +223,7 @@ class _NoSlots(Exception):
 class MySQLStore(LockingStore):
     """Claims with FOR UPDATE SKIP LOCKED over forced indexes."""
 
-    # If a batch is most of a small table, the optimiser would read all of it and wait for rows that another relay has
-    # locked, while that relay waits for these. A DELETE from a single table takes no hint.
-    DELETED = """
-        DELETE message
-        FROM JSON_TABLE('[{ids}]', '$[*]' COLUMNS (id BIGINT PATH '$')) done
-        STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = done.id
-        WHERE message.available_at IS NOT NULL
-    """
+    DELETED = DELETE.replace("{state}", "available_at")
     PROCESSED = """
         UPDATE {table} FORCE INDEX (PRIMARY)
         SET processed_at = UTC_TIMESTAMP(6), available_at = NULL, blocks_key = 0,
@@ -221,54 +231,38 @@ class MySQLStore(LockingStore):
         WHERE id IN ({ids}) AND available_at IS NOT NULL
     """
     FAILED = f"""
-        UPDATE JSON_TABLE(
-            %s, '$[*]' COLUMNS (
-                id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', error_class VARCHAR(255) PATH '$.error_class',
-                blocks_key INT PATH '$.blocks_key', dead_lettered INT PATH '$.dead_lettered'
-            )
-        ) settled
-        STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = settled.id
+        UPDATE {SETTLED}
         SET message.failed_at = UTC_TIMESTAMP(6), message.available_at = NULL,
-            message.attempts = LEAST(message.attempts, 2147483646) + 1,
-            message.error = settled.error, message.error_class = settled.error_class,
-            message.last_error_at = UTC_TIMESTAMP(6),
-            message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6)),
+            message.attempts = LEAST(message.attempts, 2147483646) + 1, {ERROR},
             message.blocks_key = settled.blocks_key,
             message.history = {HISTORY},
             message.dead_lettered_at = IF(settled.dead_lettered, UTC_TIMESTAMP(6), NULL)
         WHERE message.available_at IS NOT NULL
     """
     RETRIED = f"""
-        UPDATE JSON_TABLE(
-            %s, '$[*]' COLUMNS (
-                id BIGINT PATH '$.id', error LONGTEXT PATH '$.error', error_class VARCHAR(255) PATH '$.error_class',
-                delay DOUBLE PATH '$.delay', counted BOOLEAN PATH '$.counted'
-            )
-        ) settled
-        STRAIGHT_JOIN {{table}} message FORCE INDEX (PRIMARY) ON message.id = settled.id
+        UPDATE {SETTLED}
         SET message.available_at = UTC_TIMESTAMP(6) + INTERVAL ROUND(settled.delay * 1000000) MICROSECOND,
             message.attempts = LEAST(message.attempts, 2147483647 - settled.counted) + settled.counted,
-            message.error = settled.error,
-            message.error_class = settled.error_class, message.last_error_at = UTC_TIMESTAMP(6),
-            message.first_error_at = COALESCE(message.first_error_at, UTC_TIMESTAMP(6)),
-            message.history = IF(settled.counted, {HISTORY}, message.history)
+            message.history = IF(settled.counted, {HISTORY}, message.history), {ERROR}
         WHERE message.available_at IS NOT NULL
     """
 
     now = "UTC_TIMESTAMP(6)"
-    undelivered = "processed_at IS NULL AND blocks_key = 1"
+    undelivered = UNDELIVERED
     use_partitions = "FORCE INDEX (outbox_partitions)"
-    is_publisher = "publisher = %s AND CONVERT(publisher USING utf8mb4) COLLATE utf8mb4_bin = %s"
-
-    inserts_rows = True
+    is_publisher = IS_PUBLISHER
 
     # MariaDB's JSON_VALID refuses JSON that is nested deeper than 32 levels; MySQL's limit is 100.
     max_json_depth = 31
     max_json_key_bytes = 65_535
 
     @property
-    def ends_idle_transactions(self) -> bool:
+    def is_mariadb(self) -> bool:
         return bool(self.connection.mysql_is_mariadb)  # type: ignore[attr-defined]
+
+    @property
+    def ends_idle_transactions(self) -> bool:
+        return self.is_mariadb
 
     def find_narrow_character_sets(self) -> set[str]:
         # Before the first migration, it is the character set that the table will get.
@@ -279,11 +273,11 @@ class MySQLStore(LockingStore):
     @property
     def json_integers(self) -> range | None:
         # MariaDB stores JSON as text.
-        return None if self.connection.mysql_is_mariadb else range(-(2**63), 2**64)  # type: ignore[attr-defined]
+        return None if self.is_mariadb else range(-(2**63), 2**64)
 
     def can_store_uuid(self, value: uuid.UUID) -> bool:
-        # MariaDB's type refuses one in 64 of the higher versions, and INSERT IGNORE stores zeros instead.
-        return value.int >> 76 & 0xF <= 7 or not self.connection.mysql_is_mariadb  # type: ignore[attr-defined]
+        # MariaDB's type refuses one in 64 of the higher versions.
+        return value.int >> 76 & 0xF <= 7 or not self.is_mariadb
 
     @contextmanager
     def claim(self, publisher: str, *, cursor: Cursor, **options: Any) -> Iterator[Claim]:
@@ -292,7 +286,7 @@ class MySQLStore(LockingStore):
             try:
                 claim = stack.enter_context(begin())
             except _NoSlots:
-                self._add_slots(publisher)
+                self._add_locks(lock_number(publisher, slot) for slot in range(SLOTS))
                 cursor.undo()
                 claim = stack.enter_context(begin())
             yield claim
@@ -304,7 +298,7 @@ class MySQLStore(LockingStore):
 
     def limit_statements(self, seconds: float | None) -> None:
         # MySQL limits only SELECT.
-        if self.connection.mysql_is_mariadb:  # type: ignore[attr-defined]
+        if self.is_mariadb:
             name, limit = "max_statement_time", seconds and max(seconds, 0.001)
         else:
             name, limit = "max_execution_time", seconds and max(round(seconds * 1000), 1)
@@ -316,8 +310,8 @@ class MySQLStore(LockingStore):
     def shows_conflict(self, error: BaseException) -> bool:
         return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS
 
-    def execute_for(self, sql: str, ids: Sequence[int]) -> int:
-        return self.execute(_for_ids(sql, ids))
+    def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
+        return self.execute(_for_ids(sql, ids), params)
 
     def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # Each statement must see what was committed before it, and lock no gaps, which would block INSERTs.
@@ -329,7 +323,7 @@ class MySQLStore(LockingStore):
         # Half a batch is enough: the few messages left may lie among many that other relays have locked.
         while len(sizes) < max(limit // 2, 1):
             wanted = limit - len(sizes)
-            due = self.fetch(UNKEYED, [publisher, at, at, last, publisher, wanted])
+            due = self.fetch(UNKEYED, [publisher, publisher, at, at, last, wanted])
             if due:
                 locked = dict(self.fetch(_for_ids(LOCK, [id for id, _ in due])))
                 sizes += [(id, locked[id]) for id, _ in due if id in locked]
@@ -344,7 +338,7 @@ class MySQLStore(LockingStore):
         mine: dict[int, bool] = {}
         steps, stretch = 0, FIRST_STRETCH
         while steps < max_steps:
-            rows = self.fetch(LIST_HEADS, [publisher, after, until, publisher, stretch])
+            rows = self.fetch(LIST_HEADS, [publisher, publisher, after, until, stretch])
             steps += len(rows)
             due = [partition for partition, is_due, _ in rows if is_due]
             while due and len(owned) < wanted:
@@ -364,24 +358,18 @@ class MySQLStore(LockingStore):
             stretch = max(min(2 * stretch, room if len(rows) > 1 else MAX_JUMP, MAX_STRETCH), MIN_STRETCH)
         return OwnedHeads(owned, after, at_end=False, steps=steps, slots_met=slots_met)
 
-    def _add_slots(self, publisher: str) -> None:
-        numbers = (lock_number(publisher, slot) for slot in range(SLOTS))
-        self.execute(ADD_SLOTS.format(rows=", ".join(f"({number})" for number in numbers)))
+    def _add_locks(self, numbers: Iterable[int]) -> None:
+        self.execute(ADD_LOCKS.format(rows=", ".join(f"({number})" for number in numbers)))
 
-    def _lock_slots(
-        self, publisher: str, partitions: Sequence[int], mine: dict[int, bool], slots_met: int | None
-    ) -> int:
-        """Lock the slots of partitions, record in `mine` which are locked, and return how many free slots were met.
-
-        No slot is left to other relays if `slots_met` is None.
-        """
+    def _lock_slots(self, publisher: str, partitions: Iterable[int], mine: dict[int, bool], slots_met: int) -> int:
+        """Lock the slots of partitions, record in `mine` which are locked, and return how many free slots were met."""
         wanted: list[int] = []
         spared = 0
         for slot in dict.fromkeys(partition >> SLOT_BITS for partition in partitions):
             if slot in mine:
                 continue
             mine[slot] = False
-            if slots_met is not None and is_spared(slots_met + len(wanted) + spared):
+            if is_spared(slots_met + len(wanted) + spared):
                 spared += 1
             else:
                 wanted.append(lock_number(publisher, slot))
@@ -420,25 +408,24 @@ class MySQLStore(LockingStore):
 
     def list_fresh(self, publisher: str, after: tuple[str, int], *, limit: int) -> list[Fresh]:
         at, last = after
-        params = [publisher, at, last, publisher, limit, publisher, at, publisher, limit]
+        params = [publisher, publisher, at, last, limit, publisher, publisher, at, limit]
         rows = sorted(self.fetch(LIST_FRESH, params), key=lambda row: row[1:])
         return [Fresh(partition, place) for partition, *place in rows[:limit]]
 
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {number for (number,) in self.fetch(_for_ids(FIND_DUE, partitions), [publisher, publisher])}
 
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+    def own(self, publisher: str, partitions: Collection[int]) -> set[int]:
         mine: dict[int, bool] = {}
-        self._lock_slots(publisher, partitions, mine, None)
+        self._lock_slots(publisher, partitions, mine, NONE_SPARED)
         return {partition for partition in partitions if mine[partition >> SLOT_BITS]}
 
     def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
-        slots = {lock_number(publisher, partition >> SLOT_BITS) for partition in partitions}
-        locked = {number for (number,) in self.fetch(_for_ids(LOCK_SLOTS, slots))}
-        if not locked and not self.fetch(FIND_SLOT, [min(slots)]):
-            # Without the rows of its slots, no relay has claimed any key of this publisher.
+        try:
+            return self.own(publisher, partitions)
+        except _NoSlots:
+            # No relay has claimed any key of this publisher.
             return set(partitions)
-        return {partition for partition in partitions if lock_number(publisher, partition >> SLOT_BITS) in locked}
 
     def lock_keys(self, keys: Collection[str]) -> None:
         # GET_LOCK belongs to the session and would outlive a rollback; a row lock ends with the transaction.
@@ -453,8 +440,7 @@ class MySQLStore(LockingStore):
     def add_key_locks(self) -> None:
         there = {number for (number,) in self.fetch(FIND_KEY_LOCKS)}
         if missing := sorted(set(range(KEY_LOCKS)) - there):
-            rows = ", ".join(f"({number})" for number in missing)
-            self.execute(ADD_SLOTS.format(rows=rows))
+            self._add_locks(missing)
 
     @property
     def looks_before_insert(self) -> bool:

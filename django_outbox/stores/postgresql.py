@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from django.db import OperationalError, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.models import MAX_HISTORY
 from django_outbox.stores.base import LockingStore
@@ -60,6 +61,9 @@ UNKEYED = BATCH.format(
                     FOR UPDATE SKIP LOCKED""",
 )
 
+PUBLISHER_SPACE = "hashtext('{table}'::regclass::oid || ' ' || %s)"
+"""The key space of a publisher's advisory locks."""
+
 # A slot is locked at its first due head; if another relay holds the slot, the next probe begins after the whole slot.
 # The result is a hint: another relay may have settled the heads before the locks were taken, so READ_PARTITIONS reads
 # them again.
@@ -87,9 +91,7 @@ WITH RECURSIVE probe AS (
             WHEN known IS NOT NULL THEN known
             WHEN NOT head.due THEN NULL
             WHEN probe.slots %% {SPARED} = {SPARED} - 1 THEN false
-            ELSE pg_try_advisory_xact_lock(
-                hashtext('{{table}}'::regclass::oid || ' ' || %s), head.partition >> {SLOT_BITS}
-            )
+            ELSE pg_try_advisory_xact_lock({PUBLISHER_SPACE}, head.partition >> {SLOT_BITS})
         END AS mine
     ) slot
     WHERE probe.found < %s AND probe.step < %s
@@ -152,7 +154,7 @@ WHERE (
 
 LOCK_PARTITIONS = f"""
 SELECT partition FROM unnest(%s::integer[]) partition
-WHERE pg_try_advisory_xact_lock(hashtext('{{table}}'::regclass::oid || ' ' || %s), partition >> {SLOT_BITS})
+WHERE pg_try_advisory_xact_lock({PUBLISHER_SPACE}, partition >> {SLOT_BITS})
 """
 
 # The newest attempt comes first. The concatenation is an array, whatever the column holds; its end is cut off.
@@ -163,8 +165,18 @@ HISTORY = f"""(
                 )) || coalesce(message.history, '[]')
             ) - {MAX_HISTORY}"""
 
-# Slots are not negative.
-TURN = "SELECT pg_advisory_xact_lock(hashtext('{table}'::regclass::oid || ' ' || %s), -1)"
+# The fields of `Failed` and `Retried`.
+SETTLED = """jsonb_to_recordset(%s::jsonb) AS settled(
+            id bigint, error text, error_class text, blocks_key boolean, dead_lettered boolean,
+            delay double precision, counted boolean
+        )
+        WHERE message.id = settled.id AND message.available_at IS NOT NULL"""
+
+ERROR = """error = settled.error, error_class = settled.error_class, last_error_at = statement_timestamp(),
+            first_error_at = coalesce(first_error_at, statement_timestamp())"""
+
+# The numbers of slots are not negative.
+TURN = f"SELECT pg_advisory_xact_lock({PUBLISHER_SPACE}, -1)"
 
 LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) slot"
 
@@ -172,23 +184,32 @@ LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
 """The key space of these locks, which separates them from other advisory locks."""
 
 BEGIN = """
-SELECT current_setting('transaction_read_only') = 'on', set_config('idle_in_transaction_session_timeout', %s, true),
+SELECT current_setting('transaction_read_only') = 'on', pg_backend_pid(),
+    set_config('idle_in_transaction_session_timeout', %s, true),
     CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END
 """
 
+# The number of a process is used again.
+BACKEND_START = "SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())"
+
 # Begins after the last batch: while an old snapshot is held, the index entries of deleted messages remain, and a batch
 # from the start of the index would step over all of them.
-PURGE = """
-WITH old AS (
-    SELECT id, processed_at FROM {table}
-    WHERE processed_at < statement_timestamp() - %s * interval '1 second'
-        AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
-    ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
-), deleted AS (
-    DELETE FROM {table} WHERE id = ANY(ARRAY(SELECT id FROM old))
+OLD = """
+SELECT {columns} FROM {table}
+WHERE processed_at < statement_timestamp() - %s * interval '1 second'
+    AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
+ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
+"""
+
+PURGE = f"""
+WITH old AS ({OLD.replace("{columns}", "id, processed_at")}), deleted AS (
+    DELETE FROM {{table}} WHERE id = ANY(ARRAY(SELECT id FROM old))
 )
 SELECT count(*) OVER (), processed_at AT TIME ZONE 'UTC', id FROM old ORDER BY processed_at DESC, id DESC LIMIT 1
 """
+
+EARLIEST = "-infinity"
+"""The earliest time that the column can store."""
 
 WAKE = "SELECT pg_notify(%s, publisher) FROM unnest(%s::text[]) publisher"
 
@@ -210,14 +231,14 @@ CHANNEL = "django_outbox"
 """The channel on which relays listen; the payload is the alias of a publisher."""
 
 PROBES = 6
-"""Number of notifications that a listening connection misses before it counts as one that receives none."""
+"""Number of notifications that a connection misses until it counts as unable to listen."""
 
 MAX_TIMEOUT = 2**31 - 1
 """Maximum timeout that PostgreSQL accepts, in milliseconds."""
 
 
 def number_in(count: int) -> str:
-    """Return SQL of the number of a message's position in a stream with so many; as `number_of` does in Python."""
+    """Return SQL of the number of a message's position in a stream with several; as `number_of` does in Python."""
     return f"mod(CASE WHEN partition > 0 THEN partition ELSE abs(id) END, {count})"
 
 
@@ -227,6 +248,11 @@ def visible(passed: Sequence[str]) -> str:
         return f"pg_visible_in_snapshot(xid, '{passed[0]}')"
     snapshots = ", ".join(f"'{each}'" for each in passed)
     return f"pg_visible_in_snapshot(xid, (ARRAY[{snapshots}]::pg_snapshot[])[{number_in(len(passed))} + 1])"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a timeout as PostgreSQL's settings take it; it is never 0, which means none."""
+    return str(min(max(round(seconds * 1000), 1), MAX_TIMEOUT))
 
 
 def array(numbers: Iterable[int]) -> str:
@@ -255,12 +281,16 @@ class PostgreSQLStore(LockingStore):
     now = "statement_timestamp()"
 
     can_wake = True
-    inserts_rows = True
     streams = True
 
     passed: Sequence[str] = ()
     """The snapshots up to which the streamed messages of a publisher are delivered, one for each position. A message
     with a key, written later, may have an earlier one in the stream, and is not due."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        super().__init__(connection)
+        self.backends = set[tuple[int, Any]]()
+        """The server processes that have had a claim: several behind a connection pooler."""
 
     @property
     def ends_idle_transactions(self) -> bool:
@@ -301,34 +331,28 @@ class PostgreSQLStore(LockingStore):
     FAILED = f"""
         UPDATE {{table}} message
         SET failed_at = statement_timestamp(), available_at = NULL,
-            attempts = least(attempts, 2147483646) + 1, error = settled.error,
-            error_class = settled.error_class, last_error_at = statement_timestamp(),
-            first_error_at = coalesce(first_error_at, statement_timestamp()),
+            attempts = least(attempts, 2147483646) + 1, {ERROR},
             blocks_key = settled.blocks_key, history = {HISTORY},
             dead_lettered_at = CASE WHEN settled.dead_lettered THEN statement_timestamp() END
-        FROM jsonb_to_recordset(%s::jsonb)
-            AS settled(id bigint, error text, error_class text, blocks_key boolean, dead_lettered boolean)
-        WHERE message.id = settled.id AND message.available_at IS NOT NULL
+        FROM {SETTLED}
     """
     RETRIED = f"""
         UPDATE {{table}} message
         SET available_at = statement_timestamp() + settled.delay * interval '1 second',
             attempts = least(attempts, 2147483647 - settled.counted::integer) + settled.counted::integer,
-            error = settled.error, error_class = settled.error_class, last_error_at = statement_timestamp(),
-            first_error_at = coalesce(first_error_at, statement_timestamp()),
-            history = CASE WHEN settled.counted THEN {HISTORY} ELSE message.history END
-        FROM jsonb_to_recordset(%s::jsonb)
-            AS settled(id bigint, error text, error_class text, delay double precision, counted boolean)
-        WHERE message.id = settled.id AND message.available_at IS NOT NULL
+            history = CASE WHEN settled.counted THEN {HISTORY} ELSE message.history END, {ERROR}
+        FROM {SETTLED}
     """
 
     def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
         # If a crash of the server loses a settlement, the messages are only sent again, so its commit need not wait for
         # the disk. The timeout ends the transaction of a relay that hangs.
-        milliseconds = min(max(round(max_seconds * 1000), 1), MAX_TIMEOUT)
         self.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # Not in one string: a prepared statement, which a project may configure in psycopg, cannot hold several.
-        ((read_only, *_),) = self.fetch(BEGIN, [str(milliseconds), transactional])
+        ((read_only, pid, *_),) = self.fetch(BEGIN, [milliseconds(max_seconds), transactional])
+        # A connection pooler reports another number. Without a pooler, there is a single process.
+        is_pooled = pid != self.connection.connection.info.backend_pid
+        self.backends.add((pid, self.fetch(BACKEND_START)[0] if is_pooled else None))
         if read_only:
             # Claiming keys writes nothing, so messages would be published and never settled.
             raise OperationalError("the session is read-only; a relay needs the primary server")
@@ -340,17 +364,17 @@ class PostgreSQLStore(LockingStore):
         if not self.connection.in_atomic_block:
             # A limit of the session might stay with another client of a connection pooler.
             return
-        if seconds is None:
-            self.execute("SET LOCAL statement_timeout TO DEFAULT")
-        else:
-            milliseconds = min(max(round(seconds * 1000), 1), MAX_TIMEOUT)
-            self.fetch("SELECT set_config('statement_timeout', %s, true)", [str(milliseconds)])
+        self._limit("statement_timeout", seconds)
 
     def limit_lock_waits(self, seconds: float | None) -> None:
+        self._limit("lock_timeout", seconds)
+
+    def _limit(self, setting: str, seconds: float | None) -> None:
+        """Set a timeout for the rest of the transaction; None restores the default."""
         if seconds is None:
-            self.execute("SET LOCAL lock_timeout TO DEFAULT")
+            self.execute(f"SET LOCAL {setting} TO DEFAULT")
         else:
-            self.fetch("SELECT set_config('lock_timeout', %s, true)", [str(round(seconds * 1000))])
+            self.fetch("SELECT set_config(%s, %s, true)", [setting, milliseconds(seconds)])
 
     def wait_for_turn(self, publisher: str, seconds: float) -> bool:
         # In a savepoint, because a wait that takes too long is an error.
@@ -374,11 +398,11 @@ class PostgreSQLStore(LockingStore):
         # psycopg 3 and psycopg2.
         return (getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)) in CONFLICTS
 
-    def execute_for(self, sql: str, ids: Sequence[int]) -> int:
-        return self.execute(sql, [array(ids)])
+    def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
+        return self.execute(sql, [array(ids), *params])
 
     def read_unkeyed(self, publisher: str, *, limit: int, max_bytes: int, after: datetime.datetime | None) -> list[Row]:
-        return self.fetch(UNKEYED, [publisher, after or "-infinity", limit, 2 * max_bytes, max_bytes])
+        return self.fetch(UNKEYED, [publisher, after or EARLIEST, limit, 2 * max_bytes, max_bytes])
 
     def own_heads(self, publisher: str, span: Span, *, wanted: int, max_steps: int, slots_met: int) -> OwnedHeads:
         rows = self.fetch(OWN_HEADS, [span.after, slots_met, publisher, span.until, publisher, wanted, max_steps])
@@ -403,7 +427,7 @@ class PostgreSQLStore(LockingStore):
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [array(partitions), publisher])}
 
-    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+    def own(self, publisher: str, partitions: Collection[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(LOCK_PARTITIONS, [array(partitions), publisher])}
 
     def lock_keys(self, keys: Collection[str]) -> None:
@@ -414,6 +438,10 @@ class PostgreSQLStore(LockingStore):
         self.fetch(WAKE, [CHANNEL, list(publishers)])
 
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
+        self.connection.ensure_connection()
+        if not callable(self.connection.connection.notifies):
+            # psycopg2 has a list there, and cannot wait for notifications.
+            return
         self.execute(f"LISTEN {CHANNEL}")
         if not (yield from self._receives_notifications(seconds)):
             self.execute(f"UNLISTEN {CHANNEL}")
@@ -453,5 +481,5 @@ class PostgreSQLStore(LockingStore):
         return self.execute(INSERT_ROWS, [json.dumps(rows)])
 
     def purge(self, older_than: float, limit: int, after: tuple[Any, int] | None) -> Purged:
-        rows = self.fetch(PURGE, [older_than, *(after or ("-infinity", 0)), limit])
+        rows = self.fetch(PURGE, [older_than, *(after or (EARLIEST, 0)), limit])
         return Purged(rows[0][0], rows[0][1:]) if rows else Purged(0, after)

@@ -2,14 +2,13 @@
 
 import abc
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from django.db import transaction
-
+from django_outbox.stores import mysql, postgresql
 from django_outbox.stores.base import Store
-from django_outbox.stores.mysql import EARLIEST, OLD, MySQLStore
+from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore, array
 from django_outbox.stores.sqlite import LATER
 
@@ -79,22 +78,14 @@ class Removal(abc.ABC):
         self.store = store
         self.connection = store.connection
 
-    @contextmanager
-    def transaction(self, max_seconds: float) -> Iterator[None]:
+    def transaction(self, max_seconds: float) -> AbstractContextManager[None]:
         """Hold the locks until the end of the block, which commits. The caller's transaction is used if there is one.
 
         Args:
             max_seconds: idle time after which the database ends the transaction, if it can.
         """
-        if self.connection.in_atomic_block:
-            with transaction.atomic(using=self.connection.alias):
-                yield
-            return
-        with self._limited(max_seconds), transaction.atomic(using=self.connection.alias):
-            # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the
-            # archive.
-            self.store.begin(max_seconds, transactional=True)
-            yield
+        # Unlike a settlement, the deletion must not be lost in a crash: the rows would be in the table and the archive.
+        return self.store.transaction(max_seconds, transactional=True)
 
     def keep_alive(self) -> None:
         """Begin the idle time of the transaction again."""
@@ -128,10 +119,6 @@ class Removal(abc.ABC):
         """Delete the messages with a value in the column `state`, and return the number deleted."""
         return self.store.execute(*self._for(f"DELETE FROM {{table}} WHERE id IN ids AND {state} IS NOT NULL", ids))
 
-    @contextmanager
-    def _limited(self, max_seconds: float) -> Iterator[None]:
-        yield
-
     @abc.abstractmethod
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         """Return a statement with these ids for its `IN ids`, and its parameters."""
@@ -148,13 +135,8 @@ class PostgreSQLRemoval(Removal):
         "octet_length(payload::text) + octet_length(headers::text) + octet_length(error)"
         " + coalesce(octet_length(history::text), 0) + coalesce(octet_length(original::text), 0)"
     )
-    OLD = f"""
-SELECT id, {SIZE}, processed_at AT TIME ZONE 'UTC' FROM {{table}}
-WHERE processed_at < statement_timestamp() - %s * interval '1 second'
-    AND (processed_at, id) > (%s::timestamp AT TIME ZONE 'UTC', %s)
-ORDER BY processed_at, id LIMIT %s FOR UPDATE SKIP LOCKED
-"""
-    EARLIEST = "-infinity"
+    OLD = postgresql.OLD.replace("{columns}", f"id, {SIZE}, processed_at AT TIME ZONE 'UTC'")
+    EARLIEST = postgresql.EARLIEST
 
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", "= ANY(%s::bigint[])"), [array(ids)]
@@ -179,8 +161,8 @@ SELECT id, {SIZE} FROM {{table}} FORCE INDEX (PRIMARY) WHERE id IN ids AND state
     store: MySQLStore
 
     def list_old(self, older_than: float, limit: int, after: Any) -> Page:
-        time, id = after or (EARLIEST, 0)
-        found = self.store.fetch(OLD, [round(older_than * 1_000_000), time, time, id, limit])
+        time, id = after or (mysql.EARLIEST, 0)
+        found = self.store.fetch(mysql.OLD, [round(older_than * 1_000_000), time, time, id, limit])
         if not found:
             return Page([], after, at_end=True)
         lock = f"{self.LOCK.rstrip()} SKIP LOCKED".replace("state", PROCESSED)
@@ -193,18 +175,7 @@ SELECT id, {SIZE} FROM {{table}} FORCE INDEX (PRIMARY) WHERE id IN ids AND state
         return [Listed(*row) for row in self.store.fetch(*self._for(self.LOCK.replace("state", FAILED), ids))]
 
     def delete(self, ids: Sequence[int], state: str) -> int:
-        # As in `MySQLStore.DELETED`, no rows but these are read.
-        listed = f"JSON_TABLE('[{','.join(map(str, ids))}]', '$[*]' COLUMNS (id BIGINT PATH '$')) listed"
-        return self.store.execute(
-            f"DELETE message FROM {listed} "
-            "STRAIGHT_JOIN {table} message FORCE INDEX (PRIMARY) ON message.id = listed.id "
-            f"WHERE message.{state} IS NOT NULL"
-        )
-
-    @contextmanager
-    def _limited(self, max_seconds: float) -> Iterator[None]:
-        with self.store.idle_limit(max_seconds):
-            yield
+        return self.store.execute_for(mysql.DELETE.replace("{state}", state), ids)
 
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", f"IN ({','.join(map(str, ids))})"), ()
@@ -228,9 +199,8 @@ ORDER BY processed_at, id LIMIT %s
 """
     EARLIEST = ""
 
-    @contextmanager
-    def transaction(self, max_seconds: float) -> Iterator[None]:
-        yield
+    def transaction(self, max_seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _for(self, sql: str, ids: Sequence[int]) -> tuple[str, Sequence[Any]]:
         return sql.replace("IN ids", "IN (SELECT value FROM json_each(%s))"), [json.dumps([*ids])]

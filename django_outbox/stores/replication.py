@@ -8,8 +8,9 @@ import datetime
 import selectors
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,7 +18,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from django_outbox.messages import Message
-from django_outbox.stores.log import COLUMNS, PUBLICATION
+from django_outbox.stores.log import ADMIT_ROLE, COLUMNS, DECODE_LOG, PUBLICATION, RAISE_LIMIT
 from django_outbox.stores.rows import read_headers
 from django_outbox.text import one_line
 
@@ -40,11 +41,11 @@ HEADER = 25
 """The bytes before the content of a protocol message: its kind, two places in the log, and a time."""
 
 REMEDIES = {
-    "42501": "Let the role of the connection read the log: ALTER ROLE ... REPLICATION",
+    "42501": ADMIT_ROLE.format(role="..."),
     "28000": "Let pg_hba.conf admit the role to the database",
-    "55000": "Set wal_level = logical in postgresql.conf, and restart the server",
-    "53400": "Raise max_replication_slots, and restart the server",
-    "53300": "Raise max_wal_senders, and restart the server",
+    "55000": DECODE_LOG,
+    "53400": RAISE_LIMIT.format(limit="max_replication_slots"),
+    "53300": RAISE_LIMIT.format(limit="max_wal_senders"),
 }
 """The remedy for an error of the server, by its SQLSTATE."""
 
@@ -58,6 +59,8 @@ REFUSALS = {
 
 IN_USE = {"42710", "55006"}
 """The errors if another connection has a slot of this name: duplicate_object, object_in_use."""
+
+_read_size = struct.Struct(">I").unpack_from
 
 _INSERT, _BEGIN, _COMMIT, _RELATION = b"IBCR"
 _KEEPALIVE = b"k"[0]
@@ -105,7 +108,7 @@ class LogReader:
         self._publisher = publisher.encode()
         self._is_stopping = is_stopping
         self._table = 0
-        self._columns: Sequence[int] = ()
+        self._pick: Callable[[Sequence[bytes]], Sequence[bytes]] = tuple
         self._xid = self._short_xid = 0
         self._messages: list[Message] = []
         self._reported_at = 0.0
@@ -117,10 +120,8 @@ class LogReader:
             "options": f"{options.get('options', '')} {OPTIONS}",
             "fallback_application_name": "django_outbox",
         }
-        try:
+        with _explained():
             self._connection = psycopg.connect(make_conninfo(**options), autocommit=True)
-        except psycopg.Error as error:
-            raise _explain(error) from error
         self._pgconn = self._connection.pgconn
 
     def close(self) -> None:
@@ -168,19 +169,18 @@ class LogReader:
     def _read_received(self, max_bytes: int) -> list[Transaction]:
         committed: list[Transaction] = []
         size = 0
-        for _ in range(READ_AT_ONCE):
-            try:
+        with _explained():
+            for _ in range(READ_AT_ONCE):
                 length, data = self._pgconn.get_copy_data(1)
-            except psycopg.Error as error:
-                raise _explain(error) from error
-            if length < 0:
-                raise self._refusal()
-            size += length
-            if not length:
-                break
-            self._take(bytes(data), committed)
-            if size > max_bytes:
-                break
+                if length < 0:
+                    result = self._pgconn.get_result()
+                    raise LogUnavailable("the server has ended it") if result is None else _refusal(result)
+                size += length
+                if not length:
+                    break
+                self._take(bytes(data), committed)
+                if size > max_bytes:
+                    break
         return committed
 
     def _take(self, data: bytes, committed: list[Transaction]) -> None:
@@ -203,21 +203,22 @@ class LogReader:
             self._messages, self.size = [], 0
             self.received = max(self.received, end)
         elif kind == _RELATION and int.from_bytes(data[HEADER + 1 : HEADER + 5], "big") == self._table:
-            self._columns = _find_columns(data)
+            self._pick = itemgetter(*_find_columns(data))
 
     def _insert(self, data: bytes) -> None:
         at, values = HEADER + 8, []
         for _ in range(int.from_bytes(data[at - 2 : at], "big")):
-            if data[at] == _NULL:
+            kind = data[at]
+            if kind == _BINARY:
+                end = at + 5 + _read_size(data, at + 1)[0]
+                values.append(data[at + 5 : end])
+                at = end
+            elif kind == _NULL:
                 values.append(b"")
                 at += 1
-                continue
-            if data[at] != _BINARY:
+            else:
                 raise LogUnavailable("a row has a value in a format that was not requested")
-            end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
-            values.append(data[at + 5 : end])
-            at = end
-        xid, publisher, *row = (values[column] for column in self._columns)
+        xid, publisher, *row = self._pick(values)
         # A message that is pending from the start has no xid.
         if not xid or publisher != self._publisher:
             return
@@ -236,15 +237,13 @@ class LogReader:
         now = int((datetime.datetime.now(datetime.timezone.utc) - EPOCH).total_seconds() * 1e6)
         place = self.received
         self._reported_at = time.monotonic()
-        try:
+        with _explained():
             self._pgconn.put_copy_data(struct.pack(">cQQQQB", b"r", place, place, place, now, 0))
             self._pgconn.flush()
-        except psycopg.Error as error:
-            raise _explain(error) from error
 
     def _run(self, command: str) -> Any:
         """Run a command of the protocol, and return its result."""
-        try:
+        with _explained():
             self._pgconn.send_query(command.encode())
             while self._pgconn.is_busy():
                 if self._is_stopping():
@@ -254,8 +253,6 @@ class LogReader:
                     raise LogUnavailable("the relay is stopping")
                 self._wait(0.2)
             result = self._pgconn.get_result()
-        except psycopg.Error as error:
-            raise _explain(error) from error
         assert result is not None
         if result.status == pq.ExecStatus.COPY_BOTH:
             return result
@@ -270,14 +267,21 @@ class LogReader:
             selector.register(self._pgconn.socket, selectors.EVENT_READ)
             ready = selector.select(seconds)
         if ready:
-            try:
+            with _explained():
                 self._pgconn.consume_input()
-            except psycopg.Error as error:
-                raise _explain(error) from error
 
-    def _refusal(self) -> Exception:
-        result = self._pgconn.get_result()
-        return LogUnavailable("the server has ended it") if result is None else _refusal(result)
+
+def find_refusal(parameters: Mapping[str, Any]) -> str:
+    """Return why the server refuses a connection that reads the log; blank if it accepts one."""
+    try:
+        reader = LogReader(parameters, "", is_stopping=bool)
+        try:
+            reader.identify()
+        finally:
+            reader.close()
+    except LogUnavailable as error:
+        return str(error)
+    return ""
 
 
 def _find_columns(data: bytes) -> list[int]:
@@ -308,7 +312,7 @@ def _read_message(row: Sequence[bytes]) -> Message:
         # The first byte of jsonb is its version.
         payload[1:],
         read_headers(headers[1:].decode()),
-        EPOCH + datetime.timedelta(microseconds=int.from_bytes(occurred_at, "big", signed=True)),
+        EPOCH + datetime.timedelta(0, 0, int.from_bytes(occurred_at, "big", signed=True)),
         0,
     )
 
@@ -320,10 +324,15 @@ def _refusal(result: Any) -> Exception:
     return SlotInUse(reason) if code in IN_USE else LogUnavailable(reason)
 
 
-def _explain(error: psycopg.Error) -> LogUnavailable:
-    text = " ".join(str(error).split())
-    code = error.sqlstate or next((code for words, code in REFUSALS.items() if words in text), "")
-    return LogUnavailable(_with_remedy(text, code))
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise an error of the driver as LogUnavailable."""
+    try:
+        yield
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        code = error.sqlstate or next((code for words, code in REFUSALS.items() if words in text), "")
+        raise LogUnavailable(_with_remedy(text, code)) from error
 
 
 def _with_remedy(text: str, code: str) -> str:

@@ -1,12 +1,12 @@
 """SQLite: one writer and no row locks, so a claim is a short lease."""
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from django.db import OperationalError, transaction
 
@@ -23,7 +23,6 @@ from django_outbox.stores.rows import (
     NewRow,
     Purged,
     Settlement,
-    error_rows,
     read_messages,
 )
 from django_outbox.stores.timeline import Fresh
@@ -40,25 +39,20 @@ id, CAST(message_id AS BLOB), CAST(type AS BLOB), CAST(topic AS BLOB), CAST("key
 """.strip()
 
 # Only the sizes are sorted for the sum; the payloads of messages that fit are read afterwards.
-BATCH = f"""
+UNKEYED = f"""
 SELECT {COLUMNS}, size, CAST(available_at AS TEXT)
-FROM {{{{table}}}} JOIN (
+FROM {{table}} JOIN (
     SELECT id AS chosen, size,
-        sum(size) OVER (ORDER BY {{order}} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
+        sum(size) OVER (ORDER BY available_at, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
     FROM (
         SELECT id, available_at, length(CAST(payload AS BLOB)) + length(CAST(headers AS BLOB)) AS size
-        FROM {{{{table}}}}
-        WHERE {{where}}
+        FROM {{table}}
+        WHERE publisher = %s AND blocks_key = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s
     )
 ) ON id = chosen
 WHERE before IS NULL OR before < %s
-ORDER BY {{order}}
+ORDER BY available_at, id
 """
-
-UNKEYED = BATCH.format(
-    order="available_at, id",
-    where=f"publisher = %s AND blocks_key = 0 AND available_at <= {NOW} ORDER BY available_at, id LIMIT %s",
-)
 
 READ = f"""
 SELECT {COLUMNS},
@@ -70,14 +64,8 @@ UNDELIVERED = "blocks_key AND blocks_key = 1"
 """SQLite uses a partial index only if a term of the query is spelled as the index's condition: `blocks_key` where
 Django 5.2 has created it, and `blocks_key = 1` since Django 6.1 (https://sqlite.org/partialindex.html)."""
 
-NEXT_PARTITION = f"""
-SELECT id FROM {{table}}
-WHERE publisher = %s AND {UNDELIVERED} AND partition > {{after}} AND partition <= %s
-ORDER BY partition, id LIMIT 1
-"""
-
 # Leases that have run out were deleted before.
-FREE = "NOT EXISTS (SELECT 1 FROM {table} WHERE number = %s + next.partition)".replace("{table}", "{locks}")
+FREE = "NOT EXISTS (SELECT 1 FROM {locks} WHERE number = %s + next.partition)"
 
 LIST_HEADS = f"""
 WITH RECURSIVE probe(partition, due, found, step) AS (
@@ -85,7 +73,11 @@ WITH RECURSIVE probe(partition, due, found, step) AS (
     UNION ALL
     SELECT next.partition, next.available_at <= {NOW} AND {FREE},
         found + coalesce(next.available_at <= {NOW} AND {FREE}, 0), step + 1
-    FROM probe JOIN {{table}} next ON next.id = ({NEXT_PARTITION.replace("{after}", "probe.partition")})
+    FROM probe JOIN {{table}} next ON next.id = (
+        SELECT id FROM {{table}}
+        WHERE publisher = %s AND {UNDELIVERED} AND partition > probe.partition AND partition <= %s
+        ORDER BY partition, id LIMIT 1
+    )
     WHERE found < %s AND step < %s
 )
 SELECT partition, due, step FROM probe WHERE due OR step = (SELECT max(step) FROM probe) ORDER BY step
@@ -149,29 +141,19 @@ FROM json_each(%s) found
 WHERE {table}.id = json_extract(found.value, '$[0]') AND {table}.available_at = %s
 """
 
-# A different lease means that another relay has taken the row over; leave it alone.
-MINE = "AND {table}.available_at = %s"
-# In a transaction that is open since the claim, no other relay can have taken it over.
+# A different lease means that another relay has taken the row over; leave it alone. In a transaction that is open since
+# the claim, which has no lease, no other relay can have taken it over.
+MINE = "{table}.available_at = coalesce(%s, {table}.available_at)"
+
 LOST = (
     "another program changed them, or their lease ran out, so they may be published again; if a batch takes that long, "
     "raise OUTBOX['CLAIM_TIMEOUT']"
 )
 """Why claimed messages cannot be settled, and the remedy."""
 
-PENDING_STILL = "AND {table}.available_at IS NOT NULL"
-
-PROCESSED = f"""
-UPDATE {{table}} SET processed_at = {NOW}, available_at = NULL, blocks_key = 0,
-    attempts = min(attempts, 2147483646) + 1, error = '', error_class = ''
-WHERE id IN (SELECT value FROM json_each(%s)) {{mine}}
-"""
-
-DELETED = "DELETE FROM {table} WHERE id IN (SELECT value FROM json_each(%s)) {mine}"
-
-ERROR = f"""
-error = json_extract(settled.value, '$.error'), error_class = json_extract(settled.value, '$.error_class'),
-    first_error_at = coalesce(first_error_at, {NOW}), last_error_at = {NOW}
-"""
+ERROR = f"""error = json_extract(settled.value, '$.error'),
+            error_class = json_extract(settled.value, '$.error_class'),
+            first_error_at = coalesce(first_error_at, {NOW}), last_error_at = {NOW}"""
 
 # The newest attempt comes first, and the oldest is cut off the end.
 HISTORY = f"""(
@@ -189,30 +171,12 @@ HISTORY = f"""(
         )
     )"""
 
-FAILED = f"""
-UPDATE {{table}} SET failed_at = {NOW}, available_at = NULL, attempts = min(attempts, 2147483646) + 1, {ERROR.strip()},
-    blocks_key = json_extract(settled.value, '$.blocks_key'), history = {HISTORY},
-    dead_lettered_at = iif(json_extract(settled.value, '$.dead_lettered'), {NOW}, NULL)
-FROM json_each(%s) settled
-WHERE {{table}}.id = json_extract(settled.value, '$.id') {{mine}}
-"""
-
-RETRIED = f"""
-UPDATE {{table}} SET {ERROR.strip()},
-    history = iif(json_extract(settled.value, '$.counted'), {HISTORY}, history),
-    attempts = min(attempts, 2147483647 - json_extract(settled.value, '$.counted'))
-        + json_extract(settled.value, '$.counted'),
-    available_at = {LATER.replace("%s", "json_extract(settled.value, '$.delay')")}
-FROM json_each(%s) settled
-WHERE {{table}}.id = json_extract(settled.value, '$.id') {{mine}}
-"""
-
 # If its type is no longer paused, a message stays leased, and is then released.
-HOLD = """
-UPDATE {table} SET available_at = %s
-WHERE id IN (SELECT value FROM json_each(%s)) {mine} AND EXISTS (
-    SELECT 1 FROM {pauses} pause
-    WHERE pause.publisher = {table}.publisher AND pause.type = {table}.type AND pause.resumed_at IS NULL
+HOLD = f"""
+UPDATE {{table}} SET available_at = %s
+WHERE id IN (SELECT value FROM json_each(%s)) AND {MINE} AND EXISTS (
+    SELECT 1 FROM {{pauses}} pause
+    WHERE pause.publisher = {{table}}.publisher AND pause.type = {{table}}.type AND pause.resumed_at IS NULL
 )
 """
 
@@ -221,9 +185,10 @@ INSERT_ROWS = f"""INSERT INTO {{table}} (
     message_id, type, topic, "key", partition, blocks_key, payload, headers, publisher, occurred_at, available_at,
     attempts, error, error_class
 )
-SELECT value->>'message_id', value->>'type', value->>'topic', value->>'key', value->>'partition',
-    value->>'partition' > 0, value->>'payload', value->>'headers', value->>'publisher',
-    coalesce(value->>'occurred_at', {NOW}), {NOW}, 0, '', ''
+SELECT json_extract(value, '$.message_id'), json_extract(value, '$.type'), json_extract(value, '$.topic'),
+    json_extract(value, '$.key'), json_extract(value, '$.partition'), json_extract(value, '$.partition') > 0,
+    json_extract(value, '$.payload'), json_extract(value, '$.headers'), json_extract(value, '$.publisher'),
+    coalesce(json_extract(value, '$.occurred_at'), {NOW}), {NOW}, 0, '', ''
 FROM json_each(%s)
 WHERE true
 ON CONFLICT DO NOTHING
@@ -267,9 +232,33 @@ class SQLiteStore(Store):
     A transactional claim is the transaction itself: SQLite has one writer at a time.
     """
 
+    DELETED = f"DELETE FROM {{table}} WHERE id IN (SELECT value FROM json_each(%s)) AND {MINE}"
+    PROCESSED = f"""
+        UPDATE {{table}}
+        SET processed_at = {NOW}, available_at = NULL, blocks_key = 0,
+            attempts = min(attempts, 2147483646) + 1, error = '', error_class = ''
+        WHERE id IN (SELECT value FROM json_each(%s)) AND {MINE}
+    """
+    FAILED = f"""
+        UPDATE {{table}}
+        SET failed_at = {NOW}, available_at = NULL, attempts = min(attempts, 2147483646) + 1, {ERROR},
+            blocks_key = json_extract(settled.value, '$.blocks_key'), history = {HISTORY},
+            dead_lettered_at = iif(json_extract(settled.value, '$.dead_lettered'), {NOW}, NULL)
+        FROM json_each(%s) settled
+        WHERE {{table}}.id = json_extract(settled.value, '$.id') AND {MINE}
+    """
+    RETRIED = f"""
+        UPDATE {{table}}
+        SET history = iif(json_extract(settled.value, '$.counted'), {HISTORY}, history), {ERROR},
+            attempts = min(attempts, 2147483647 - json_extract(settled.value, '$.counted'))
+                + json_extract(settled.value, '$.counted'),
+            available_at = {LATER.replace("%s", "json_extract(settled.value, '$.delay')")}
+        FROM json_each(%s) settled
+        WHERE {{table}}.id = json_extract(settled.value, '$.id') AND {MINE}
+    """
+
     now = NOW
     undelivered = UNDELIVERED
-    inserts_rows = sqlite3.sqlite_version_info >= (3, 38)
     # Only one connection may write at a time.
     report_interval = 30.0
 
@@ -279,14 +268,7 @@ class SQLiteStore(Store):
 
     @contextmanager
     def claim(
-        self,
-        publisher: str,
-        *,
-        limit: int,
-        max_bytes: int,
-        max_seconds: float,
-        cursor: Cursor,
-        transactional: bool = False,
+        self, publisher: str, *, cursor: Cursor, max_seconds: float, transactional: bool = False, **limits: Any
     ) -> Iterator[Claim]:
         ((pending,),) = self.fetch(PENDING, [publisher])
         if not pending:
@@ -294,12 +276,12 @@ class SQLiteStore(Store):
             cursor.mark_exhausted()
             yield Claim([])
             return
-        read = partial(cursor.read_batch, self, publisher, limit=limit, max_bytes=max_bytes)
         if transactional:
-            with self.transaction(max_seconds, transactional=True):
-                yield Claim(read_messages(read()))
+            claiming = super().claim(publisher, cursor=cursor, max_seconds=max_seconds, transactional=True, **limits)
+            with claiming as claim:
+                yield claim
             return
-        claim = self._lease(publisher, max_seconds, read)
+        claim = self._lease(publisher, max_seconds, partial(cursor.read_batch, self, publisher, **limits))
         try:
             yield claim
         finally:
@@ -333,16 +315,16 @@ class SQLiteStore(Store):
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         lease = claim.mark
         if lease is None:
-            settled = self._write(settlement, PENDING_STILL, [], delete_processed=delete_processed)
-            self._hold(settlement.held, PENDING_STILL, [])
+            settled = self.write_states(settlement, None, delete_processed=delete_processed)
+            self._hold(settlement.held, None)
             report_lost(claim, settlement.count - settled, CHANGED)
             return
         with_state = set(settlement.ids)
         left = {id: time for id, time in lease.due.items() if id not in with_state}
 
         def write() -> int:
-            settled = self._write(settlement, MINE, [lease.mark], delete_processed=delete_processed)
-            settled += self._hold(settlement.held, MINE, [lease.mark])
+            settled = self.write_states(settlement, lease.mark, delete_processed=delete_processed)
+            settled += self._hold(settlement.held, lease.mark)
             return settled + self._release(lease, left)
 
         settled = self._while_leased(lease, write)
@@ -383,29 +365,18 @@ class SQLiteStore(Store):
     def shows_conflict(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and str(error).startswith(BUSY)
 
-    def _write(self, settlement: Settlement, mine: str, mark: list[str], *, delete_processed: bool) -> int:
-        """Write the new states of the messages that are still this claim's, and return their number."""
-        settled = 0
-        if settlement.processed:
-            statement = DELETED if delete_processed else PROCESSED
-            settled += self.execute(statement.replace("{mine}", mine), [json.dumps(settlement.processed), *mark])
-        if settlement.failed:
-            errors = error_rows(settlement.failed, self.storable)
-            settled += self.execute(FAILED.replace("{mine}", mine), [errors, *mark])
-        if settlement.retried:
-            errors = error_rows(settlement.retried, self.storable)
-            settled += self.execute(RETRIED.replace("{mine}", mine), [errors, *mark])
-        return settled
-
-    def _hold(self, messages: Sequence[Held], mine: str, mark: list[str]) -> int:
+    def _hold(self, messages: Sequence[Held], mark: str | None) -> int:
         """Make the messages of this claim wait if their types are still paused; return their number."""
         held = 0
         if messages:
             until = self.connection.ops.adapt_datetimefield_value(HELD_BY_PAUSE)
             ids = json.dumps([message.id for message in messages])
             with self.holding():
-                held = self.execute(HOLD.replace("{mine}", mine), [until, ids, *mark])
+                held = self.execute(HOLD, [until, ids, mark])
         return held
+
+    def execute_for(self, sql: str, ids: Sequence[int], *params: Any) -> int:
+        return self.execute(sql, [json.dumps(ids), *params])
 
     def read_place(self) -> tuple[str, int]:
         ((now,),) = self.fetch(f"SELECT {NOW}")
@@ -418,7 +389,7 @@ class SQLiteStore(Store):
     def find_due(self, publisher: str, partitions: Sequence[int]) -> set[int]:
         return {partition for (partition,) in self.fetch(FIND_DUE, [json.dumps(partitions), publisher])}
 
-    def lock_partitions(self, publisher: str, partitions: Collection[int]) -> set[int]:
+    def own(self, publisher: str, partitions: Collection[int]) -> set[int]:
         base = lock_number(publisher, 0)
         leased = self.fetch(LEASED, [base, base, json.dumps([*partitions])])
         return set(partitions) - {partition for (partition,) in leased}

@@ -2,7 +2,7 @@
 
 A streamed message has no time of its own: no `available_at`, `processed_at` or `failed_at`. It has the number of the
 transaction that wrote it. The position is a snapshot: what is visible now and was not visible in it is new. This is the
-idea of PgQ, whose batches lie between two snapshots (https://wiki.postgresql.org/wiki/PGQ_Tutorial). A message that is
+idea of PgQ: its batches lie between two snapshots (https://wiki.postgresql.org/wiki/PGQ_Tutorial). A message that is
 committed late is new whenever that is, so nothing is looked for twice and nothing is missed.
 
 Messages that are new together are delivered by their ids. If they are too many to be listed at once, the snapshot in
@@ -19,16 +19,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from django_outbox.db.functions import SERVER
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
 from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array, number_in, visible
 from django_outbox.stores.rows import Purged
 
-STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
+IS_STREAMED = "available_at IS NULL AND processed_at IS NULL AND failed_at IS NULL"
 
 # The same condition, as the planner does not connect it with the index of streamed messages.
-STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
+IS_STREAMED_BY_ID = "coalesce(available_at, processed_at, failed_at) IS NULL"
 
 POSITION = """
 SELECT ctid::text, number, count, server, passed, page, page_start, page_end, last_id FROM {positions} WHERE """
@@ -44,29 +45,33 @@ LOCK_ALL = f"{POSITION} publisher = %s ORDER BY number FOR UPDATE"
 
 FIND_ALL = f"{POSITION} publisher = %s ORDER BY number"
 
-# The snapshot of the statement does not name its own transaction, whose messages are not passed before it commits.
-LIST_NEW = f"""
-SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text, ARRAY(
-    SELECT id FROM (
-        (
-            SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{own}}
+# The snapshot of the statement does not name its own transaction; its messages are not passed before it commits.
+CURRENT = "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text"
+
+# The messages of the transactions behind the end of a snapshot, and of the transactions that were running in it.
+NEW = f"""(
+    (
+        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8{{own}}
+        ORDER BY publisher, xid, id LIMIT %s
+    )
+    UNION ALL
+    (
+        SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
+            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late{{own}}
             ORDER BY publisher, xid, id LIMIT %s
-        )
-        UNION ALL
-        (
-            SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-                SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{own}}
-                ORDER BY publisher, xid, id LIMIT %s
-            ) message
-        )
-    ) new LIMIT %s
-)
-"""
+        ) message
+    )
+) new"""
+
+# From the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
+NEWEST = NEW.replace("publisher, xid, id", "publisher DESC, xid DESC, id DESC")
+
+LIST_NEW = f"{CURRENT}, ARRAY(SELECT id FROM {NEW} LIMIT %s)"
 
 # Not by the primary key, which `min(id)` would follow from the oldest message on.
 FIND_START = f"""
 SELECT coalesce(min(id + 0), 0) FROM {{table}}
-WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND pg_visible_in_snapshot(xid, %s)
+WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 AND pg_visible_in_snapshot(xid, %s)
 """
 
 # In the order of the primary key, which the planner might leave if it knew how few of the rows are new.
@@ -76,7 +81,7 @@ SELECT ARRAY(
         (
             SELECT id FROM {{table}}
             WHERE id >= %s AND CASE
-                WHEN publisher = %s AND {STREAMED_BY_ID} AND xid >= %s::xid8{{own}}
+                WHEN publisher = %s AND {IS_STREAMED_BY_ID} AND xid >= %s::xid8{{own}}
                 THEN pg_visible_in_snapshot(xid, %s)
                 ELSE false
             END
@@ -86,7 +91,7 @@ SELECT ARRAY(
         (
             SELECT message.id FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
                 SELECT id FROM {{table}}
-                WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late AND id >= %s{{own}}
+                WHERE publisher = %s AND {IS_STREAMED} AND xid >= late AND xid <= late AND id >= %s{{own}}
                 ORDER BY publisher, xid, id LIMIT %s
             ) message WHERE pg_visible_in_snapshot(late, %s)
         )
@@ -95,7 +100,7 @@ SELECT ARRAY(
 """
 
 FIND_MESSAGE = f"""
-SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 ORDER BY publisher, xid, id LIMIT 1
+SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 ORDER BY publisher, xid, id LIMIT 1
 """
 
 # A message waits for an earlier one of its key that is in the table. Mostly there is none at all.
@@ -113,7 +118,7 @@ READ_SMALL = f"""
 SELECT id, message_id::text, type, topic, key, payload::text, headers::text, occurred_at AT TIME ZONE 'UTC', attempts,
     error_class, 0, {WAITS}
 FROM {{table}} message
-WHERE id >= %s AND id <= %s AND id + 0 = ANY(%s::bigint[]) AND {STREAMED_BY_ID} AND (
+WHERE id >= %s AND id <= %s AND id + 0 = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID} AND (
     SELECT sum(pg_column_size(payload) + pg_column_size(headers)) <= %s
         AND max(coalesce(pg_column_compression(payload), pg_column_compression(headers))) IS NULL
     FROM {{table}} WHERE id >= %s AND id <= %s
@@ -122,7 +127,7 @@ ORDER BY id
 """
 
 DENSE = 2
-"""Maximum number of ids in a range for each one that is read from it."""
+"""Maximum width of a range of ids, for each id that is read from it."""
 
 READ = BATCH.format(
     order="id",
@@ -130,7 +135,7 @@ READ = BATCH.format(
     extra=", waits",
     source=f"""(
                     SELECT *, {WAITS} AS waits FROM {{table}} message
-                    WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
+                    WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
                 ) streamed""",
 )
 
@@ -143,34 +148,21 @@ WHERE ctid = %s::tid AND publisher = %s RETURNING ctid::text
 
 TO_TABLE = "UPDATE {table} SET available_at = statement_timestamp(), blocks_key = partition > 0, xid = NULL WHERE"
 
-MOVE_TO_TABLE = f"{TO_TABLE} id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
+MOVE_TO_TABLE = f"{TO_TABLE} id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 
 # After a restore, a message that was written since has a greater id, whatever the number of its transaction is.
 AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
     AND (%s = '' OR id > %s OR NOT pg_visible_in_snapshot(xid, nullif(%s, '')::pg_snapshot)))"""
 
-MOVE_ONE = f"{TO_TABLE} id = %s AND {STREAMED_BY_ID} AND {AHEAD}"
+MOVE_ONE = f"{TO_TABLE} id = %s AND {IS_STREAMED_BY_ID} AND {AHEAD}"
 
-AHEAD_TO_TABLE = f"""{TO_TABLE} id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND {AHEAD}{{own}} ORDER BY id LIMIT %s
-)"""
+LIST_RESTORED = (
+    f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {AHEAD}{{own}} ORDER BY id LIMIT %s"
+)
 
-# From the newest one back, so that it reads what is delivered of a page only if less than the limit is ahead.
-NEWEST = f"""(
-    (
-        SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8{{own}}
-        ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
-    )
-    UNION ALL
-    (
-        SELECT message.* FROM unnest(%s::xid8[]) late CROSS JOIN LATERAL (
-            SELECT id, xid FROM {{table}} WHERE publisher = %s AND {STREAMED} AND xid >= late AND xid <= late{{own}}
-            ORDER BY publisher DESC, xid DESC, id DESC LIMIT %s
-        ) message
-    )
-) new"""
+AHEAD_TO_TABLE = f"{TO_TABLE} id IN ({LIST_RESTORED})"
 
-MEASURE = f"SELECT count(*) FROM {NEWEST} WHERE {AHEAD}"
+MEASURE = f"SELECT count(*), {SERVER} FROM {NEWEST} WHERE {AHEAD}"
 
 LIST_AHEAD = f"SELECT id, {AHEAD} AND pg_visible_in_snapshot(xid, %s) FROM {NEWEST}"
 
@@ -189,7 +181,7 @@ ORDER BY age(number) DESC LIMIT 1
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {STREAMED} AND id <= %s{{own}} ORDER BY publisher, xid LIMIT %s
+    SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND id <= %s{{own}} ORDER BY publisher, xid LIMIT %s
 )
 """
 
@@ -208,23 +200,21 @@ UPDATE {table} SET xid = NULL WHERE id IN (
 # Looks at the oldest ones only: whether a message is old is not in the index.
 OLD = f"""
 SELECT id, xid::text AS at, occurred_at < statement_timestamp() - %s * interval '1 second' FROM {{table}}
-WHERE publisher = %s AND {STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
+WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
     AND {{visible}} ORDER BY publisher, xid, id LIMIT %s
 """
 
-PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}"
+PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 
 TO_ARCHIVE = f"""
-UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {STREAMED_BY_ID}
+UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
 """
 
-CURRENT = "SELECT pg_current_snapshot()::text, pg_current_xact_id_if_assigned()::text"
-
-SERVER = "SELECT system_identifier::text FROM pg_control_system()"
+FIND_SERVER = f"SELECT {SERVER}"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredPosition:
     """A position as it is stored; `StreamPosition` has the meaning of its parts. By default, the beginning of a stream.
 
     Attributes:
@@ -262,26 +252,26 @@ class Listing:
     """New messages in the order in which they are delivered.
 
     Attributes:
-        place: the position behind which they begin.
+        position: the position behind which they begin.
         page: the snapshot in which they are visible.
         ids: the ids of the first of them.
         complete: whether these are all.
     """
 
-    place: Place
+    position: StoredPosition
     page: str
     ids: Sequence[int]
     complete: bool
 
     def after(self, id: int) -> "Listing":
-        """Return what is left when the messages up to this id are delivered; its place is not stored yet."""
+        """Return what is left when the messages up to this id are delivered; its position is not stored yet."""
         ids = self.ids[bisect_right(self.ids, id) :]
-        last_id = max(self.place.last_id, id)
+        last_id = max(self.position.last_id, id)
         if self.complete and not ids:
-            place = replace(self.place, passed=self.page, page="", page_start=0, page_end=0, last_id=last_id)
+            position = replace(self.position, passed=self.page, page="", page_start=0, page_end=0, last_id=last_id)
         else:
-            place = replace(self.place, page=self.page, page_end=id, last_id=last_id)
-        return replace(self, place=place, ids=ids)
+            position = replace(self.position, page=self.page, page_end=id, last_id=last_id)
+        return replace(self, position=position, ids=ids)
 
 
 class Waiting(NamedTuple):
@@ -330,9 +320,8 @@ class Stream:
         self._store = store
         self._publisher = publisher
         self._relay = relay
-        self._positions = store.connection.ops.quote_name(StreamPosition._meta.db_table)
 
-    def lock(self, address: str, number: int = 0, besides: Collection[int] = ()) -> Place | None:
+    def lock(self, address: str, number: int = 0, besides: Collection[int] = ()) -> StoredPosition | None:
         """Lock a position until the transaction ends; return None if other relays have them, or if there is none.
 
         Args:
@@ -342,107 +331,109 @@ class Stream:
         """
         rows = self._fetch(LOCK, [address, self._publisher, array(besides)]) if address else []
         rows = rows or self._fetch(FIND_AND_LOCK, [self._publisher, array(besides), number])
-        return Place(*rows[0]) if rows else None
+        return StoredPosition(*rows[0]) if rows else None
 
     def create(self) -> None:
         """Begin the stream at its beginning, with one position, unless there is one already."""
         rows = StreamPosition.objects.using(self._store.connection.alias)
         rows.bulk_create([StreamPosition(publisher=self._publisher)], ignore_conflicts=True)
 
-    def find_places(self) -> list[Place]:
+    def find_positions(self) -> list[StoredPosition]:
         """Return all positions by their numbers; none if there is no stream.
 
-        A position that somebody has deleted is back at its beginning.
+        A position begins again if it is missing, or if its count differs from the count of the others.
         """
-        return _complete([Place(*row) for row in self._fetch(FIND_ALL, [self._publisher])])
+        return _complete([StoredPosition(*row) for row in self._fetch(FIND_ALL, [self._publisher])])
 
     def has_messages(self, passed: str = NOTHING) -> bool:
         """Return whether there are streamed messages behind the end of a snapshot, in any position."""
         return bool(self._fetch(FIND_MESSAGE, [self._publisher, str(Snapshot.read(passed).end)]))
 
     def arrange(self, count: int, limit: int) -> bool:
-        """Give the stream so many positions in this transaction, and return whether it has them.
+        """Give the stream `count` positions in this transaction, and return whether it has them.
 
-        A position begins where the one stands that had its messages. If it has those of several, which stand at
-        different places, what they have not delivered goes to the table, and all positions begin at one snapshot. That
+        A new position begins where the old position of its messages stands. If it takes messages of several positions
+        at different places, their undelivered messages go to the table, and all positions begin at one snapshot. That
         is left for later if there are more messages than the limit.
 
-        No relay delivers while all positions are locked. What relays remember of them is useless then: a listing
-        continues only from the very place with which it began.
+        No relay delivers while all positions are locked. What relays remember of them is useless afterwards: a listing
+        continues only from the very position with which it began.
         """
-        locked = [Place(*row) for row in self._fetch(LOCK_ALL, [self._publisher])]
-        places = self.find_places()
-        if [place for place in places if place.address] != locked or not places:
-            # While this transaction waited, another one has replaced them; or some are not of the same number.
+        locked = [StoredPosition(*row) for row in self._fetch(LOCK_ALL, [self._publisher])]
+        positions = self.find_positions()
+        before = len(positions)
+        found = [position for position in positions if position.address]
+        if found != [position for position in locked if position.count == before] or not positions:
+            # While this transaction waited, another one has replaced them.
             return False
-        if len(places) == len(locked) == count:
+        if len(found) == before == count:
             return True
-        before = len(places)
-        if len(locked) < before:
-            new = places
+        if len(found) < before:
+            new = positions
         elif count % before == 0:
-            new = [replace(places[number % before], number=number, count=count) for number in range(count)]
-        elif (place := self._join(places, limit)) is not None:
-            new = [replace(place, number=number, count=count) for number in range(count)]
+            new = [replace(positions[number % before], number=number, count=count) for number in range(count)]
+        elif (position := self._join(positions, limit)) is not None:
+            new = [replace(position, number=number, count=count) for number in range(count)]
         else:
             return False
         rows = StreamPosition.objects.using(self._store.connection.alias)
         rows.filter(publisher=self._publisher).delete()
-        values = [{name: value for name, value in asdict(place).items() if name != "address"} for place in new]
+        values = [{name: value for name, value in asdict(position).items() if name != "address"} for position in new]
         rows.bulk_create([StreamPosition(publisher=self._publisher, relay=self._relay, **each) for each in values])
         return len(new) == count
 
-    def _join(self, places: Sequence[Place], limit: int) -> Place | None:
-        """Return a place at which all positions stand together, and move to the table what is left before it."""
+    def _join(self, positions: Sequence[StoredPosition], limit: int) -> StoredPosition | None:
+        """Return a position at which all positions stand together, and move to the table what is left before it."""
         server = self.find_server()
-        if any(place.server != server for place in places):
-            # The numbers of transactions are those of another server.
+        if any(position.server != server for position in positions):
+            # Another server has numbered the transactions.
             return None
         ((text, own),) = self._fetch(CURRENT)
         joined, ahead = Snapshot.read(text, own), []
-        for place in places:
-            passed = Snapshot.read(place.passed)
-            late = [array(passed.running), self._publisher, limit + 1]
-            newest = [self._publisher, str(passed.end), limit + 1, *late]
-            rows = self._fetch(LIST_AHEAD, [*place.of_states, str(joined), *newest], place)
+        for position in positions:
+            new = self._new(position, limit + 1)
+            rows = self._fetch(LIST_AHEAD, [*position.of_states, str(joined), *new], position)
             ahead += [id for id, is_ahead in rows if is_ahead]
             if len(rows) > limit or len(ahead) > limit:
                 return None
         self.move_to_table(ahead)
-        return Place("", 0, 1, server, str(joined), last_id=max(place.last_id for place in places))
+        return StoredPosition("", 0, 1, server, str(joined), last_id=max(position.last_id for position in positions))
 
-    def list_new(self, place: Place, limit: int) -> Listing:
+    def list_new(self, position: StoredPosition, limit: int) -> Listing:
         """List at most `limit` messages from a position on.
 
         A page that is in progress is continued. If more than `limit` messages are new, a page begins.
         """
-        if place.page:
-            return self._list_page(place, limit)
-        page, ids = self._list_all(place, limit + 1)
+        if position.page:
+            return self._list_page(position, limit)
+        page, ids = self._list_all(position, limit + 1)
         if len(ids) <= limit:
-            return Listing(place, page, ids, complete=True)
-        ((start,),) = self._fetch(FIND_START, [self._publisher, str(Snapshot.read(place.passed).end), page])
-        return self._list_page(replace(place, page=page, page_start=start, page_end=0), limit)
+            return Listing(position, page, ids, complete=True)
+        ((start,),) = self._fetch(FIND_START, [self._publisher, str(Snapshot.read(position.passed).end), page])
+        return self._list_page(replace(position, page=page, page_start=start, page_end=0), limit)
 
-    def _list_all(self, place: Place, limit: int) -> tuple[str, list[int]]:
+    def _list_all(self, position: StoredPosition, limit: int) -> tuple[str, list[int]]:
         """List what is new, and the snapshot in which it is visible; any `limit` messages if there are more."""
-        passed = Snapshot.read(place.passed)
-        late = [array(passed.running), self._publisher, limit]
-        ((text, own, ids),) = self._fetch(LIST_NEW, [self._publisher, str(passed.end), limit, *late, limit], place)
+        ((text, own, ids),) = self._fetch(LIST_NEW, [*self._new(position, limit), limit], position)
         return str(Snapshot.read(text, own)), sorted(ids)
 
-    def _list_page(self, place: Place, limit: int) -> Listing:
-        passed, after = Snapshot.read(place.passed), place.page_end + 1
-        new = [max(after, place.page_start), self._publisher, str(passed.end), place.page, limit]
-        late = [array(passed.running), self._publisher, after, limit, place.page]
-        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit], place)
-        return Listing(place, place.page, ids, complete=len(ids) < limit)
+    def _new(self, position: StoredPosition, limit: int) -> list[Any]:
+        """Return the parameters of `NEW`."""
+        passed = Snapshot.read(position.passed)
+        return [self._publisher, str(passed.end), limit, array(passed.running), self._publisher, limit]
+
+    def _list_page(self, position: StoredPosition, limit: int) -> Listing:
+        passed, after = Snapshot.read(position.passed), position.page_end + 1
+        new = [max(after, position.page_start), self._publisher, str(passed.end), position.page, limit]
+        late = [array(passed.running), self._publisher, after, limit, position.page]
+        ((ids,),) = self._fetch(LIST_PAGE, [*new, *late, limit], position)
+        return Listing(position, position.page, ids, complete=len(ids) < limit)
 
     def read(self, ids: Sequence[int], *, max_bytes: int, count: int = 1) -> list[Row]:
         """Read streamed messages in the order of their ids, up to a total size and at least one.
 
-        The last column of a row tells whether the message waits for an earlier one of its key that is in the table.
-        With a `count` of positions, that many ids are expected in the place of one.
+        The last column of a row is whether the message waits for an earlier message of its key in the table.
+        With a `count` of positions, that many ids are expected in the position of one.
         """
         numbers, first, last = array(ids), ids[0], ids[-1]
         if last - first < DENSE * count * len(ids):
@@ -451,36 +442,46 @@ class Stream:
                 return rows
         return self._fetch(READ, [self._publisher, numbers, 2 * max_bytes, max_bytes])
 
-    def move(self, place: Place) -> Place:
+    def move(self, position: StoredPosition) -> StoredPosition:
         """Store a position, which this transaction has locked, and return it with its new address."""
-        values = [place.server, place.passed, place.page, place.page_start, place.page_end, place.last_id, self._relay]
-        ((address,),) = self._fetch(MOVE, [*values, place.address, self._publisher])
-        return replace(place, address=address)
+        values = [
+            position.server,
+            position.passed,
+            position.page,
+            position.page_start,
+            position.page_end,
+            position.last_id,
+            self._relay,
+        ]
+        ((address,),) = self._fetch(MOVE, [*values, position.address, self._publisher])
+        return replace(position, address=address)
 
     def move_to_table(self, ids: Iterable[int]) -> int:
         """Make streamed messages pending ones, which are due in the table, and return their number."""
         return self._store.execute(MOVE_TO_TABLE, [array(ids)])
 
-    def move_one_to_table(self, place: Place, id: int) -> None:
+    def move_one_to_table(self, position: StoredPosition, id: int) -> None:
         """Do the same for one message, unless it is not streamed or is behind a position."""
-        self._store.execute(MOVE_ONE, [id, *place.of_states])
+        self._store.execute(MOVE_ONE, [id, *position.of_states])
 
     # For operators.
 
     def measure(self, limit: int) -> Waiting:
-        """Count the messages that are not delivered, at most `limit`, of which each position has an equal share."""
-        places = self.find_places() or [Place()]
-        share = max(limit // len(places), 1)
-        found = [self._measure(place, share) for place in places]
+        """Count the messages that are not delivered, up to `limit`, with an equal share for each position."""
+        positions = self.find_positions() or [StoredPosition()]
+        share = max(limit // len(positions), 1)
+        found = [self._measure(position, share) for position in positions]
         oldest = min((each.oldest for each in found if each.oldest), default=None)
         return Waiting(sum(each.number for each in found), any(each.more for each in found), oldest)
 
-    def _measure(self, place: Place, limit: int) -> Waiting:
-        passed = Snapshot.read(place.passed)
-        late = [array(passed.running), self._publisher, limit + 1]
-        counted = [self._publisher, str(passed.end), limit + 1, *late, *place.of_states]
-        ((number,),) = self._fetch(MEASURE, counted, place)
-        first = (self._list_page(place, 1).ids if place.page else self._list_all(place, 1)[1]) if number else []
+    def _measure(self, position: StoredPosition, limit: int) -> Waiting:
+        ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states], position)
+        first: Sequence[int] = ()
+        if position.server not in {"", server}:
+            restored = self._fetch(LIST_RESTORED, [self._publisher, *position.of_states, limit + 1], position)
+            number, first = len(restored), restored[0] if restored else ()
+        elif number:
+            first = self._list_page(position, 1).ids if position.page else self._list_all(position, 1)[1]
         oldest = OutboxMessage.objects.using(self._store.connection.alias).filter(pk__in=first)
         since = oldest.values_list("occurred_at", flat=True).first() if first else None
         return Waiting(min(number, limit), number > limit, since)
@@ -494,12 +495,12 @@ class Stream:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
             archive: whether they get the state "processed" in the table instead, where they are archived.
         """
-        places = self.find_places()
-        if not places:
+        positions = self.find_positions()
+        if not positions:
             return Purged(0, None)
         server = self.find_server()
         # The numbers of another server say nothing about the messages of this one.
-        passed = [place.passed if place.server in {"", server} else NOTHING for place in places]
+        passed = [position.passed if position.server in {"", server} else NOTHING for position in positions]
         end = max(Snapshot.read(each).end for each in passed)
         old_ones = OLD.replace("{visible}", visible(passed))
         rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
@@ -511,31 +512,31 @@ class Stream:
 
     def find_server(self) -> str:
         """Return the identifier of the server, which numbers the transactions."""
-        return str(self._fetch(SERVER)[0][0])
+        return str(self._fetch(FIND_SERVER)[0][0])
 
-    def settle_in_table(self, place: Place, limit: int) -> int:
-        """Give streamed messages the state in the table that their place has given them, and return their number.
+    def settle_in_table(self, position: StoredPosition, limit: int) -> int:
+        """Give streamed messages the state in the table that their position has given them, and return their number.
 
         Those that are not delivered come first. Pending messages in the table lose the numbers of their transactions.
         """
         return (
-            self._execute(AHEAD_TO_TABLE, [self._publisher, *place.of_states, limit], place)
-            or self._execute(BEHIND_TO_TABLE, [self._publisher, place.last_id, limit], place)
-            or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, place)
+            self._execute(AHEAD_TO_TABLE, [self._publisher, *position.of_states, limit], position)
+            or self._execute(BEHIND_TO_TABLE, [self._publisher, position.last_id, limit], position)
+            or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
         )
 
-    def _fetch(self, sql: str, params: Sequence[Any] = (), place: Place = Place()) -> list[Row]:
-        return self._store.fetch(sql.replace("{positions}", self._positions).replace("{own}", place.only_own), params)
+    def _fetch(self, sql: str, params: Sequence[Any] = (), position: StoredPosition = StoredPosition()) -> list[Row]:
+        return self._store.fetch(sql.replace("{own}", position.only_own), params)
 
-    def _execute(self, sql: str, params: Sequence[Any], place: Place) -> int:
-        return self._store.execute(sql.replace("{own}", place.only_own), params)
+    def _execute(self, sql: str, params: Sequence[Any], position: StoredPosition) -> int:
+        return self._store.execute(sql.replace("{own}", position.only_own), params)
 
 
-def _complete(places: Sequence[Place]) -> list[Place]:
-    """Return positions by their numbers; those that are missing are at the beginning of the stream."""
-    count = max((place.count for place in places), default=0)
-    known = {place.number: place for place in places if place.count == count}
-    return [known.get(number) or Place(number=number, count=count) for number in range(count)]
+def _complete(positions: Sequence[StoredPosition]) -> list[StoredPosition]:
+    """Return positions by their numbers; missing ones are at the beginning of the stream."""
+    count = max((position.count for position in positions), default=0)
+    known = {position.number: position for position in positions if position.count == count}
+    return [known.get(number) or StoredPosition(number=number, count=count) for number in range(count)]
 
 
 def find_oldest_transaction(store: PostgreSQLStore) -> OpenTransaction | None:

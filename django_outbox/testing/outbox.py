@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import SynchronousOnlyOperation
@@ -13,11 +14,14 @@ from django.db.models import Max
 from django_outbox.brokers import memory
 from django_outbox.db.transactions import in_async_code
 from django_outbox.events.registry import decode_message
+from django_outbox.events.registry import registry as events
 from django_outbox.handlers.publisher import HANDLER_HEADER
+from django_outbox.handlers.registry import registry as handlers
 from django_outbox.handlers.registry import type_of
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
 from django_outbox.testing.draining import Drained, drain_outbox
+from django_outbox.testing.publishers import memory_publishers
 from django_outbox.text import one_line, shorten
 
 MAX_LISTED = 20
@@ -219,7 +223,6 @@ def _details(message: OutboxMessage) -> str:
 
 
 def _has_fields(message: OutboxMessage, fields: Mapping[str, Any]) -> bool:
-    """Return whether the payload, or the event, has these values."""
     event = decode_message(_as_claimed(message))
     for name, value in fields.items():
         if isinstance(message.payload, dict) and name in message.payload and message.payload[name] == _stored(value):
@@ -231,7 +234,6 @@ def _has_fields(message: OutboxMessage, fields: Mapping[str, Any]) -> bool:
 
 
 def _stored(value: Any) -> Any:
-    """Return a value as it is read from JSON."""
     return json.loads(json.dumps(value, cls=DjangoJSONEncoder))
 
 
@@ -240,7 +242,6 @@ def _json(message: OutboxMessage) -> str:
 
 
 def _as_claimed(message: OutboxMessage) -> Message:
-    """Return a message as a relay would claim it."""
     return Message(
         message.id,
         str(message.message_id),
@@ -258,3 +259,41 @@ def _as_claimed(message: OutboxMessage) -> Message:
 def _describe(type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> str:
     values = [f"{name}={value!r}" for name, value in {**(where or {}), **fields}.items()]
     return f"of the type {type_of(type_or_event)!r}" + (f" with {', '.join(values)}" if values else "")
+
+
+if TYPE_CHECKING:
+    from unittest import TestCase as Base
+else:
+    Base = object
+
+
+class OutboxTestMixin(Base):
+    """Gives each test of a Django `TestCase` the attribute `outbox`, and publishers in memory.
+
+    Handlers and events that a test defines are forgotten at its end. Name the mixin before the test case:
+    `class OrderTests(OutboxTestMixin, TestCase)`. A `setUp` of the test case calls `super().setUp()` first.
+    """
+
+    outbox: Outbox
+
+    def setUp(self) -> None:
+        stack = ExitStack()
+        self.addCleanup(stack.close)
+        for each in (memory_publishers(), isolated_handlers(), isolated_events()):
+            stack.enter_context(each)
+        self.outbox = Outbox()
+        super().setUp()
+
+
+@contextmanager
+def isolated_handlers() -> Iterator[None]:
+    """Forget the handlers that the block registers, at its end. The handlers of the project stay."""
+    with handlers.isolated():
+        yield
+
+
+@contextmanager
+def isolated_events() -> Iterator[None]:
+    """Forget the events that the block registers, at its end. The events of the project stay."""
+    with events.isolated():
+        yield

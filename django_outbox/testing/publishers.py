@@ -7,10 +7,10 @@ from unittest import mock
 
 from django.conf import settings
 from django.test.utils import override_settings
-from django.utils.module_loading import import_string
 
 from django_outbox.brokers import memory
 from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.brokers.registry import import_backend
 
 MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
 
@@ -43,11 +43,7 @@ def find_celery_app(publisher_alias: str) -> str | None:
 
 
 def _in_memory(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        backend = import_string(entry["BACKEND"])
-    except ImportError:
-        # Tests need no driver.
-        backend = None
-    if isinstance(backend, type) and issubclass(backend, TransactionalPublisher):
+    # Tests need no driver.
+    if issubclass(import_backend(entry["BACKEND"]), TransactionalPublisher):
         return entry
     return {**{name: value for name, value in entry.items() if name != "OPTIONS"}, "BACKEND": MEMORY}

@@ -256,7 +256,7 @@ def test_the_list_shortens_a_long_error(admin_client: Client):
     put(Status.FAILED, error="first line " + "x" * 500 + "\nsecond line")
     page = text(admin_client.get(CHANGELIST))
     assert "first line xxx" in page
-    assert "x" * admin_display.MAX_ERROR_LENGTH not in page
+    assert "x" * admin_display.MAX_LISTED_ERROR_LENGTH not in page
     assert "second line" not in page
 
 

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import DatabaseError, connections
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone, translation
@@ -21,12 +23,11 @@ from django_outbox.admin import (
     display,
     operations,
     overview,
-    overview_chart,
     overview_groups,
     overview_page,
 )
 from django_outbox.exceptions import ArchiveUnavailable
-from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Pause, Status
+from django_outbox.models import HELD_BY_PAUSE, OutboxMessage, Overview, Pause, Status
 from django_outbox.monitoring.figures import CODES, PeriodCount, judge
 from django_outbox.monitoring.queues import fingerprint
 from tests.conftest import ALIASES
@@ -53,6 +54,14 @@ class TestPage:
         assert f"Outbox · {using}" in text(response)
         (group,) = response.context["groups"]
         assert (group["error_class"], group["type"], group["count"]) == ("shop.Timeout", "order.created", "2")
+
+    def test_a_subclass_may_set_whatever_the_page_has(self, rf: RequestFactory, admin_user: User):
+        request = rf.get("/")
+        request.user = admin_user
+        page = overview.OverviewAdmin(Overview, admin.site)
+        context = {"title": "Shop", "name": "shop", "template": "shop", "back_url": "/shop/"}
+        response = page.changelist_view(request, context)
+        assert context.items() <= response.context_data.items()  # type: ignore[attr-defined]
 
     def test_offers_a_switch_between_databases(self, admin_client: Client, settings: Any):
         aliases = [alias for alias, *_ in admin_client.get(address()).context["databases"]]
@@ -94,7 +103,7 @@ class TestPage:
             .endswith("?state=failed&publisher=default&error_class=rabbitmq.unroutable&type=invoice.sent")
         )
         response = admin_client.get(address(using="postgresql"))
-        assert response.context["groups"][0]["look"] == response.context["keys"][0]["look"] == ""
+        assert response.context["groups"][0]["look"] == response.context["keys"][0][2] == ""
 
     def test_says_why_the_figures_cannot_be_read(self, admin_client: Client, monkeypatch: pytest.MonkeyPatch):
         def fail(using: str) -> None:
@@ -161,6 +170,12 @@ class TestPermissions:
         (app,) = client.get(address()).context["available_apps"]
         assert str(app["models"][0]["name"]) == "Overview"
 
+    def test_failed_messages_are_counted_once_if_a_project_has_its_own_overview(self):
+        overview.OverviewAdmin(Overview, admin.site)
+        put(Status.FAILED, 3)
+        (app,) = client_with("view").get(reverse("admin:index")).context["app_list"]
+        assert str(app["models"][0]["name"]) == "Overview (3 failed)"
+
     def test_the_index_is_shown_if_the_messages_cannot_be_counted(self, monkeypatch: pytest.MonkeyPatch):
         def fail(*args: Any) -> None:
             raise DatabaseError
@@ -203,7 +218,9 @@ class TestGroups:
         assert OutboxMessage.objects.pending().count() == 2
         assert LogEntry.objects.get().change_message == "2 messages were requeued."
         listed = admin_client.get(address()).context["operations"]
-        assert [(entry["user"], entry["text"]) for entry in listed] == [("admin", "2 messages were requeued.")]
+        assert [(entry.user.username, entry.change_message) for entry, _ in listed] == [
+            ("admin", "2 messages were requeued.")
+        ]
 
     @pytest.mark.parametrize("operation", ["requeue", "discard"])
     def test_messages_of_another_error_are_left_alone(
@@ -267,6 +284,13 @@ class TestGroups:
         other = client_with("view", "requeue")
         assert other.post(address("requeue", **CAUSE), state).status_code == 400
         assert admin_client.post(address("requeue", **{**CAUSE, "type": "t"}), state).status_code == 400
+
+    def test_a_state_of_another_operation_is_refused(self, admin_client: Client):
+        put(Status.FAILED, 3, age=60, error_class="shop.Timeout")
+        state = admin_client.get(address("discard", **CAUSE)).context["state"]
+        # The address of an operation decides which permission is required.
+        assert admin_client.post(address("requeue", **CAUSE), {"state": state}).status_code == 400
+        assert OutboxMessage.objects.failed().count() == 3
 
     def test_the_confirmation_says_what_will_happen_to_the_keys(self, admin_client: Client):
         put(Status.FAILED, 2, key="a", blocks_key=True, age=60, error_class="shop.Timeout")
@@ -366,11 +390,11 @@ class TestText:
 
     def test_a_single_failure_below_thousands_of_deliveries_is_visible(self):
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]
-        chart = overview_chart.draw(periods)
+        chart = overview_page.draw(periods)
         assert chart is not None
-        assert [float(bar.down_height) for bar in chart.bars] == [0.0, overview_chart.MIN_BAR, overview_chart.DOWN]
+        assert [float(bar.down_height) for bar in chart.bars] == [0.0, overview_page.MIN_BAR, overview_page.DOWN]
         assert chart.summary == "100,000 delivered, 1,001 failed"
-        assert overview_chart.draw([]) is None
+        assert overview_page.draw([]) is None
 
 
 def test_ages_show_the_exact_time(settings: Any):

@@ -19,6 +19,7 @@ from django_outbox.admin import listing as admin_listing
 from django_outbox.admin import listing as admin_search
 from django_outbox.admin import operation_views as admin_views
 from django_outbox.admin import overview_groups
+from django_outbox.admin.operations import DISCARD, REQUEUE, RETRY_NOW, Operation
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet, Status
 from django_outbox.monitoring.queues import fingerprint
 from tests.conftest import ALIASES, LOCKING
@@ -215,33 +216,35 @@ def test_retrying_a_group_reads_indexes_up_to_its_window(using: str, monkeypatch
     group = overview_groups.Group(using, "default", "", "order.paid")
 
     def run() -> None:
-        found = overview_groups.survey(overview_groups.find_operation("retry_now"), group)
+        found = overview_groups.survey(RETRY_NOW, group)
         assert found.count
         progress = overview_groups.Progress(
-            "retry_now", group, found.until.isoformat(), found.count.number, "1", entry=1
+            RETRY_NOW.name, group, found.until.isoformat(), found.count.number, "1", entry=1
         )
         while not progress.finished:
-            progress = overview_groups.advance(progress, by="", seconds=0.0)
+            progress = overview_groups.advance(RETRY_NOW, progress, by="", seconds=0.0)
         assert progress.done > 100
 
     assert examine(using, run) > 10
 
 
-@pytest.mark.parametrize("operation", ["requeue", "discard"])
+@pytest.mark.parametrize("operation", [REQUEUE, DISCARD], ids=["requeue", "discard"])
 @pytest.mark.parametrize("name", ["", fingerprint("")], ids=["a class", "a fingerprint"])
 def test_an_operation_on_a_group_reads_an_index_up_to_its_window(
-    using: str, monkeypatch: pytest.MonkeyPatch, operation: str, name: str
+    using: str, monkeypatch: pytest.MonkeyPatch, operation: Operation, name: str
 ):
     monkeypatch.setattr(overview_groups, "WINDOW", LIMIT)
     monkeypatch.setattr(overview_groups, "MAX_ROWS", LIMIT)
     group = overview_groups.Group(using, "other", "", "order.paid", name)
 
     def run() -> None:
-        found = overview_groups.survey(overview_groups.find_operation(operation), group)
+        found = overview_groups.survey(operation, group)
         assert found.count
-        progress = overview_groups.Progress(operation, group, found.until.isoformat(), found.count.number, "1", entry=1)
+        progress = overview_groups.Progress(
+            operation.name, group, found.until.isoformat(), found.count.number, "1", entry=1
+        )
         while not progress.finished:
-            progress = overview_groups.advance(progress, by="", seconds=0.0)
+            progress = overview_groups.advance(operation, progress, by="", seconds=0.0)
         assert progress.done
 
     assert examine(using, run) >= 3

@@ -4,6 +4,9 @@ The client sends them from memory and waits for every confirm. RabbitMQ's are en
 socket; the others' clients encode them. `publisher`: the outbox's publisher alone does the same, without a database.
 Kafka is KAFKA_URL, or three brokers that are started for this if their programs are in the cache, otherwise a mock of
 them. SQS is moto, which needs no server and searches a queue for each message, so measure it with 2,000.
+
+A backlog is read from the table, even with the source log. With `--running`, messages are also committed while a relay
+runs, and come from the log.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from tests.benchmarks.brokers.base import Broker
 from tests.benchmarks.measuring import Run
 from tests.benchmarks.messages import claimed, make_messages, make_topics
 from tests.benchmarks.options import add_numbers
-from tests.benchmarks.relays import timed_drain
+from tests.benchmarks.relays import timed_drain, timed_flow
 from tests.benchmarks.report import Report, compare
 from tests.benchmarks.tables import save
 
@@ -34,29 +37,41 @@ BROKERS = {
 """Classes in `brokers`. Their clients are imported when they are used."""
 
 
+def make_broker(name: str, destinations: int = 4) -> Broker:
+    broker: Broker = import_string(f"tests.benchmarks.brokers.{BROKERS[name]}")(destinations)
+    return broker
+
+
 class Case(NamedTuple):
-    """The limit, the publisher alone, or a drain of a saved table; by this many threads."""
+    """The limit, the publisher alone, the drain of a saved table, or its delivery while it is written."""
 
     broker: str
     work: str = "limit"
     workers: int = 1
     source: str = ""
     positions: int = 1
+    running: bool = False
 
     def __str__(self) -> str:
         more = [f"workers: {self.workers}"] if self.work != "limit" else []
-        return ", ".join(
-            [f"{self.broker}: {self.work}", *more, *filter(None, [self.source])]
-        ) + f", positions: {self.positions}" * (self.positions > 1)
+        more += [self.source] if self.source else []
+        more += [f"positions: {self.positions}"] if self.positions > 1 else []
+        more += ["running"] if self.running else []
+        return ", ".join([f"{self.broker}: {self.work}", *more])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_comparison(parser: argparse.ArgumentParser) -> None:
+    """Add the brokers and the sources to compare."""
     parser.add_argument(
         "--broker", nargs="+", choices=BROKERS, default=["rabbitmq"], help="Where to (default: rabbitmq)."
     )
     parser.add_argument(
         "--source", nargs="+", choices=SOURCES, default=["table"], help="Sources to compare (default: table)."
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_comparison(parser)
     parser.add_argument(
         "--positions",
         nargs="+",
@@ -64,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[1],
         help="POSITIONS of the source snapshot to compare (default: 1).",
     )
+    parser.add_argument("--running", action="store_true", help="Also measure relays that run while messages arrive.")
     # So many messages that the beginning and the end of a drain, when nothing is in flight, hardly count.
     add_numbers(parser, messages=100_000, keys=1000, workers=[2], batch_size=2000, repeats=3)
 
@@ -71,15 +87,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     content: dict[str, Any] = {"seed": options.seed, "topics": make_topics()}
     with ExitStack() as stack:
-        brokers: dict[str, Broker] = {
-            name: stack.enter_context(import_string(f"tests.benchmarks.brokers.{BROKERS[name]}")())
-            for name in options.broker
-        }
+        brokers: dict[str, Broker] = {name: stack.enter_context(make_broker(name)) for name in options.broker}
         save("unkeyed", options.messages, **content)
         save("keyed", options.messages, keys=options.keys, **content)
 
         def measure(case: Case) -> Run:
             broker, sizes = brokers[case.broker], {"workers": case.workers, "batch_size": options.batch_size}
+            if case.running:
+                return timed_flow(broker, case.work, options.messages, source=case.source, **sizes)
             if case.work in ("unkeyed", "keyed"):
                 return timed_drain(broker, case.work, source=case.source, positions=case.positions, **sizes)
             made = claimed(make_messages(options.messages, **content))
@@ -90,6 +105,9 @@ def run(options: argparse.Namespace) -> Report:
             cases += [Case(name), *(Case(name, "publisher", workers) for workers in options.workers)]
             works = product(("unkeyed", "keyed"), options.workers, options.source, options.positions)
             cases += [Case(name, *each) for each in works if each[2] == "snapshot" or each[3] == 1]
+            if options.running:
+                works = product(("unkeyed", "keyed"), options.workers, options.source, [1])
+                cases += [Case(name, *each, running=True) for each in works]
         return compare(
             f"From {connection.display_name} to the broker, every message confirmed",
             cases * options.repeats,

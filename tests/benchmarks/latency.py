@@ -1,4 +1,4 @@
-"""From the commit to the confirm of a quorum queue in milliseconds, polled and woken, and the cost of an idle relay.
+"""From the commit to the confirm of a broker in milliseconds, polled and woken, and the cost of an idle relay.
 
 With `--waiting`, that many keys wait, as many messages are behind a key's message that waits, and each commit has a key
 of its own: nothing of that should cost anything. A relay begins to measure when it has swept over them once.
@@ -11,7 +11,7 @@ import argparse
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from threading import Thread
 from typing import NamedTuple
@@ -21,13 +21,13 @@ from django.db import connection, transaction
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.pausing import pause, resume
 from django_outbox.stores import get_store
-from tests.benchmarks.brokers.rabbitmq import QuorumQueues
+from tests.benchmarks.drain import add_comparison, make_broker
 from tests.benchmarks.measuring import BenchmarkError, seconds_of, seconds_of_database
-from tests.benchmarks.options import add_numbers, add_source
+from tests.benchmarks.options import add_numbers
 from tests.benchmarks.relay_process import relay_process, wait_for
 from tests.benchmarks.report import Report, measure_all
 from tests.benchmarks.tables import empty, insert_rows, refresh
-from tests.benchmarks.workspace import ACCEPTING, outbox_settings
+from tests.benchmarks.workspace import ACCEPTING, outbox_settings, require_log
 
 PERCENTILES = (50, 95, 99, 100)
 
@@ -47,34 +47,39 @@ PAUSED_BATCH = 50
 class Case(NamedTuple):
     """Whether commits wake the relay, the commits a second (0 for an idle relay), and messages of a paused type."""
 
+    broker: str
+    source: str
     notify: bool
     commits: int
     paused: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
+    add_comparison(parser)
     add_numbers(parser, seconds=20, rates=[1, 100, 500], workers=2)
     parser.add_argument("--waiting", metavar="N", type=int, default=0, help="Keys that wait (default: 0).")
     parser.add_argument("--paused", metavar="N", type=int, default=0, help="Paused messages a second (default: 0).")
 
 
 def run(options: argparse.Namespace) -> Report:
+    require_log(options.source)
     if options.waiting:
         empty()
         insert_rows(options.waiting, available="86400 + number % 600", keys=options.waiting)
         # All of them are of a key that has one already.
         insert_rows(options.waiting, available="-60", keys=1)
         refresh()
-    with QuorumQueues(1) as queues:
-        publisher = {**queues.publisher(), "SOURCE": options.source}
+    with ExitStack() as stack:
+        brokers = {name: stack.enter_context(make_broker(name, 1)) for name in options.broker}
 
         def measure(case: Case) -> list[float]:
             """Return the sorted latencies, or the share of a core that an idle relay and its database take."""
             if not options.waiting:
                 empty()
+            broker, of_source = brokers[case.broker], {"SOURCE": case.source}
+            publisher = {**broker.publisher(), **of_source}
             with (
-                outbox_settings({**ACCEPTING, "SOURCE": options.source}, NOTIFY=case.notify),
+                outbox_settings({**ACCEPTING, **of_source}, NOTIFY=case.notify),
                 relay_process(publisher, workers=options.workers, notify=case.notify) as relay,
             ):
                 relay.begin()
@@ -82,10 +87,10 @@ def run(options: argparse.Namespace) -> Report:
                     time.sleep(SWEEPING_TIME)
                 if not case.commits:
                     return _idle_shares(relay.pid, options.seconds)
-                source = random.Random(options.seed)
+                moments = random.Random(options.seed)
                 keyed = bool(options.waiting or options.paused)
-                with _pausing(case.paused, options.seconds, queues.topics[0]) as others:
-                    committed = _commit(case.commits, options.seconds, source, queues.topics[0], keyed=keyed)
+                with _pausing(case.paused, options.seconds, broker.topics[0]) as others:
+                    committed = _commit(case.commits, options.seconds, moments, broker.topics[0], keyed=keyed)
                 wait_for([relay], len(committed) + len(others))
                 # A message that was held is settled twice.
                 while case.paused and OutboxMessage.objects.pending().exists():
@@ -97,19 +102,22 @@ def run(options: argparse.Namespace) -> Report:
             return sorted(1000 * (confirmed[id] - committed[id]) for id in committed)
 
         modes = (False, True) if get_store(connection).can_wake else (False,)
-        cases = [Case(*each) for each in product(modes, options.rates, sorted({0, options.paused}))]
-        found = measure_all([*cases, *(Case(mode, 0, 0) for mode in modes)], measure)
+        works = [*product(modes, options.rates, sorted({0, options.paused})), *product(modes, [0], [0])]
+        cases = [Case(*each, *work) for each in product(options.broker, options.source) for work in works]
+        found = measure_all(cases, measure)
+    columns = ["broker", "source", "relay", "commits a second", "paused a second", "messages"]
     report = Report(
-        f"From the commit on {connection.display_name} to RabbitMQ's confirm",
-        ["relay", "commits a second", "paused a second", "messages", *(f"p{percent}" for percent in PERCENTILES)],
+        f"From the commit on {connection.display_name} to the broker's confirm",
+        [*columns, *(f"p{percent}" for percent in PERCENTILES)],
     )
     for case, [times] in found.items():
-        mode = "woken" if case.notify else "polled"
+        names = (case.broker, case.source, "woken" if case.notify else "polled")
         if case.commits:
             shown = [times[percent * (len(times) - 1) // 100] for percent in PERCENTILES]
-            report.rows.append([mode, case.commits, case.paused, len(times), *shown])
+            report.rows.append([*names, case.commits, case.paused, len(times), *shown])
         else:
-            report.notes.append(f"An idle relay, {mode}: {times[0]:.2%} of a core, and its database {times[1]:.2%}.")
+            idle = f"{times[0]:.2%} of a core, and its database {times[1]:.2%}"
+            report.notes.append(f"An idle relay, {', '.join(names)}: {idle}.")
     return report
 
 

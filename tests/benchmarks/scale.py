@@ -1,17 +1,21 @@
 """Several relays as processes, compared with one: rate, the database's time, and how even their shares are.
 
-All messages become visible in one commit, and are accepted at once: there is no broker. Evenness: the least share of a
-relay as a ratio of the largest; 1 is even, 0 means that a relay delivered nothing.
+All messages become visible in one commit, and without `--broker` they are accepted at once. With the source snapshot,
+there are as many positions as relays. Evenness: the least share of a relay as a ratio of the largest; 1 is even, 0
+means that a relay delivered nothing.
 """
 
 import argparse
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import product
 from typing import NamedTuple
 
 from django.db import connection
 
 from django_outbox import OutboxMessage
+from django_outbox.models import StreamPosition
+from tests.benchmarks.brokers.base import Broker
+from tests.benchmarks.drain import BROKERS, make_broker
 from tests.benchmarks.measuring import DATABASE, BenchmarkError, Run, timed
 from tests.benchmarks.options import add_numbers, add_source
 from tests.benchmarks.relay_process import rate_of, relay_process, wait_for
@@ -41,18 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         repeats=3,
     )
     add_source(parser)
+    parser.add_argument("--broker", choices=BROKERS, help="Where to (default: nowhere).")
 
 
 def run(options: argparse.Namespace) -> Report:
     require_server()
+    with make_broker(options.broker) if options.broker else nullcontext() as broker:
+        return _compare(options, broker)
+
+
+def _compare(options: argparse.Namespace, broker: Broker | None) -> Report:
     for keys in options.keys:
         # At least one for each key.
-        save(f"keys_{keys}", max(options.messages, keys), seed=options.seed, keys=keys)
-
-    publisher = {**ACCEPTING, "SOURCE": options.source}
+        topics = broker.topics if broker else ()
+        save(f"keys_{keys}", max(options.messages, keys), seed=options.seed, keys=keys, topics=topics)
 
     def deliver(case: Case) -> Run:
+        publisher = {**(broker.publisher() if broker else ACCEPTING), "SOURCE": options.source}
+        if options.source == "snapshot":
+            publisher["POSITIONS"] = case.relays
+            StreamPosition.objects.all().delete()
         empty()
+        if broker:
+            broker.purge()
         with ExitStack() as stack:
             relays = [
                 stack.enter_context(relay_process(publisher, workers=options.workers, batch_size=options.batch_size))
@@ -71,6 +86,8 @@ def run(options: argparse.Namespace) -> Report:
             reports = [relay.stop() for relay in relays]
         if left := OutboxMessage.objects.pending().count():
             raise BenchmarkError(f"{left:,} of {messages:,} messages are still pending, so the figures mean nothing.")
+        if broker:
+            broker.expect(messages)
         shares = [report.delivered for report in reports]
         return Run(messages, messages / rate_of(reports), {DATABASE: used, "evenness": min(shares) / max(shares)})
 

@@ -29,12 +29,18 @@ def save(name: str, count: int, *, above: int = 0, **content: Any) -> None:
 def restore(name: str, *, above: int = 0, streamed: bool = False) -> None:
     """Replace the rows above an id by the rows that were saved under a name, as pending or as streamed messages."""
     empty(above=above)
+    copy(name, streamed=streamed)
+    refresh()
+
+
+def copy(name: str, *, streamed: bool, where: str = "true") -> None:
+    """Insert the rows that were saved under a name, those of a condition, as pending or as streamed messages."""
     names = [field.attname for field in OutboxMessage._meta.fields if field.attname != "xid"]
     columns = {name: connection.ops.quote_name(name) for name in names}
     changed = {"available_at": "NULL", "blocks_key": "false"} if streamed else {}
     values = ", ".join((columns | changed).values())
-    run_sql(f"INSERT INTO {TABLE} ({', '.join(columns.values())}) SELECT {values} FROM saved_{name} ORDER BY id")
-    refresh()
+    rows = f"SELECT {values} FROM saved_{name} WHERE {where} ORDER BY id"
+    run_sql(f"INSERT INTO {TABLE} ({', '.join(columns.values())}) {rows}")
 
 
 def refresh() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from django.test.utils import override_settings
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
-from django_outbox.stores.log import CREATE_PUBLICATION
+from django_outbox.stores.log_setup import LogSetup
+from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.benchmarks.measuring import BenchmarkError
 
 
@@ -36,8 +37,8 @@ def scratch_database() -> Iterator[None]:
         try:
             connection.creation.create_test_db(verbosity=0, autoclobber=True)
             if connection.vendor == "postgresql":
-                with connection.cursor() as cursor:
-                    cursor.execute(CREATE_PUBLICATION)
+                setup = LogSetup(PostgreSQLStore(connection))
+                setup.run(setup.list_statements())
             yield
         finally:
             if connection.settings_dict["NAME"] == name:
@@ -76,6 +77,13 @@ def require_url(setting: str, example: str) -> str:
     if not (url := str(getattr(settings, setting))):
         raise BenchmarkError(f"Set {setting}, for example: {setting}={example}")
     return url
+
+
+def require_log(sources: Collection[str]) -> None:
+    """Refuse a server whose log cannot be read, if "log" is one of the sources: the table would be searched instead."""
+    if "log" in sources:
+        for obstacle in LogSetup(PostgreSQLStore(connection)).find_obstacles(1):
+            raise BenchmarkError(f"The database {obstacle.problem}. {obstacle.remedy}")
 
 
 def require_server() -> None:

@@ -74,8 +74,9 @@ def test_e031_the_publisher_is_another_one():
     assert problem.id == "django_outbox.E031"
 
 
-def test_e008_the_app_cannot_be_imported():
-    entry: Any = {**PUBLISHERS["celery"], "OPTIONS": {"app": "nowhere:app"}}
+@pytest.mark.parametrize("path", ["nowhere:app", "..shop:app"])
+def test_e008_the_app_cannot_be_imported(path: str):
+    entry: Any = {**PUBLISHERS["celery"], "OPTIONS": {"app": path}}
     assert [problem.id for problem in found({**DEFAULT, "celery": entry})] == ["django_outbox.E008"]
 
 
@@ -84,6 +85,15 @@ def test_w030_the_result_backend_keeps_no_results(app: Celery):
     (problem,) = found(PUBLISHERS)
     assert (problem.id, problem.level) == ("django_outbox.W030", 30)
     assert problem.hint
+
+
+def test_e008_the_module_of_another_app_has_no_such_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "late_shops.py").write_text(
+        'from celery import Celery\napp = Celery("late_shops", broker="memory://", set_as_current=False)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = {name: {**PUBLISHERS["celery"], "OPTIONS": {"app": f"late_shops:{name}"}} for name in ("app", "missing")}
+    assert [problem.id for problem in found({**PUBLISHERS, **entries})] == ["django_outbox.E008"]
 
 
 @pytest.mark.parametrize("is_imported", [False, True])

@@ -14,7 +14,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from django_outbox.celery import OutboxCelery, OutboxTask
-from django_outbox.celery.revoking import OutboxResult
+from django_outbox.celery.task import OutboxResult
 from django_outbox.exceptions import TransactionRequired
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES

@@ -116,6 +116,18 @@ def test_a_message_is_what_celery_itself_would_send(make: MakeApp, broker: str, 
         assert getattr(through_outbox, name) == getattr(direct, name), name
 
 
+def test_a_blank_property_is_not_sent(make: MakeApp, prefix: str, publisher: Callable[..., CeleryPublisher]):
+    """A row that was not written by a call may have one. RabbitMQ refuses a `user_id` that is not the connection's."""
+    app = make(settings.AMQP_URL)
+    (message,) = messages(app)
+    blank = {"user_id": "", "reply_to": None, "expiration": "", "delivery_mode": None, "priority": None}
+    payload = {**json.loads(message.payload), "properties": {**blank, "app_id": "shop", "cluster_id": "x"}}
+    assert publisher().publish([message._replace(payload=json.dumps(payload).encode())]) == [ACCEPTED]
+    (found,) = take(app, prefix)
+    sent = {name: value for name, value in found.properties.items() if name in (*blank, "app_id", "cluster_id")}
+    assert sent == {"app_id": "shop", "delivery_mode": 2, "priority": 0}
+
+
 def test_a_message_lives_in_the_broker_until_the_task_expires(make: MakeApp, prefix: str):
     app = make(settings.AMQP_URL)
     app.tasks["tests.add"].apply_async((1, 2), expires=600)

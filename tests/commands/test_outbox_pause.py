@@ -45,6 +45,11 @@ def test_a_type_is_paused_and_its_held_messages_are_released(using: str):
     assert "2 delivered" in run("run_outbox", "--drain", *database)
 
 
+def test_with_verbosity_0_nothing_is_printed():
+    for name in ("outbox_pause", "outbox_pause", "outbox_resume", "outbox_resume"):
+        assert run(name, "audit", verbosity=0) == ""
+
+
 def test_a_drain_names_the_publishers_that_it_skips(using: str):
     put(1, using)
     run("outbox_pause", "default", "--database", using)

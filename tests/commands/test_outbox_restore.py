@@ -89,6 +89,12 @@ def test_it_restores_the_chosen_messages(using: str, removed: tuple[list[int], l
     )
 
 
+def test_with_verbosity_0_nothing_is_printed(using: str, removed: tuple[list[int], list[int]]):
+    assert run(using, "--as", "failed", "--all", "--dry-run", "--verbosity", "0") == ""
+    assert run(using, "--as", "failed", "--all", "--verbosity", "0") == ""
+    assert count(using) == 3
+
+
 def test_a_limit_takes_the_oldest(using: str, removed: tuple[list[int], list[int]]):
     assert "Found 2 archived messages." in run(using, "--as", "failed", "--limit", "2", "--all")
     assert sorted(rows(using)) == removed[0]

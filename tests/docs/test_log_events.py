@@ -1,6 +1,7 @@
 """The events of the log: the reference lists those of the code, and machines can read them."""
 
 import ast
+import functools
 import json
 import logging
 import re
@@ -13,20 +14,24 @@ from django_outbox.logs import logger
 from django_outbox.service.outages import Outages
 from tests.support.project_files import ROOT
 
-CALLS = [
-    node
-    for path in sorted((ROOT / "django_outbox").rglob("*.py"))
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call)
-]
-
 ROW = re.compile(r"^\| `([a-z_]+\.[a-z_]+)` \| [A-Z, ]+ \| ([^|]*) \|", re.MULTILINE)
+
+
+@functools.cache
+def find_calls() -> list[ast.Call]:
+    """Return all calls in the code. Each process of a run collects this module, and one of them runs its tests."""
+    return [
+        node
+        for path in sorted((ROOT / "django_outbox").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    ]
 
 
 def events_of_the_code() -> dict[str, set[str]]:
     """The fields of each event."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for call in CALLS:
+    for call in find_calls():
         keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         event = keywords.pop("event", None)
         if isinstance(event, ast.Constant) and isinstance(event.value, str):
@@ -44,7 +49,7 @@ def test_the_reference_lists_each_event_with_its_fields():
 def test_each_line_of_the_log_has_an_event():
     calls = [
         call
-        for call in CALLS
+        for call in find_calls()
         if isinstance(call.func, ast.Attribute)
         and isinstance(call.func.value, ast.Name)
         and call.func.value.id == "logger"

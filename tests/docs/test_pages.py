@@ -58,6 +58,7 @@ COMMANDS = [
     "outbox_discard",
     "outbox_events",
     "outbox_pause",
+    "outbox_publication",
     "outbox_purge",
     "outbox_requeue",
     "outbox_restore",

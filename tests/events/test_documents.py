@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel, ValidationError
-from pydantic_asyncapi.v3 import AsyncAPI
 from typing_extensions import NotRequired, TypedDict
 
 from django_outbox.events import event
@@ -148,7 +147,7 @@ def test_the_schemas_in_files_stand_alone(tmp_path: Path):
 @pytest.mark.usefixtures("shop")
 def test_the_asyncapi_document_is_valid_and_complete():
     document = json.loads(run("--asyncapi", "--title", "Shop", "--document-version", "7"))
-    AsyncAPI.model_validate(document)
+    validate_asyncapi(document)
     assert document["info"] == {"title": "Shop", "version": "7"}
     assert {channel["address"] for channel in document["channels"].values()} == {
         "category.moved",
@@ -165,6 +164,12 @@ def test_the_asyncapi_document_is_valid_and_complete():
             found = found[part]
 
 
+def validate_asyncapi(document: dict[str, Any]) -> None:
+    from pydantic_asyncapi.v3 import AsyncAPI  # noqa: PLC0415 - each process of a run collects this module
+
+    AsyncAPI.model_validate(document)
+
+
 def references(value: Any) -> list[str]:
     if isinstance(value, dict):
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
@@ -178,18 +183,18 @@ def test_the_validator_of_asyncapi_finds_mistakes():
     """Otherwise the test above could not fail."""
     event("order.created")(OrderCreated)
     document = make_asyncapi(registry, title="a", version="1")
-    AsyncAPI.model_validate(document)
+    validate_asyncapi(document)
     send = {"action": "publish", "channel": {"$ref": "#/channels/order-created"}}
     for wrong in ({"asyncapi": "2.6.0"}, {"info": {"title": "a"}}, {"operations": {"a": send}}, {"channels": {"a": 3}}):
         with pytest.raises(ValidationError):
-            AsyncAPI.model_validate({**document, **wrong})
+            validate_asyncapi({**document, **wrong})
 
 
 def test_types_that_give_the_same_name_in_asyncapi_are_kept_apart():
     for type in ("a/b", "a-b", "a b"):
         event(type)(dataclasses.make_dataclass("Event", [("id", int)]))
     document = make_asyncapi(registry, title="a", version="1")
-    AsyncAPI.model_validate(document)
+    validate_asyncapi(document)
     assert sorted(message["name"] for message in document["components"]["messages"].values()) == ["a b", "a-b", "a/b"]
 
 

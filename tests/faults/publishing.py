@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,47 @@ from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.brokers.redis import RedisStreamsPublisher
 from django_outbox.messages import Message, Outcome
 from django_outbox.signals import phase_finished
+from django_outbox.stores.mysql import MySQLStore
+from django_outbox.stores.postgresql import PostgreSQLStore
 from tests.faults.refusals import hexadecimal
 
 CLAIM_TIMEOUT: Any = settings.OUTBOX.get("CLAIM_TIMEOUT", math.inf)
 
 
 class Worker(threading.local):
-    """When the claim of the current thread began, by the monotonic clock, which goes on while a process is stopped."""
+    """The work of the current thread, by the monotonic clock, which goes on while a process is stopped.
 
+    Attributes:
+        began: when its last transaction began. The phase of a claim may begin with others, which change the number of
+            a stream's positions, or find nothing.
+        claimed: when the transaction of the claim in hand began.
+    """
+
+    began = -math.inf
     claimed = math.inf
 
 
 worker = Worker()
 
 
+def noting(begin: Callable[..., None]) -> Callable[..., None]:
+    """Return the method of a store that begins a transaction, which then notes when."""
+
+    def noted(*arguments: Any, **options: Any) -> None:
+        worker.began = time.monotonic()
+        begin(*arguments, **options)
+
+    return noted
+
+
+for store in (MySQLStore, PostgreSQLStore):
+    store.begin = noting(store.begin)  # type: ignore[method-assign]
+
+
 def note_claim(*, phase: str, seconds: float, **_: Any) -> None:
     """Note the beginning of a claim, when it has succeeded, and stop here if a fault asks for it."""
     if phase == "claim":
-        worker.claimed = time.monotonic() - seconds
+        worker.claimed = max(worker.began, time.monotonic() - seconds)
         with suppress(FileNotFoundError):
             Path(os.environ["FAULTS_STOP"]).unlink()
             # A signal to the process may reach another thread, and this one would go on for a moment.

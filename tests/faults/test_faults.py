@@ -49,7 +49,8 @@ def test_every_promise_is_kept_on_postgresql_while_everything_breaks_once():
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["snapshot", "log"])
 def test_every_promise_is_kept_by_streams_under_faults(source: str):
-    kinds = ("all-relays-killed", "relay-paused-too-long", "backends-ended", "database-killed", "snapshot-held")
+    of_relays = ("all-relays-killed", "relay-paused-too-long", "relay-stopped-in-hand")
+    kinds = (*of_relays, "backends-ended", "database-killed", "snapshot-held")
     run(database="postgresql", source=source, messages=3_000, faults=len(kinds), kinds=kinds, notify=True)
 
 

@@ -20,7 +20,7 @@ from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import TURNS, Turns
-from django_outbox.relay.transactional import MAX_CONFLICTS, Conflicts, TransactionalBatches
+from django_outbox.relay.transactional import MAX_CONFLICTS, BatchSizes, TransactionalDeliverer
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias, someone_waits
@@ -269,7 +269,7 @@ def in_thread(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def test_batches_shrink_after_conflicts_and_grow_again():
-    conflicts = Conflicts(Turns())
+    conflicts = BatchSizes(Turns())
     assert conflicts.limit(20) == 20
     assert conflicts.admit(1)
     assert conflicts.shrink(20)
@@ -285,7 +285,7 @@ def test_batches_shrink_after_conflicts_and_grow_again():
 
 
 def test_conflicts_in_a_row_are_counted_for_one_message():
-    conflicts = Conflicts(Turns())
+    conflicts = BatchSizes(Turns())
     assert [conflicts.admit(1) for _ in range(MAX_CONFLICTS + 1)] == [True] * MAX_CONFLICTS + [False]
     assert conflicts.admit(2)
     assert conflicts.in_a_row == 1
@@ -353,7 +353,7 @@ def test_relays_take_turns_in_postgresql_after_a_conflict():
         source = TableSource("postgresql", "default", settings, transactional=True)
         publisher = make_publisher("default")
         assert isinstance(publisher, TransactionalPublisher)
-        TransactionalBatches(publisher=publisher, source=source, settings=settings, turns=turns).deliver(1)
+        TransactionalDeliverer(publisher=publisher, source=source, settings=settings, turns=turns).deliver(1)
 
     put(2, "postgresql")
     deliver()

@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage
 from django.test import override_settings
 
 from django_outbox.brokers.outcomes import describe_publisher
-from django_outbox.checks import check_handlers, check_settings
+from django_outbox.checks import check_handler_functions, check_handlers, check_settings
 from django_outbox.events import event
 from django_outbox.events.registry import EventRegistry
 from django_outbox.events.registry import registry as events
@@ -114,7 +114,7 @@ def test_a_wrong_registration_fails_at_once(register: Callable[[], object], erro
 def test_two_handlers_of_one_name_are_reported_and_the_first_one_stays(handlers: HandlerRegistry):
     first = make("same")
     make("same", "u")
-    assert ids(check_handlers(None)) == ["E025"]
+    assert ids(check_handler_functions(None)) == ["E025"]
     assert handlers.find("same") is first
     assert handlers.for_type("u") == []
 
@@ -124,7 +124,7 @@ def test_a_definition_that_is_executed_again_replaces_its_handler(handlers: Hand
     assert handlers.find("work") is second
     assert handlers.for_type("t") == [second, other]
     assert first not in [*handlers]
-    assert ids(check_handlers(None)) == []
+    assert ids(check_handler_functions(None)) == []
 
 
 def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: HandlerRegistry):
@@ -136,14 +136,14 @@ def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: Handle
     @handler("t", name="work")  # type: ignore[no-redef]
     def work(payload: Any, message: Message) -> None: ...
 
-    assert ids(check_handlers(None)) == ["E025"]
+    assert ids(check_handler_functions(None)) == ["E025"]
     assert handlers.find("work") is first
 
 
 @pytest.mark.parametrize(("type", "found"), [("order.*", ["W027"]), ("order.?", ["W027"]), ("order.created", [])])
 def test_a_pattern_instead_of_a_type_is_reported(type: str, found: list[str]):
     make("work", type)
-    assert ids(check_handlers(None)) == found
+    assert ids(check_handler_functions(None)) == found
 
 
 async def good(event: Any, message: Message) -> None: ...
@@ -192,7 +192,7 @@ def test_a_function_with_the_wrong_parameters_is_reported(
     made = handler("t", name="work")(function)
     if fallback:
         made.fallback(fallback)
-    assert ids(check_handlers(None)) == found
+    assert ids(check_handler_functions(None)) == found
 
 
 def test_handlers_that_no_publisher_calls_are_reported():
@@ -253,7 +253,7 @@ def test_handlers_are_no_dead_letter_publisher():
 
 
 def test_the_publisher_publishes_only_in_a_relay():
-    with pytest.raises(TypeError, match="only in the transaction of a relay"):
+    with pytest.raises(TypeError, match="delivers messages only in a relay"):
         HandlersPublisher("handlers").publish([])
 
 

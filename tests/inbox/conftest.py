@@ -53,7 +53,7 @@ def make_inbox(source: Source) -> Iterator[MakeInbox]:
 
         def make(using: str = "default", *, arguments: dict[str, Any] | None = None, **options: Any) -> Inbox:
             with override_settings(OUTBOX=outbox_of(source, **options)):
-                return Inbox(using=using, limits=QUICK, **(arguments or {}))
+                return Inbox(**{"using": using, "limits": QUICK, **(arguments or {})})
 
         yield make
 

@@ -18,9 +18,8 @@ from django.utils.module_loading import import_string
 from django_outbox.brokers import Consumer, Incoming
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.conversion import id_of_incoming
 from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.storing import Storing, id_of_incoming
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.rates import Throttle
 from tests.conftest import ALIASES
@@ -311,8 +310,7 @@ def test_messages_are_received_again_when_the_database_was_unavailable_for_long(
         close(self)
 
     monkeypatch.setattr(Reader, "_close", note_and_close)
-    inbox = make_inbox()
-    inbox._state.limits = replace(QUICK, hold_time=0.05)
+    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.05)})
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.rabbitmq import RabbitMQConsumer
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
 from django_outbox.inbox import storing
-from django_outbox.inbox.conversion import INVALID_TYPE
-from django_outbox.inbox.storing import Storing
+from django_outbox.inbox.inbox import Inbox
+from django_outbox.inbox.storing import INVALID_TYPE, Storing
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
-from tests.inbox.conftest import payloads, stored
+from tests.inbox.conftest import QUICK, outbox_of, payloads, stored
+from tests.support.effects import HANDLERS
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.rabbitmq.fixtures"]
@@ -120,19 +123,19 @@ def test_a_row_that_the_database_refuses_does_not_stop_the_others(using, source,
     assert (tally.stored, tally.invalid) == (3, 1)
 
 
-def only_paid(_publisher: str, type: str) -> bool:
-    return type == "order.paid"
-
-
 @pytest.mark.parametrize(
     ("option", "found", "dead"),
     [("store", [1, 2], 0), ("drop", [2], 0), ("reject", [2], 1)],
     ids=["store", "drop", "reject"],
 )
-def test_unknown_types_are_stored_dropped_or_rejected(source, make_inbox, option, found, dead):
+def test_types_without_a_handler_are_stored_dropped_or_rejected(source, option, found, dead):
     source.send(1)
     source.send(2, type="order.paid")
-    tally = make_inbox(unknown_types=option, arguments={"is_known_type": only_paid}).drain()
+    outbox = outbox_of(source, unknown_types=option)
+    outbox["PUBLISHERS"]["default"] = HANDLERS
+    with registry.scratch(), override_settings(OUTBOX=outbox):
+        handler("order.paid")(print)
+        tally = Inbox(limits=QUICK).drain()
     assert payloads("default") == found
     assert (tally.dropped, tally.rejected) == (1 if option == "drop" else 0, dead)
     eventually(lambda: source.broker.depth(source.dead_letters) == dead)
@@ -183,10 +186,10 @@ def test_of_any_messages_each_is_in_the_table_or_rejected(using, incoming):
     outbox: Any = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}}}
     with override_settings(OUTBOX=outbox):
         consumer = RabbitMQConsumer("billing", url="amqp://h", queue="q", publisher="default")
-        storing = Storing(consumer, using, lambda *_: True)
+        storing = Storing(consumer, using)
         result = storing.store(batch)
-        assert result.messages + result.known + len(result.rejected) == len(batch)
+        assert result.tally.stored + result.tally.known + len(result.rejected) == len(batch)
         count = OutboxMessage.objects.using(using).count()
         storing.store(batch)
-        assert OutboxMessage.objects.using(using).count() == count == result.messages
+        assert OutboxMessage.objects.using(using).count() == count == result.tally.stored
         assert not OutboxMessage.objects.using(using).exclude(type=INVALID_TYPE).failed()

@@ -16,14 +16,14 @@ from django_outbox.brokers import Refused, Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
 from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT
 from django_outbox.exceptions import RelayUnavailable
-from django_outbox.inbox.state import InboxTally
+from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import Status
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import payloads, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
-from tests.support.kafka.mock import OFFSET_COMMIT, PRODUCE
+from tests.support.kafka.mock import LIST_OFFSETS, OFFSET_COMMIT, PRODUCE
 from tests.support.kafka.tools import alter_topic, read_topic
 from tests.support.waiting import eventually
 
@@ -292,6 +292,29 @@ def test_a_drain_gives_up_and_counts_nothing_while_dead_letters_cannot_be_writte
     assert source.unsettled() == 1
 
 
+@on_a_mock
+def test_a_source_whose_end_cannot_be_found_is_not_drained(source):
+    consumer = KafkaConsumer("billing", **source.options)
+    source.send(1)
+
+    def explain() -> str:
+        try:
+            consumer.is_drained()
+        except Unavailable as error:
+            return str(error)
+        return ""
+
+    try:
+        consumer.open()
+        eventually(partial(consumer.receive, 0.1))
+        # The client asks for the topic again, and the broker has not heard of it.
+        source.cluster.set_topic_error(source.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        source.cluster.fail(LIST_OFFSETS, KafkaError.NOT_LEADER_FOR_PARTITION)
+        eventually(lambda: "Local: Unknown partition" in explain())
+    finally:
+        consumer.close()
+
+
 # Refusals
 
 
@@ -359,6 +382,8 @@ CONFIG = {"bootstrap.servers": "127.0.0.1:9092"}
         ({"config": {**CONFIG, "on_commit": print}}, "on_commit cannot be set"),
         ({"config": {**CONFIG, "no.such.option": 1}}, 'No such configuration property: "no.such.option"'),
         ({"group": ""}, "group is ''"),
+        ({"group": "\0"}, "group is '\\x00'"),
+        ({"group": "caf\udce9"}, "group is 'caf\\udce9'"),
         ({"topics": []}, "topics must be a topic, or a list of topics"),
         ({"topics": ["order created"]}, "topics has 'order created'"),
         ({"invalid": "reject"}, "Set dead_letters to a topic"),

@@ -191,8 +191,7 @@ def test_messages_in_hand_are_held_for_a_while_and_then_given_back(source, make_
         close(self)
 
     monkeypatch.setattr(reading.Reader, "_close", note_and_close)
-    inbox = make_inbox()
-    inbox._state.limits = replace(QUICK, hold_time=hold_time)
+    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=hold_time)})
     source.send(1, 2, 3)
     with running(inbox):
         eventually(lambda: inbox.outages)

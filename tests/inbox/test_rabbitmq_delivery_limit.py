@@ -69,8 +69,7 @@ def test_runs_that_read_once_lose_nothing(source, make_inbox):
 def test_a_run_that_reads_once_stores_a_whole_batch(source, make_inbox):
     fill(source, 500)
     for expected in (300, 200):
-        inbox = make_inbox(batch_size=300)
-        inbox._state.limits = replace(QUICK, receive_time=5)
+        inbox = make_inbox(batch_size=300, arguments={"limits": replace(QUICK, receive_time=5)})
         assert inbox.read_once().received == expected
 
 
@@ -146,8 +145,7 @@ def test_an_outage_of_the_database_returns_messages_once(source, make_inbox, mon
 
     monkeypatch.setattr(Storing, "store", fail)
     fill(source, 50)
-    inbox = make_inbox()
-    inbox._state.limits = replace(QUICK, hold_time=0.01)
+    inbox = make_inbox(arguments={"limits": replace(QUICK, hold_time=0.01)})
     with running(inbox):
         eventually(lambda: len(attempts) > OFTEN)
         eventually(lambda: source.unsettled() == 50)

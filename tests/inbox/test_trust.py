@@ -9,7 +9,7 @@ from django.test import override_settings
 
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import HandlerRegistry, registry
-from django_outbox.inbox.conversion import INVALID_TYPE
+from django_outbox.inbox.storing import INVALID_TYPE
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from django_outbox.monitoring import opentelemetry, readings
 from django_outbox.monitoring.gauges import GAUGES
 from django_outbox.monitoring.opentelemetry import READING_SECONDS, _Readings, observe_outbox
-from django_outbox.monitoring.prometheus import COUNTERS, OutboxCollector
+from django_outbox.monitoring.prometheus import COUNTERS, SUFFIXES, OutboxCollector
 from django_outbox.monitoring.readings import Reading
 from tests.conftest import ALIASES, LOCKING
 from tests.support.figures import FORGOTTEN, SECRET, TROUBLED, Unreachable, troubled_status
@@ -156,8 +156,8 @@ def test_no_label_names_a_key_a_relay_a_type_or_an_operator(face: str, reader: I
 @pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: gauge.name)
 def test_a_gauge_is_named_by_the_conventions_of_prometheus(gauge: Any):
     assert gauge.name == gauge.name.lower()
-    assert not gauge.name.endswith(("_total", "_count", "_sum", "_bucket", "_info", "_seconds"))
-    assert gauge.unit in ("", "s")
+    assert not gauge.name.endswith(("_total", "_count", "_sum", "_bucket", "_info", "_seconds", "_bytes"))
+    assert gauge.unit in SUFFIXES
     assert gauge.labels[0] == "database"
     assert set(gauge.labels) <= {"database", "publisher", "consumer", "code", "result", "state"}
     assert gauge.help.endswith(".")
@@ -172,7 +172,7 @@ def test_every_metric_is_in_the_reference_with_its_labels_and_no_other():
     }
     assert documented == [
         (
-            f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}",
+            f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}",
             ", ".join(f"`{label}`" for label in gauge.labels),
             gauge.help.removesuffix("."),
         )

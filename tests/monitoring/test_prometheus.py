@@ -14,6 +14,7 @@ import yaml
 
 from django_outbox.monitoring.figures import CODES
 from django_outbox.monitoring.gauges import GAUGES
+from django_outbox.monitoring.prometheus import SUFFIXES
 from django_outbox.monitoring.readings import DATABASE_UNAVAILABLE, UNREADABLE
 from tests.support.ports import free_port
 from tests.support.project_files import ROOT, read_yaml
@@ -34,7 +35,7 @@ QUERIES = [
     for target in panel["targets"]
 ]
 RELAY_METRICS = {"django_outbox_relay_messages_total", "django_outbox_relay_publish_seconds_bucket"}
-NAMES = {f"django_outbox_{gauge.name}{'_seconds' if gauge.unit else ''}" for gauge in GAUGES} | RELAY_METRICS
+NAMES = {f"django_outbox_{gauge.name}{SUFFIXES[gauge.unit]}" for gauge in GAUGES} | RELAY_METRICS
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -115,13 +116,14 @@ def test_an_alert_links_to_a_section_that_names_it(rule: dict[str, Any]):
 
 
 @pytest.mark.parametrize("code", [*CODES, DATABASE_UNAVAILABLE, UNREADABLE])
-def test_the_page_about_alerts_has_a_section_for_each_code_of_a_verdict(code: str):
+def test_the_page_about_alerts_has_a_section_with_an_alert_for_each_code_of_a_verdict(code: str):
     page = PAGE.read_text()
     if code in ("delivering", "idle"):
         assert f"`{code}`" in page
     else:
         section = page.partition(f"({code.replace('_', '-')})=\n## ")[2].partition("\n(")[0]
         assert f"`{code}`" in section
+        assert any(f"`{rule['alert']}`" in section for rule in alerts())
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])

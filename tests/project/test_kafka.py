@@ -1,12 +1,17 @@
 """The programs of Kafka for the tests: how they are found or downloaded, and what stands in for them."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tests.support import servers
 from tests.support.jars import ELASTICMQ, KAFKA
+from tests.support.kafka.mock import MockCluster
+from tests.support.kafka.shared import KEEPER, is_real, start_keeper
+from tests.support.kafka.tools import find_offsets
 from tests.support.project_files import ROOT, read_yaml
 
 JAVA = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
@@ -74,6 +79,40 @@ def test_one_line_states_why_the_mock_stands_in(
     lines = [line for line in capsys.readouterr().out.splitlines() if "Kafka" in line]
     assert lines == [f"Kafka: the mock cluster of librdkafka stands in, because {reason}"]
     assert not KAFKA.is_usable
+
+
+def test_the_mock_stands_in_if_the_variable_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(servers, "SERVERS", ())
+    monkeypatch.delenv(servers.MYSQL_VARIABLE, raising=False)
+    monkeypatch.delenv(KEEPER, raising=False)
+    monkeypatch.setenv(servers.KAFKA_VARIABLE, "mock")
+    assert servers.find_all() == {}
+    assert "mock cluster of librdkafka stands in, because KAFKA_URL is mock" in capsys.readouterr().out
+    assert not is_real()
+    assert start_keeper() is None
+
+
+def test_the_end_of_a_topic_is_found_as_soon_as_a_broker_has_heard_of_the_topic():
+    cluster = MockCluster(1)
+    cluster.set_topic_error("orders", KafkaError.UNKNOWN_TOPIC_OR_PART)
+    consumer = Consumer({"bootstrap.servers": cluster.servers, "group.id": "unused", "log_level": 0})
+    has_heard = threading.Event()
+
+    def hear() -> None:
+        has_heard.set()
+        cluster.set_topic_error("orders", 0)
+
+    hearing = threading.Timer(0.5, hear)
+    hearing.start()
+    try:
+        assert find_offsets(consumer, TopicPartition("orders", 0)) == (0, 0)
+        assert has_heard.is_set()
+    finally:
+        hearing.cancel()
+        consumer.close()
+        cluster.close()
 
 
 def test_the_version_is_the_same_everywhere():

@@ -1,5 +1,6 @@
 """The public API, and the imports between modules."""
 
+import ast
 import difflib
 import importlib
 import subprocess
@@ -75,6 +76,18 @@ def test_every_name_in_all_of_a_public_module_can_be_imported(module):
 @pytest.mark.parametrize("name", django_outbox.__all__)
 def test_a_public_name_can_be_imported_and_has_that_name(name):
     assert getattr(django_outbox, name).__name__ == name
+
+
+def test_every_public_class_and_function_has_a_docstring():
+    definitions = {
+        f"{module}.{name}": public_api.find(module, name)[1]
+        for module in public_api.MODULES
+        for name in public_api.exported(module)
+    }
+    kinds = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    documented = {name: node for name, node in definitions.items() if isinstance(node, kinds)}
+    assert len(documented) > 100
+    assert [name for name, node in documented.items() if not ast.get_docstring(node)] == []
 
 
 def test_an_unknown_name_raises_an_attribute_error():

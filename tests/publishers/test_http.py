@@ -5,6 +5,7 @@ import datetime
 import logging
 import socket
 import threading
+import time
 from email.utils import format_datetime
 from urllib.parse import unquote
 
@@ -84,6 +85,15 @@ def test_a_header_cannot_inject_another_one(receiver: Receiver, make_webhooks: M
     (call,) = receiver.calls
     assert unquote(call.headers["note"]) == value
     assert "x-injected" not in call.headers
+
+
+def test_a_long_header_is_encoded_at_once(receiver: Receiver, make_webhooks: MakePublisher):
+    # With a search from each space it took 9 seconds.
+    value = "é" + " " * 60_000 + "x"
+    publisher = make_webhooks(receiver.url())
+    began = time.process_time()
+    publisher.publish([make_message(headers={"note": value})])
+    assert time.process_time() - began < 2
 
 
 def test_connections_are_used_again(receiver: Receiver, make_webhooks: MakePublisher):

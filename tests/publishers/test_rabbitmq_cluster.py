@@ -89,7 +89,7 @@ def backlog(sick: int, healthy: int, keys: int) -> list[str]:
 
 @pytest.mark.parametrize("keys", [1, 20, 200])
 def test_a_batch_of_two_thousand_loses_only_what_is_for_a_queue_without_quorum(nodes: list[Node], keys: int):
-    """After some 400 messages behind a queue without quorum, RabbitMQ reads nothing more from the connection."""
+    """After about 400 messages behind a queue without quorum, RabbitMQ reads nothing more from the connection."""
     publisher = RabbitMQPublisher("shop", url=nodes[0].url, exchange=SHOP, timeout=12)
     messages = [make_message(topic) for topic in backlog(200, 1800, keys)]
     for _ in range(3):

@@ -25,14 +25,14 @@ def broken(outages: int = 1, now: float = 100.0) -> Breaker:
     """A breaker that has opened, and each time it was tried the broker was unavailable."""
     breaker = Breaker()
     for _ in range(outages):
-        breaker.outage(admitted(breaker), max(now, breaker.open_until), delivered=False)
+        breaker.note_outage(admitted(breaker), max(now, breaker.open_until), delivered=False)
     return breaker
 
 
 def wait_after_trial(breaker: Breaker, chance: float = 0.0, *, delivered: bool = False) -> float:
     """Let a trial meet an outage, and return how long the breaker stays open."""
     now = breaker.open_until
-    breaker.outage(admitted(breaker), now, delivered=delivered, rand=lambda: chance)
+    breaker.note_outage(admitted(breaker), now, delivered=delivered, rand=lambda: chance)
     return breaker.open_until - now
 
 
@@ -61,8 +61,8 @@ def test_a_trial_takes_no_more_than_is_wanted():
 
 def test_an_answer_to_the_trial_closes_the_breaker():
     breaker = broken()
-    breaker.answered(admitted(breaker))
-    assert (breaker.state, breaker.outages) == (State.CLOSED, 0)
+    breaker.note_answer(admitted(breaker))
+    assert (breaker.state, breaker.consecutive_outages) == (State.CLOSED, 0)
 
 
 def test_an_outage_in_the_trial_opens_the_breaker_for_longer():
@@ -73,52 +73,52 @@ def test_an_outage_in_the_trial_opens_the_breaker_for_longer():
 
 def test_a_trial_with_nothing_to_send_leaves_room_for_the_next():
     breaker = broken()
-    breaker.withdrawn(admitted(breaker))
+    breaker.withdraw(admitted(breaker))
     assert admitted(breaker).size == TRIAL_SIZE
 
 
 def test_an_empty_claim_from_before_the_outage_leaves_the_trial_of_another_worker_alone():
     breaker = Breaker()
     empty, full = admitted(breaker), admitted(breaker)
-    breaker.outage(full, 100.0, delivered=False)
+    breaker.note_outage(full, 100.0, delivered=False)
     assert admitted(breaker)
-    breaker.withdrawn(empty)
+    breaker.withdraw(empty)
     assert breaker.admit(breaker.open_until, 1000) is None, "a second trial began during the first"
 
 
 def test_several_workers_that_meet_the_same_outage_count_it_once():
     breaker = Breaker()
     permits = [admitted(breaker) for _ in range(3)]
-    breaker.outage(permits[0], 100.0, delivered=False)
+    breaker.note_outage(permits[0], 100.0, delivered=False)
     until = breaker.open_until
-    breaker.outage(permits[1], 100.1, delivered=False)
+    breaker.note_outage(permits[1], 100.1, delivered=False)
     assert admitted(breaker)
-    breaker.outage(permits[2], until + 1, delivered=False)
-    assert (breaker.state, breaker.outages, breaker.open_until) == (State.HALF_OPEN, 1, until)
+    breaker.note_outage(permits[2], until + 1, delivered=False)
+    assert (breaker.state, breaker.consecutive_outages, breaker.open_until) == (State.HALF_OPEN, 1, until)
 
 
 @pytest.mark.parametrize("on_trial", [False, True])
 def test_an_answer_from_before_the_outage_does_not_close_the_breaker(on_trial: bool):
     breaker = Breaker()
     answered, lost = admitted(breaker), admitted(breaker)
-    breaker.outage(lost, 100.0, delivered=False)
+    breaker.note_outage(lost, 100.0, delivered=False)
     if on_trial:
         admitted(breaker)
     before = breaker.state
-    breaker.answered(answered)
+    breaker.note_answer(answered)
     assert breaker.state is before is not State.CLOSED
 
 
 def test_a_trial_that_delivers_a_part_counts_its_outage_as_the_first():
     breaker = broken(outages=4)
     wait_after_trial(breaker, delivered=True)
-    assert breaker.outages == 1
+    assert breaker.consecutive_outages == 1
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_however_long_an_outage_the_next_trial_is_seconds_away(outages: int, chance: float):
     breaker = broken(outages=min(outages, 50))
-    breaker.outages = outages
+    breaker.consecutive_outages = outages
     assert 0 < wait_after_trial(breaker, chance) <= LONGEST_WAIT <= 6
 
 
@@ -127,8 +127,8 @@ def test_a_hundred_relays_do_not_return_in_the_same_instant():
     rand = random.Random(7)
     returns = []
     for _ in range(100):
-        breaker = Breaker(outages=10)
-        breaker.outage(admitted(breaker), 0.0, delivered=False, rand=rand.random)
+        breaker = Breaker(consecutive_outages=10)
+        breaker.note_outage(admitted(breaker), 0.0, delivered=False, rand=rand.random)
         returns.append(breaker.open_until)
     width = (max(returns) - min(returns)) / 10
     assert width * 10 > OUTAGE_WAIT.max_delay / 2
@@ -181,14 +181,14 @@ class Workers(RuleBasedStateMachine):
         if held is None:
             return
         permit, opened = held
-        before = (self.breaker.state, self.breaker.outages, self.breaker.open_until)
+        before = (self.breaker.state, self.breaker.consecutive_outages, self.breaker.open_until)
         if report == "outage":
-            self.breaker.outage(permit, self.now, delivered=delivered, rand=lambda: chance)
+            self.breaker.note_outage(permit, self.now, delivered=delivered, rand=lambda: chance)
         elif report == "answered":
-            self.breaker.answered(permit)
+            self.breaker.note_answer(permit)
         else:
-            self.breaker.withdrawn(permit)
-        after = (self.breaker.state, self.breaker.outages, self.breaker.open_until)
+            self.breaker.withdraw(permit)
+        after = (self.breaker.state, self.breaker.consecutive_outages, self.breaker.open_until)
         if opened != self.opened:
             assert after == before, "a batch from before the outage changed something"
             return
@@ -196,11 +196,11 @@ class Workers(RuleBasedStateMachine):
         if report == "outage":
             self.opened += 1
             assert self.breaker.state is State.OPEN
-            assert self.breaker.outages == (1 if delivered else before[1] + 1)
+            assert self.breaker.consecutive_outages == (1 if delivered else before[1] + 1)
             assert 0 < self.breaker.open_until - self.now <= LONGEST_WAIT
         elif report == "answered":
             assert self.breaker.state is State.CLOSED
-            assert self.breaker.outages == 0
+            assert self.breaker.consecutive_outages == 0
         else:
             assert after == before
 
@@ -211,7 +211,7 @@ class Workers(RuleBasedStateMachine):
 
     @invariant()
     def outages_are_counted_while_it_is_not_closed(self) -> None:
-        assert (self.breaker.outages > 0) == (self.breaker.state is not State.CLOSED)
+        assert (self.breaker.consecutive_outages > 0) == (self.breaker.state is not State.CLOSED)
 
 
 TestWorkers = Workers.TestCase

@@ -9,7 +9,7 @@ from django.dispatch import Signal
 
 from django_outbox.brokers import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
-from django_outbox.relay.dead_letters import MAX_ERROR_LENGTH, copy_failed
+from django_outbox.relay.batch import MAX_HEADER_ERROR_LENGTH, copy_failed
 from django_outbox.relay.recorder import signal_settled
 from django_outbox.signals import messages_failed, messages_recovered
 from django_outbox.stores import Failed, Retried, Settlement
@@ -67,8 +67,8 @@ class TestCopies:
     def test_have_a_long_error_cut(self, dead_letters: ScriptedPublisher):
         copy_failed(dead_letters, failed(outcome=rejected("x" * 5000, error_class="y" * 5000)), "default")
         headers = dead_letters.script.batches[0][0].headers
-        assert headers["outbox-error"] == "x" * (MAX_ERROR_LENGTH - 1) + "…"
-        assert len(headers["outbox-error-class"]) == MAX_ERROR_LENGTH
+        assert headers["outbox-error"] == "x" * (MAX_HEADER_ERROR_LENGTH - 1) + "…"
+        assert len(headers["outbox-error-class"]) == MAX_HEADER_ERROR_LENGTH
 
     def test_are_only_those_that_are_accepted(
         self, dead_letters: ScriptedPublisher, caplog: pytest.LogCaptureFixture, scripted: Script

@@ -77,10 +77,10 @@ class TestPausedPublisher:
         def note(worker: RunningWorker) -> float:
             if worker._alias == "default":
                 waiting.add(threading.get_ident())
-            return seconds_while_paused(worker)
+            return on_pause(worker)
 
-        seconds_while_paused = RunningWorker._seconds_while_paused
-        monkeypatch.setattr(RunningWorker, "_seconds_while_paused", note)
+        on_pause = RunningWorker._on_pause
+        monkeypatch.setattr(RunningWorker, "_on_pause", note)
         relay = running(using=using, workers=2)
         put(5, using)
         eventually(lambda: len(processed(using)) == 5)
@@ -341,7 +341,7 @@ class TestAfterResume:
     def test_messages_are_delivered_by_the_next_claim(self, using: str):
         pause("default", "paid", using=using)
         with Relay(using=using, limits=replace(LIMITS, pause_interval=3600.0)) as relay:
-            relay._state.pauses.refresh()
+            relay.deliver_once()
             resume("default", "paid", using=using)
             ids = put(2, using, keys=1, type="paid") + put(2, using, type="paid") + put(1, using, key="b", type="sent")
             relay.deliver_once()

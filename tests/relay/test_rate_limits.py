@@ -47,23 +47,23 @@ class TestReservations:
 
     def test_each_one_begins_where_the_last_one_ends(self, using: str):
         relays = [limiter(using, 1.0), limiter(using, 1.0)]
-        relays[0].seconds_to_wait()
+        relays[0].reserve()
         first = reserved_until(using)
         for number in range(1, 10):
             relay = relays[number % 2]
             relay.reserved = 0
-            assert number - 10 < relay.seconds_to_wait() <= number
+            assert number - 10 < relay.reserve() <= number
         assert reserved_until(using) - first == datetime.timedelta(seconds=9)
 
     def test_processes_that_reserve_at_the_same_time_lose_and_share_nothing(self, using: str):
-        limiter(using, 1.0).seconds_to_wait()
+        limiter(using, 1.0).reserve()
         first = reserved_until(using)
 
         def reserve() -> None:
             relay = limiter(using, 1.0)
             for _ in range(10):
                 relay.reserved = 0
-                relay.seconds_to_wait()
+                relay.reserve()
             connections.close_all()
 
         threads = [threading.Thread(target=reserve) for _ in range(3)]
@@ -74,18 +74,18 @@ class TestReservations:
         assert reserved_until(using) - first == datetime.timedelta(seconds=30)
 
     def test_idle_time_is_not_saved_up(self, using: str):
-        limiter(using, 10.0).seconds_to_wait()
+        limiter(using, 10.0).reserve()
         RateLimit.objects.using(using).update(
             reserved_until=datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
         )
-        waits = [limiter(using, 10.0).seconds_to_wait() for _ in range(2)]
+        waits = [limiter(using, 10.0).reserve() for _ in range(2)]
         assert -CREDIT - 5 < waits[0] <= -CREDIT
         # A slow machine makes it less.
         assert waits[1] <= SLOT - CREDIT
 
     def test_what_an_idle_worker_does_not_use_goes_back(self, using: str):
         relay = limiter(using, 50.0)
-        relay.seconds_to_wait()
+        relay.reserve()
         before = reserved_until(using)
         relay.note(claimed=4, used=4)
         relay.note(claimed=0, used=0)
@@ -94,8 +94,8 @@ class TestReservations:
 
     def test_the_time_before_that_of_another_worker_does_not_go_back(self, using: str):
         first, second = limiter(using, 1.0), limiter(using, 1.0)
-        first.seconds_to_wait()
-        second.seconds_to_wait()
+        first.reserve()
+        second.reserve()
         before = reserved_until(using)
         first.release()
         assert (first.reserved, reserved_until(using)) == (0, before)
@@ -105,10 +105,10 @@ class TestReservations:
     def test_an_idle_worker_writes_nothing(self, using: str):
         relay = limiter(using, 50.0)
         with CaptureQueriesContext(connections[using]) as queries:
-            assert not relay.has_work()
+            assert not relay.look_for_work()
         assert not [query for query in queries if "ratelimit" in query["sql"]]
         put(1, using)
-        assert relay.has_work()
+        assert relay.look_for_work()
         assert OutboxMessage.objects.using(using).pending().count() == 1
 
 
@@ -141,14 +141,14 @@ class TestDelivery:
     def test_no_transaction_is_open_while_a_worker_waits(self, using: str, monkeypatch: pytest.MonkeyPatch):
         put(60, using)
         held: list[bool] = []
-        wait = RateLimiter.seconds_to_wait
+        wait = RateLimiter.reserve
 
         def note(limiter: RateLimiter) -> float:
             seconds = wait(limiter)
             held.append(connections[using].in_atomic_block)
             return seconds
 
-        monkeypatch.setattr(RateLimiter, "seconds_to_wait", note)
+        monkeypatch.setattr(RateLimiter, "reserve", note)
         with Relay(using=using) as relay:
             assert relay.drain().processed == 60
         assert held

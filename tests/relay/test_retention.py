@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django_outbox import OutboxMessage
 from django_outbox.retention.purge import PURGE_SWEEP_INTERVAL, purge
 from django_outbox.stores import claiming
-from django_outbox.stores.claiming import Position
+from django_outbox.stores.claiming import TimeCursor
 from tests.conftest import ALIASES
 from tests.support.databases import another_alias, isolation
 from tests.support.messages import Clock, ago, count, rows, write
@@ -162,7 +162,7 @@ def test_a_batch_reads_no_entries_of_deleted_messages_despite_an_old_snapshot():
 @pytest.mark.django_db(databases=ALIASES, transaction=True)
 @pytest.mark.usefixtures("many_batches")
 def test_a_purge_begins_where_the_last_one_ended_despite_an_old_snapshot(expensive_sweeps: None):
-    using, position = "postgresql", Position()
+    using, position = "postgresql", TimeCursor()
     with old_snapshot(using):
         assert purge(using=using, position=position) == BATCH * BATCHES
         processed(using, BATCH // 2, days=9)
@@ -187,7 +187,7 @@ def test_a_message_committed_behind_the_end_of_the_last_run_is_deleted_by_the_ne
     using: str, expensive_sweeps: None
 ):
     clock = Clock()
-    position = Position(clock=clock, max_interval=PURGE_SWEEP_INTERVAL)
+    position = TimeCursor(clock=clock, max_interval=PURGE_SWEEP_INTERVAL)
     processed(using, 3, days=10)
     assert purge(using=using, position=position) == 3
     late = processed(using, 2, days=11)

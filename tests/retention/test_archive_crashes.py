@@ -13,9 +13,9 @@ from django.core.files.storage import FileSystemStorage
 
 from django_outbox import OutboxMessage
 from django_outbox.retention import discard
-from django_outbox.retention.archive import removing
 from django_outbox.retention.archive.storage import ArchiveStorage, Spool
 from django_outbox.retention.purge import purge
+from django_outbox.stores.removal import MySQLRemoval, Removal
 from tests.conftest import ALIASES
 from tests.support.archives import archived, archives, archiving, copies, failed, processed
 from tests.support.messages import rows
@@ -60,6 +60,11 @@ def after(owner: Any, name: str, *, nth: int = 1) -> None:
     setattr(owner, name, wrapped)
 
 
+def after_deletion() -> None:
+    for removal in (Removal, MySQLRemoval):
+        after(removal, "delete")
+
+
 def half(nth: int) -> None:
     """Die when the nth file is written by half under its final name."""
     calls: list[None] = []
@@ -89,7 +94,7 @@ STEPS: dict[str, Callable[[], None]] = {
     "half of the manifest is written": lambda: half(2),
     "the manifest is written": lambda: after(ArchiveStorage, "save", nth=2),
     "the manifest is verified": lambda: after(ArchiveStorage, "store"),
-    "the rows are deleted": lambda: after(removing, "_delete"),
+    "the rows are deleted": after_deletion,
     "the transaction is committed": lambda: before(ArchiveStorage, "mark_committed"),
     "half of the marker is written": lambda: half(3),
     "the marker is written": lambda: after(ArchiveStorage, "mark_committed"),

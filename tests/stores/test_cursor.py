@@ -18,7 +18,7 @@ from django_outbox.messages import ACCEPTED, Message, unanswered
 from django_outbox.rates import SPARING
 from django_outbox.relay import Relay
 from django_outbox.stores import Settlement, claiming, get_store
-from django_outbox.stores.claiming import Cursor, Position
+from django_outbox.stores.claiming import Cursor, TimeCursor
 from django_outbox.stores.timeline import CHEAP_ROW, CHEAP_SWEEP, MAX_SWEEP_INTERVAL
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
@@ -37,7 +37,7 @@ def expensive_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestPosition:
     def test_every_read_is_a_sweep_while_sweeps_are_cheap(self):
         clock, starts = Clock(), []
-        position = Position(clock=clock)
+        position = TimeCursor(clock=clock)
         for number in range(3):
             starts.append(position.start())
             clock.now += CHEAP_SWEEP
@@ -49,7 +49,7 @@ class TestPosition:
         self, seconds: float, steps: list[float]
     ):
         clock, sweeps = Clock(), []
-        position = Position(clock=clock)
+        position = TimeCursor(clock=clock)
         for step in steps:
             if position.start() is None:
                 sweeps.append(clock.now)

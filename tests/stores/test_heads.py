@@ -16,7 +16,7 @@ from django_outbox.stores.claiming import (
     SLOT_SIZE,
     SLOTS,
     SPARED,
-    BatchReader,
+    ClaimQueries,
     Cursor,
     OwnedHeads,
     Queued,
@@ -27,7 +27,7 @@ from django_outbox.stores.claiming import (
 from tests.support.messages import Clock
 
 
-class Table(BatchReader):
+class Table(ClaimQueries):
     """A store that has nothing but heads, by partition; each partition has its own slot."""
 
     read_unkeyed = read_partitions = mock.Mock(side_effect=NotImplementedError)

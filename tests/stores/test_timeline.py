@@ -1,7 +1,7 @@
 """Keys are found by time while most of them wait: nothing deliverable is left, and what waits costs little."""
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.relay import Relay
 from django_outbox.stores import claiming, timeline
-from django_outbox.stores.claiming import SIZE, BatchReader, Cursor, OwnedHeads, Row, Span
+from django_outbox.stores.claiming import SIZE, ClaimQueries, Cursor, OwnedHeads, Row, Span
 from django_outbox.stores.timeline import OVERLAP, Fresh, Piece, Timeline
 from tests.conftest import ALIASES, LOCKING
 from tests.support.databases import another_alias
@@ -24,7 +24,7 @@ from tests.support.publishers import Script
 WAITING = 300
 
 
-class Table(BatchReader):
+class Table(ClaimQueries):
     """Messages in memory: the partition, and the time at which each one is due, by id."""
 
     def __init__(self, clock: Clock) -> None:
@@ -73,7 +73,7 @@ class Table(BatchReader):
         self.lookups.append([*partitions])
         return self.due().intersection(partitions)
 
-    def own(self, publisher: str, partitions: Sequence[int]) -> set[int]:
+    def own(self, publisher: str, partitions: Collection[int]) -> set[int]:
         return set(partitions) - self.foreign
 
     def read_partitions(

@@ -9,7 +9,6 @@ from django.db import connections
 from pytest_django import DjangoDbBlocker
 
 from django_outbox.models import OutboxMessage, StreamPosition
-from django_outbox.stores.log import CREATE_PUBLICATION
 from tests.faults.servers import PostgreSQL
 from tests.support.children import Nursery
 
@@ -30,7 +29,7 @@ def log_server(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Ite
         connections.settings[LOG] = settings
         with django_db_blocker.unblock():
             call_command("migrate", database=LOG, verbosity=0)
-            execute(CREATE_PUBLICATION)
+            publish()
             try:
                 yield server
             finally:
@@ -46,6 +45,11 @@ def log(log_server: PostgreSQL, django_db_blocker: DjangoDbBlocker) -> Iterator[
         StreamPosition.objects.using(LOG).all().delete()
         yield log_server
         connections[LOG].close()
+
+
+def publish(using: str = LOG) -> None:
+    """Set the publication up."""
+    call_command("outbox_publication", database=using, verbosity=0)
 
 
 def execute(sql: str, params: Any = None) -> list[Any]:

@@ -1,5 +1,6 @@
 """Messages with SOURCE "log" are delivered as PostgreSQL's log brings them."""
 
+import datetime
 import json
 import threading
 import time
@@ -9,23 +10,28 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox import OutboxMessage, enqueue
-from django_outbox.checks import check_databases
 from django_outbox.conf import get_settings
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, retry_later
-from django_outbox.models import StreamPosition
+from django_outbox.models import Heartbeat, Pause, StreamPosition
+from django_outbox.monitoring import figures
+from django_outbox.monitoring.prometheus import OutboxCollector
+from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import LogSource, SnapshotSource, log, snapshot
-from django_outbox.stores.log import CREATE_PUBLICATION, Inspection, LogStream
+from django_outbox.stores.clock import read_clock
+from django_outbox.stores.log import SET_UP, Inspection, LogStream
 from django_outbox.stores.replication import REMEDIES, LogReader, LogUnavailable
-from tests.streams.conftest import LOG, execute
+from tests.faults.servers import PostgreSQL
+from tests.streams.conftest import LOG, execute, publish
 from tests.support.databases import open_transaction, statements
 from tests.support.effects import HANDLERS
 from tests.support.messages import put
@@ -33,6 +39,7 @@ from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
+pytest_plugins = ["tests.support.monitoring_fixtures"]
 pytestmark = pytest.mark.usefixtures("scripted", "log")
 
 OUTBOX: dict[str, Any] = {
@@ -53,7 +60,7 @@ class Worker:
         self.using = using
         self.woken = threading.Event()
         self.source = LogSource(using, "default", get_settings(), wake=self.wake)
-        self.batches = PublishedBatches(
+        self.deliverer = BrokerDeliverer(
             publisher=ScriptedPublisher("default"), source=self.source, settings=get_settings()
         )
 
@@ -61,7 +68,7 @@ class Worker:
         self.woken.set()
 
     def deliver(self, limit: int = 100) -> int:
-        return self.batches.deliver(limit).processed
+        return self.deliverer.deliver(limit).processed
 
     def lists(self) -> bool:
         """Deliver, and return whether the database was searched for streamed messages."""
@@ -359,11 +366,13 @@ def test_a_log_that_ends_during_a_claim_passes_no_message(
     assert scripted.published() == ids
 
 
-def test_a_publication_that_is_changed_for_a_while_loses_no_message(worker: Worker, scripted: Script):
+@pytest.mark.parametrize("change", ["DROP PUBLICATION", "ALTER PUBLICATION"])
+def test_a_publication_that_is_changed_for_a_while_loses_no_message(worker: Worker, scripted: Script, change: str):
     worker.follow()
-    execute("DROP PUBLICATION django_outbox")
+    # Without it, the server refuses to go on. With a changed one, it does not.
+    execute(f"{change} django_outbox {'SET (publish = delete)' if change.startswith('ALTER') else ''}")
     ids = put(2, LOG)
-    execute(CREATE_PUBLICATION)
+    publish()
     ids += put(2, LOG)
     worker.deliver_until(lambda: scripted.published() == ids)
 
@@ -442,6 +451,17 @@ def test_a_worker_that_stands_by_delivers_if_the_other_one_does_not(
     assert scripted.published() == ids
 
 
+def test_a_worker_that_reads_the_log_goes_on_as_soon_as_another_one_leaves_the_position(worker: Worker):
+    worker.follow()
+    with open_transaction(LOG) as cursor:
+        cursor.execute("SELECT FROM django_outbox_streamposition FOR UPDATE")
+        put(1, LOG)
+        worker.receive()
+        assert [worker.deliver() for _ in range(3)] == [0, 0, 0]
+        cursor.connection.rollback()
+        assert worker.deliver() == 1
+
+
 def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scripted: Script):
     worker.follow()
     ids = put(2, LOG)
@@ -455,49 +475,6 @@ def test_nothing_is_lost_if_another_relay_moves_the_position(worker: Worker, scr
     assert scripted.published() == ids
 
 
-def test_the_check_is_silent_if_the_log_can_be_read():
-    assert [problem.id for problem in check_databases(None, databases=[LOG])] == []
-
-
-@pytest.mark.parametrize(
-    ("problem", "ids"),
-    [
-        ("no psycopg", ["W053"]),
-        ("no publication", ["W056"]),
-        ("a publication of some rows", ["W056"]),
-        ("no privilege", ["W055"]),
-        ("all slots in use", ["W057"]),
-    ],
-)
-def test_the_check_names_what_prevents_that_the_log_is_read(
-    problem: str, ids: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    made: list[str] = []
-    if problem == "no psycopg":
-        monkeypatch.setattr("django_outbox.stores.log.find_spec", lambda name: None)
-    elif problem == "no publication":
-        execute("DROP PUBLICATION django_outbox")
-        made.append(CREATE_PUBLICATION)
-    elif problem == "a publication of some rows":
-        execute("DROP PUBLICATION django_outbox")
-        execute(CREATE_PUBLICATION.replace(" WITH", " WHERE (publisher = 'other') WITH"))
-        made += ["DROP PUBLICATION django_outbox", CREATE_PUBLICATION]
-    elif problem == "no privilege":
-        execute("CREATE ROLE limited; GRANT SELECT ON ALL TABLES IN SCHEMA public TO limited; SET ROLE limited")
-        made += ["RESET ROLE", "DROP OWNED BY limited", "DROP ROLE limited"]
-    else:
-        slots = execute("SELECT current_setting('max_replication_slots')::integer")[0][0]
-        execute("SELECT pg_create_physical_replication_slot('full_' || n) FROM generate_series(1, %s) n", [slots])
-        made.append("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
-    try:
-        found = list(check_databases(None, databases=[LOG]))
-    finally:
-        for statement in made:
-            execute(statement)
-    assert [warning.id for warning in found] == [f"django_outbox.{id}" for id in ids]
-    assert found[0].hint
-
-
 @pytest.mark.parametrize("problem", ["wal_level", "publication"])
 def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
     problem: str, worker: Worker, scripted: Script, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -505,7 +482,7 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
     monkeypatch.setattr(log, "OPEN_INTERVAL", 0.0)
     if problem == "publication":
         execute("DROP PUBLICATION django_outbox")
-        remedy = CREATE_PUBLICATION
+        remedy = SET_UP.format(alias=LOG)
     else:
         monkeypatch.setattr(LogReader, "start", refuse)
         remedy = REMEDIES["55000"]
@@ -516,7 +493,7 @@ def test_a_server_that_does_not_permit_it_is_searched_and_the_log_says_so_once(
             time.sleep(0.1)
     finally:
         if problem == "publication":
-            execute(CREATE_PUBLICATION)
+            publish()
     (warning,) = [record.getMessage() for record in caplog.records if "log" in record.getMessage()]
     assert remedy in warning
     assert not worker.source.follows
@@ -704,3 +681,128 @@ def test_handlers_get_each_message_of_the_log_once():
                 put(4, LOG, keys=2, first=first)
             eventually(lambda: len(handled) >= 20)
     assert sorted(handled) == [*range(20)]
+
+
+def find_codes() -> set[str]:
+    return {finding.code for finding in read_status(LOG).verdicts}
+
+
+def report_old_relay(using: str = LOG) -> Heartbeat:
+    """Write the report of a relay that has run for an hour."""
+    now = read_clock(using)
+    return Heartbeat.objects.using(using).create(
+        relay="web-1:9:abcdef",
+        host="web",
+        pid=9,
+        version="",
+        mode="run",
+        workers=1,
+        publishers={"default": {"state": "closed"}},
+        started_at=now - datetime.timedelta(hours=1),
+        seen_at=now,
+    )
+
+
+@pytest.fixture
+def old_relay() -> Iterator[None]:
+    report = report_old_relay()
+    yield
+    report.delete()
+
+
+@pytest.mark.usefixtures("old_relay")
+def test_the_status_warns_that_no_relay_reads_the_log_until_one_does(worker: Worker):
+    put(1, LOG)
+    worker.deliver()
+    stream, _ = read_status(LOG).streams
+    assert (stream.publisher, stream.log_is_read, stream.log_kept) == ("default", False, None)
+    assert "log_not_read" in find_codes()
+    worker.follow()
+    stream, _ = read_status(LOG).streams
+    assert stream.log_is_read
+    assert stream.log_kept is not None
+    assert not find_codes() & {"log_kept", "log_not_read"}
+    call_command("outbox_publication", database=LOG, remove=True, verbosity=0)
+    try:
+        put(1, LOG)
+        worker.deliver_until(lambda: not worker.opens())
+        eventually(lambda: "log_not_read" in find_codes())
+    finally:
+        publish()
+
+
+def test_the_status_warns_of_the_log_that_an_open_transaction_keeps(worker: Worker, monkeypatch: pytest.MonkeyPatch):
+    worker.follow()
+    (before, _) = read_status(LOG).streams
+    with open_transaction(LOG) as cursor:
+        cursor.execute("SELECT pg_current_xact_id()")
+        put(20, LOG, payload="x" * 100_000)
+        worker.deliver_until(lambda: worker.deliver() == 0)
+        monkeypatch.setattr(figures, "MAX_LOG_KEPT", before.log_kept)
+        (stream, _) = read_status(LOG).streams
+        assert (stream.log_kept or 0) > (before.log_kept or 0)
+        (finding,) = (each for each in read_status(LOG).verdicts if each.code == "log_kept")
+    assert "for the relay of publisher 'default'" in finding.sentence
+
+
+@pytest.mark.usefixtures("old_relay")
+def test_a_relay_of_a_paused_publisher_need_not_read_the_log():
+    assert "log_not_read" in find_codes()
+    pause = Pause.objects.using(LOG).create(publisher="default")
+    assert "log_not_read" not in find_codes()
+    pause.delete()
+
+
+def test_a_role_without_privileges_sees_how_the_log_is_read(worker: Worker, log: PostgreSQL):
+    worker.follow()
+    log.rows("CREATE ROLE monitor IN ROLE pg_read_all_data")
+    log.rows("GRANT monitor TO relay")
+    try:
+        execute("SET ROLE monitor")
+        stream, _ = read_status(LOG).streams
+        assert stream.log_is_read
+        assert stream.log_kept is not None
+    finally:
+        execute("RESET ROLE")
+        log.rows("DROP ROLE monitor")
+
+
+@pytest.mark.usefixtures("fresh_figures")
+def test_only_publishers_that_are_fed_from_the_log_have_its_gauges(worker: Worker):
+    worker.follow()
+    publishers = {**OUTBOX["PUBLISHERS"], "other": {**SCRIPTED, "SOURCE": "snapshot"}}
+    with override_settings(OUTBOX={"PUBLISHERS": publishers}):
+        families = [*OutboxCollector([LOG]).collect()]
+    shown = {
+        family.name: [each.labels["publisher"] for each in family.samples]
+        for family in families
+        if "stream" in family.name
+    }
+    assert shown["django_outbox_stream_owned"] == ["default", "other"]
+    assert shown["django_outbox_stream_log_read"] == shown["django_outbox_stream_log_kept_bytes"] == ["default"]
+
+
+def test_a_slot_that_the_server_invalidates_loses_no_message(worker: Worker, scripted: Script):
+    put(1, LOG)
+    worker.follow()
+    slots = "SELECT active_pid FROM pg_replication_slots WHERE slot_name LIKE 'outbox%'"
+    reader = execute(slots)
+    execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+    execute("SELECT pg_reload_conf()")
+    try:
+        with open_transaction(LOG) as cursor:
+            cursor.execute("SELECT pg_current_xact_id()")
+            ids = put(2, LOG, keys=1)
+            for _ in range(4):
+                execute("SELECT pg_logical_emit_message(false, 'test', 'x'), pg_switch_wal()")
+            eventually(lambda: [execute("CHECKPOINT"), execute(slots)][1] != reader, "the server ends the slot")
+            ids += put(2, LOG, keys=1)
+            worker.deliver_until(lambda: scripted.published()[1:] == ids)
+    finally:
+        execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        execute("SELECT pg_reload_conf()")
+    worker.follow()
+    assert execute(slots) != reader
+    ids += put(2, LOG, keys=1)
+    worker.receive()
+    worker.deliver_until(lambda: scripted.published()[1:] == ids)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
@@ -21,11 +21,11 @@ from django_outbox.handlers.registry import registry
 from django_outbox.messages import ACCEPTED, Message, Outcome, retry_later
 from django_outbox.models import StreamPosition
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay import Relay
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay import Relay, handling
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.relay.state import Turns
-from django_outbox.relay.transactional import TransactionalBatches
+from django_outbox.relay.transactional import TransactionalDeliverer
 from django_outbox.retention.purge import purge
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Stream
@@ -59,7 +59,7 @@ def source(positions: int = 2) -> SnapshotSource:
 
 
 def deliver(source: SnapshotSource, limit: int = 10) -> None:
-    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
 
 
 def counts() -> list[int]:
@@ -238,6 +238,36 @@ def test_a_position_that_somebody_deletes_begins_again(scripted: Script):
     assert {*scripted.published()} == {*ids}
 
 
+@pytest.mark.parametrize("change", [{"number": 0, "count": 1}, {"number": 1, "count": 3}])
+def test_a_position_to_which_somebody_gives_another_count_begins_again(change: dict[str, int], scripted: Script):
+    own = source()
+    put(20, PG, keys=9)
+    deliver(own, 20)
+    deliver(own, 20)
+    StreamPosition.objects.using(PG).filter(number=change["number"]).update(**change)
+    more = put(20, PG, keys=9)
+    scripted.reset()
+    for _ in range(9):
+        deliver(own, 20)
+    assert set(more) <= set(scripted.published())
+    assert counts() in ([2, 2], [3, 3, 3])
+
+
+def test_a_position_outside_of_the_count_is_refused():
+    drain()
+    with pytest.raises(IntegrityError, match="outbox_position_number"):
+        StreamPosition.objects.using(PG).filter(number=1).update(count=1)
+
+
+def test_a_claim_of_nothing_is_empty():
+    put(3, PG)
+    own = source()
+    for _ in range(3):
+        with own.claim(0) as claim:
+            assert claim.messages == []
+    assert drain() == 3
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_a_delayed_message_waits_for_its_position_alone_and_not_for_ever(key: str, scripted: Script):
     """The other position never has a message."""
@@ -314,9 +344,9 @@ def test_no_message_is_lost_doubled_or_overtaken_while_relays_change_the_number_
     def relay() -> None:
         while not stop.is_set():
             own = source(random.choice([1, 2, 3, 4]))
-            batches = PublishedBatches(publisher=Broker("default"), source=own, settings=get_settings())
+            deliverer = BrokerDeliverer(publisher=Broker("default"), source=own, settings=get_settings())
             for _ in range(random.randrange(1, 25)):
-                batches.deliver(15)
+                deliverer.deliver(15)
             seen.update(counts())
 
     with in_thread(relay), in_thread(relay):
@@ -334,9 +364,9 @@ def test_no_message_is_lost_doubled_or_overtaken_while_relays_change_the_number_
             stop.set()
     OutboxMessage.objects.using(PG).retry_now()
     last = source(2)
-    batches = PublishedBatches(publisher=Broker("default"), source=last, settings=get_settings())
+    deliverer = BrokerDeliverer(publisher=Broker("default"), source=last, settings=get_settings())
     for _ in range(1000):
-        batches.deliver(50)
+        deliverer.deliver(50)
         last.sweep_next()
         if len(received) >= written:
             break
@@ -459,7 +489,8 @@ def test_a_drain_in_a_transaction_delivers_from_all_positions():
 def test_a_message_whose_transaction_cannot_be_committed_is_found_among_those_of_its_position(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    outbox = {"PUBLISHERS": {"default": {**HANDLERS, "SOURCE": "snapshot", "POSITIONS": 2}}}
+    late = {"DELAY": 60.0}
+    outbox = {"PUBLISHERS": {"default": {**HANDLERS, "SOURCE": "snapshot", "POSITIONS": 2, "RETRY": late}}}
     calls: list[str] = []
 
     connection: Any = connections[PG]
@@ -478,14 +509,16 @@ def test_a_message_whose_transaction_cannot_be_committed_is_found_among_those_of
             calls.append(payload)
 
         worker = SnapshotSource(PG, "default", get_settings(), streams=True, wanted={"default": 2}, transactional=True)
-        batches = TransactionalBatches(
+        deliverer = TransactionalDeliverer(
             publisher=HandlersPublisher("default"), source=worker, settings=get_settings(), turns=Turns()
         )
-        batches.deliver(10)
+        deliverer.deliver(10)
         write(PG, 1, key=KEYS[0], payload="good")
         write(PG, 1, key=KEYS[0], payload="bad")
         monkeypatch.setattr(connection, "_commit", commit)
+        # Under load, the rounds take longer than the second for which the blamed message is set aside.
+        monkeypatch.setattr(handling, "FIRST_DELAY", 60.0)
         for _ in range(8):
             write(PG, 5, key=KEYS[1], payload="other")
-            batches.deliver(10)
+            deliverer.deliver(10)
     assert calls.count("bad") == 2, "another position is searched for the one to blame"

@@ -20,7 +20,7 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, set_aside, unanswered
 from django_outbox.models import OutboxMessageQuerySet, StreamPosition
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from tests.conftest import ALIASES
 
@@ -153,7 +153,7 @@ class Schedule:
 
     def deliver(self, relay: int, limit: int, outcomes: list[str]) -> None:
         self.broker.outcomes = iter(outcomes)
-        PublishedBatches(publisher=self.broker, source=self.sources[relay], settings=get_settings()).deliver(limit)
+        BrokerDeliverer(publisher=self.broker, source=self.sources[relay], settings=get_settings()).deliver(limit)
         assert not self.broker.overtaken
 
     def hold(self, nth: int) -> None:

@@ -1,5 +1,6 @@
 """A stream outlives its server: a promoted standby, a restored dump, and transactions that are prepared and left."""
 
+import io
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -7,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue
 from django_outbox.models import Status
+from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
-from django_outbox.stores.log import CREATE_PUBLICATION
-from tests.streams.test_log import Worker
+from django_outbox.stores.log_setup import LogSetup
+from django_outbox.stores.postgresql import PostgreSQLStore
+from tests.streams.conftest import publish
+from tests.streams.test_log import Worker, report_old_relay
 from tests.support.children import Child, Nursery, find_program, unprivileged
 from tests.support.messages import put
 from tests.support.ports import free_port
@@ -131,12 +135,36 @@ def test_a_promoted_standby_goes_on_where_the_position_stands(new_server: Callab
     assert standby.states() == {Status.PROCESSED}
 
 
+def test_a_migration_creates_no_publication_and_a_standby_cannot_have_its_own(new_server: Callable[[], Server]):
+    primary, standby = new_server(), new_server()
+    primary.make()
+    primary.start()
+    primary.migrate()
+    assert primary.fetch("SELECT count(*) FROM pg_publication") == 0
+    standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
+    standby.start()
+    with pytest.raises(CommandError, match=r"is a standby\. Use the primary server\."):
+        publish(standby.alias)
+    report_old_relay(primary.alias)
+    written = primary.fetch("SELECT pg_current_wal_lsn()::text")
+    eventually(lambda: standby.fetch(f"SELECT pg_last_wal_replay_lsn() >= '{written}'"), "the standby has everything")
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}}}):
+        result = read_status(standby.alias)
+        assert (result.streams[0].log_is_read, result.streams[0].log_kept, result.verdict.code) == (None, None, "idle")
+        assert "log_not_read" in {finding.code for finding in read_status(primary.alias).verdicts}
+        out = io.StringIO()
+        call_command("outbox_status", "--database", standby.alias, "--no-color", stdout=out)
+        assert "  unknown  " in out.getvalue()
+    setup = LogSetup(PostgreSQLStore(connections[standby.alias]))
+    assert [obstacle.check for obstacle in setup.find_obstacles(1)] == ["W058"]
+
+
 def test_a_promoted_standby_goes_on_with_its_own_log(new_server: Callable[[], Server], scripted: Any):
     primary, standby = new_server(), new_server()
     primary.make()
     primary.start()
     primary.migrate()
-    primary.fetch(CREATE_PUBLICATION)
+    publish(primary.alias)
     worker = Worker(primary.alias)
     worker.follow()
     standby.run("pg_basebackup", "-D", standby.data, "-R", "-X", "stream", "-c", "fast", *primary.address)
@@ -182,6 +210,13 @@ def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
     new.run("psql", "-q", "-v", "ON_ERROR_STOP=1", *new.address, "-f", dump, "postgres")
     assert new.fetch("SELECT pg_current_xact_id()::text::bigint") < 2**32
     more = put(2, new.alias, keys=1)
+    # Before a relay has been there.
+    messages = OutboxMessage.objects.using(new.alias)
+    expected = [Status.PROCESSED] * 3 + [Status.PENDING] * 3 + [Status.FAILED] + [Status.PENDING] * 2
+    assert [message.status for message in messages.order_by("id")] == expected
+    assert [*messages.waiting_in_streams().order_by("id").values_list("id", flat=True)] == waiting + more
+    (publisher,) = read_status(new.alias).publishers
+    assert publisher.due == Count(5)
     scripted.reset()
     assert new.drain() == 5
     assert scripted.published() == waiting + more

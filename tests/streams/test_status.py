@@ -21,11 +21,9 @@ from django_outbox.models import Heartbeat, StreamPosition
 from django_outbox.monitoring.figures import Count
 from django_outbox.monitoring.prometheus import OutboxCollector
 from django_outbox.monitoring.status import read_status
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.stores.clock import read_clock
-from django_outbox.stores.log import LogStream
-from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import OpenTransaction
 from tests.conftest import ALIASES
 from tests.support import databases
@@ -60,7 +58,7 @@ def report(*names: str) -> None:
 def deliver(number: int, *, limit: int = 10) -> None:
     put(number, PG)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
-    PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
+    BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings()).deliver(limit)
 
 
 @pytest.fixture
@@ -145,7 +143,8 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
 
     page: Any = Client().get("/outbox/health/", {"database": PG}).json()["databases"][PG]
     assert page["streams"]["default"].pop("oldest_seconds") >= 0
-    assert page["streams"] == {"default": {"owned": True, "standbys": 1, "waiting": 2}}
+    expected = {"owned": True, "standbys": 1, "waiting": 2, "log_is_read": None, "log_kept_bytes": None}
+    assert page["streams"] == {"default": expected}
     assert page["open_transaction_seconds"] >= 0
     gauges = {
         (family.name.removeprefix("django_outbox_"), sample.value)
@@ -170,11 +169,3 @@ def test_every_view_shows_the_owner_the_lag_and_the_open_transaction(
     assert f"{name_process()}, web-3:9:abcdef, 1 of 2 positions owned" in out.getvalue()
     html = client.get("/admin/django_outbox/overview/", {"using": PG, "fragment": "1"}).content.decode()
     assert "1 of 2 positions have a relay" in html
-
-
-def test_the_check_names_the_wal_level_of_a_server_that_does_not_decode_its_log():
-    with connections["postgresql"].cursor() as cursor:
-        cursor.execute("SHOW wal_level")
-        decodes = cursor.fetchone() == ("logical",)
-    obstacles = LogStream(PostgreSQLStore(connections["postgresql"]), "default").find_obstacles(1)
-    assert ("W054" in {obstacle.check for obstacle in obstacles}) is not decodes

@@ -18,7 +18,7 @@ from django_outbox.messages import ACCEPTED, rejected, retry_later, unanswered
 from django_outbox.models import Status, StreamPosition
 from django_outbox.pausing import pause, resume
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import SnapshotSource, snapshot
 from django_outbox.retention.purge import purge
 from django_outbox.stores import Settlement
@@ -75,13 +75,13 @@ def test_a_batch_costs_four_statements_and_two_that_begin_its_transaction(
 ):
     monkeypatch.setattr(snapshot, "TABLE_INTERVAL", 1000.0)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
-    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     for number in (1, 0):
         put(number, PG)
-        batches.deliver(10)
+        deliverer.deliver(10)
     put(4, PG)
     with CaptureQueriesContext(connections[PG]) as queries:
-        batches.deliver(10)
+        deliverer.deliver(10)
     assert statements(queries) == ["SET", "SELECT", "SELECT", "SELECT", "SELECT", "UPDATE"]
     assert len(scripted.published()) == 5
 
@@ -156,10 +156,10 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
 ):
     monkeypatch.setattr(snapshot, "LISTED", 2)
     source = SnapshotSource(PG, "default", get_settings(), streams=True)
-    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
+    deliverer = BrokerDeliverer(publisher=ScriptedPublisher("default"), source=source, settings=get_settings())
     with open_transaction(PG) as other:
         ids = put(1, PG)
-        batches.deliver(2)
+        deliverer.deliver(2)
         ids += put(4, PG)
         other.execute(
             """
@@ -171,11 +171,11 @@ def test_a_transaction_that_ends_while_a_page_is_delivered_is_delivered_once(
             """
         )
         late = other.fetchone()[0]
-        batches.deliver(2)
+        deliverer.deliver(2)
         assert scripted.published() == ids[:3]
         other.connection.commit()
     for _ in range(10):
-        batches.deliver(2)
+        deliverer.deliver(2)
     assert scripted.published() == [*ids, late]
 
 

@@ -1,7 +1,8 @@
 """What transactions do to a stream: savepoints, prepared and large transactions, and one that stays open."""
 
 import threading
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ from django.test import override_settings
 
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox.conf import get_settings
-from django_outbox.models import Status
+from django_outbox.models import Status, StreamPosition
 from django_outbox.relay import Relay
-from django_outbox.relay.batch import PublishedBatches
+from django_outbox.relay.batch import BrokerDeliverer
 from django_outbox.relay.sources import SnapshotSource
 from tests.conftest import ALIASES
 from tests.support.messages import put, write
+from tests.support.pgbouncer import behind_pgbouncer
 from tests.support.publishers import SCRIPTED, Script, ScriptedPublisher
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 
@@ -97,11 +100,27 @@ def test_a_transaction_that_stays_open_holds_up_no_other(scripted: Script):
     assert drain() == 1
 
 
+@pytest.fixture
+def worker() -> SnapshotSource:
+    return SnapshotSource(PG, "default", get_settings(), streams=True)
+
+
+@pytest.fixture
+def deliverer(worker: SnapshotSource, scripted: Script) -> BrokerDeliverer:
+    return BrokerDeliverer(publisher=ScriptedPublisher("default"), source=worker, settings=get_settings())
+
+
+def lose_transaction(first: int, second: int) -> None:
+    """Give a message the number of an earlier one's transaction, which did not reach the disk before a crash."""
+    xid = OutboxMessage.objects.using(PG).get(pk=first).xid
+    OutboxMessage.objects.using(PG).filter(pk=second).update(xid=xid)
+
+
 @pytest.mark.parametrize("end", ["the session", "the claim"])
-def test_no_snapshot_from_before_a_crash_is_used_after_it(end: str, scripted: Script):
-    worker = SnapshotSource(PG, "default", get_settings(), streams=True)
-    batches = PublishedBatches(publisher=ScriptedPublisher("default"), source=worker, settings=get_settings())
-    batches.deliver(10)
+def test_no_snapshot_from_before_a_crash_is_used_after_it(
+    end: str, worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+):
+    deliverer.deliver(10)
     (first,) = write(PG, 1)
     with suppress(ConnectionError), worker.claim(10) as claim:
         assert [message.id for message in claim.messages] == [first]
@@ -110,9 +129,64 @@ def test_no_snapshot_from_before_a_crash_is_used_after_it(end: str, scripted: Sc
     if end == "the session":
         connections[PG].close()
     (second,) = write(PG, 1)
-    # A transaction whose number the server gives again, because it had not reached the disk.
-    xid = OutboxMessage.objects.using(PG).get(pk=first).xid
-    OutboxMessage.objects.using(PG).filter(pk=second).update(xid=xid)
+    lose_transaction(first, second)
     for _ in range(2):
-        batches.deliver(10)
+        deliverer.deliver(10)
     assert scripted.published() == [first, second]
+
+
+class TestBehindPgBouncer:
+    """A crash of the server between two claims, which a client of a pool does not notice."""
+
+    @pytest.fixture(autouse=True)
+    def crash(self) -> Iterator[Callable[[], None]]:
+        """End all server processes of the pool."""
+        with closing(connections[PG].copy()) as direct, behind_pgbouncer(PG, "transaction"):
+
+            def end_all() -> None:
+                with direct.cursor() as cursor:
+                    cursor.execute(
+                        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+                        "WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
+                    )
+
+            yield end_all
+
+    def test_no_snapshot_from_before_a_crash_is_used_after_it(
+        self, crash: Callable[[], None], worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+    ):
+        deliverer.deliver(10)
+        (first,) = write(PG, 1)
+        with worker.claim(10) as claim:
+            assert [message.id for message in claim.messages] == [first]
+        session = connections[PG].connection
+        (second,) = write(PG, 1)
+        lose_transaction(first, second)
+        crash()
+        for _ in range(2):
+            deliverer.deliver(10)
+        assert scripted.published() == [first, second]
+        assert connections[PG].connection is session
+
+    def test_no_message_of_the_table_overtakes_its_key_after_a_crash(
+        self, crash: Callable[[], None], worker: SnapshotSource, deliverer: BrokerDeliverer, scripted: Script
+    ):
+        deliverer.deliver(10)
+        positions = StreamPosition.objects.using(PG)
+        (stored,) = positions.values("passed", "page", "page_start", "page_end")
+        (first,) = write(PG, 1, key="k")
+        deliverer.deliver(10)
+        write(PG, 1)
+        deliverer.deliver(10)
+        scripted.reset()
+        (second,) = write(PG, 1, key="k")
+        (third,) = write(PG, 1, key="k", delay=0.001)
+        lose_transaction(first, second)
+        lose_transaction(first, third)
+        # The crash loses the earlier messages and the transactions that moved the position.
+        OutboxMessage.objects.using(PG).filter(pk__lt=second).delete()
+        positions.update(**stored)
+        crash()
+        worker.sweep_next()
+        eventually(lambda: deliverer.deliver(10).processed and len(scripted.published()) == 2)
+        assert scripted.published() == [second, third]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from django.db import connections
 
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
@@ -51,6 +52,23 @@ def pgbouncer(database: Mapping[str, Any], mode: str) -> Iterator[int]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+@contextmanager
+def behind_pgbouncer(alias: str, mode: str) -> Iterator[None]:
+    """Connect to a database through a pool in this mode."""
+    with pgbouncer(connections[alias].settings_dict, mode) as port:
+        address = {"HOST": "127.0.0.1", "PORT": str(port), "DISABLE_SERVER_SIDE_CURSORS": True}
+        before = {name: connections.settings[alias].get(name) for name in address}
+        connections[alias].close()
+        for settings in (connections.settings[alias], connections[alias].settings_dict):
+            settings.update(address)
+        try:
+            yield
+        finally:
+            connections[alias].close()
+            for settings in (connections.settings[alias], connections[alias].settings_dict):
+                settings.update(before)
 
 
 def _accepts(port: int, database: Mapping[str, Any]) -> bool:

@@ -168,8 +168,9 @@ def find_all() -> dict[str, str]:
         print(f"MySQL: found by {MYSQL_VARIABLE}, {without_password(found[MYSQL_VARIABLE])}")
     else:
         print(f"MySQL: not tested, because {MYSQL_VARIABLE} is not set")
-    reason = KAFKA.fill()
-    if os.environ.get(KAFKA_VARIABLE):
+    is_mock = os.environ.get(KAFKA_VARIABLE) == "mock"
+    reason = f"{KAFKA_VARIABLE} is mock" if is_mock else KAFKA.fill()
+    if os.environ.get(KAFKA_VARIABLE) and not is_mock:
         found[KAFKA_VARIABLE] = _from_environment("Kafka", KAFKA_VARIABLE, logins.log_in_to_kafka)
         print(f"Kafka: found by {KAFKA_VARIABLE}, {found[KAFKA_VARIABLE]}")
     elif reason:

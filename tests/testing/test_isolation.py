@@ -11,7 +11,7 @@ from django.db import transaction
 from django.test import TestCase
 
 from django_outbox import enqueue
-from django_outbox.checks import check_events, check_handlers
+from django_outbox.checks import check_events, check_handler_functions
 from django_outbox.events import event
 from django_outbox.events.registry import registry as events
 from django_outbox.handlers import handler
@@ -61,10 +61,10 @@ def test_a_block_forgets_its_handlers_and_keeps_those_of_the_project():
         handler("thing", name="other")(print)
         handler("thing", name="other")(len)
         assert len(handlers.for_type("thing")) == 2
-        assert "django_outbox.E025" in [each.id for each in check_handlers(None)]
+        assert "django_outbox.E025" in [each.id for each in check_handler_functions(None)]
     assert [*handlers] == handlers.for_type("thing") == before
     # Events of other test modules may have no handler, which is reported as well.
-    assert "django_outbox.E025" not in [each.id for each in check_handlers(None)]
+    assert "django_outbox.E025" not in [each.id for each in check_handler_functions(None)]
 
 
 def test_a_block_forgets_its_events_and_their_conflicts():

@@ -101,6 +101,33 @@ def test_an_invalid_retry_of_a_publisher_causes_no_second_error_about_the_publis
     assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['dead']['RETRY']['DELAY'] is 0."]
 
 
+def test_missing_publishers_cause_no_second_error_about_their_names():
+    _, problems = parse({"DEAD_LETTER_PUBLISHER": "dead", "ROUTES": {"order.*": ["default"]}})
+    assert [problem.check_id for problem in problems] == ["E004"]
+
+
+def test_a_mistyped_source_causes_no_second_error_about_positions():
+    publishers = {"default": {**MEMORY["default"], "SOURCE": "snapshots", "POSITIONS": 2}}
+    _, problems = parse({"PUBLISHERS": publishers})
+    assert [problem.message for problem in problems] == ["OUTBOX['PUBLISHERS']['default']['SOURCE'] is 'snapshots'."]
+
+
+@pytest.mark.parametrize("backend", [".", "...", ".publishers.ShopPublisher"])
+def test_the_path_of_a_backend_is_not_relative(backend: str):
+    _, problems = parse({"PUBLISHERS": {"default": {"BACKEND": backend}}, "CONSUMERS": {"shop": {"BACKEND": backend}}})
+    assert [problem.message for problem in problems] == [
+        "OUTBOX['CONSUMERS']['shop'] is not a valid consumer entry.",
+        "OUTBOX['PUBLISHERS']['default'] is not a valid publisher entry.",
+    ]
+
+
+@pytest.mark.parametrize("key", ["RETRY", "RETENTION", "x" * 100_000])
+def test_an_error_shows_the_beginning_of_a_long_value(key: str):
+    _, problems = parse({"PUBLISHERS": MEMORY, key: "x" * 100_000})
+    assert [len(str(problem)) < 2500 for problem in problems] == [True]
+    assert key[:100] in problems[0].message
+
+
 def test_a_password_in_the_options_is_not_in_the_text_of_the_settings():
     """Frames in a report of an error have that text."""
     options = {"url": "redis://shop:s3cret@localhost:6379/0"}

@@ -22,3 +22,17 @@ def test_a_throttle_permits_work_for_a_share_of_the_time():
         assert not throttle.is_open
         clock.now += 0.5
         assert throttle.is_open
+
+
+def test_a_throttle_permits_work_at_once_for_pauses_that_were_saved_up():
+    clock = Clock()
+    throttle = Throttle(max_interval=30.0, min_interval=1.0, clock=clock, sparing=10, saved=20.0)
+    waits = []
+    for _ in range(5):
+        throttle.spend(1.0)
+        began = clock.now
+        while not throttle.is_open:
+            clock.now += 0.5
+        waits.append(clock.now - began)
+    # On average, a pause of 10 s; the first two were saved up.
+    assert waits == [1.0, 1.0, 8.0, 10.0, 10.0]

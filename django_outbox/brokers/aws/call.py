@@ -2,12 +2,12 @@
 
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django_outbox.brokers.aws.encoding import AWSEncoder, Entry
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_code
-from django_outbox.brokers.call import Call
+from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import (
     ACCEPTED,
@@ -37,23 +37,18 @@ DENIED_WAIT = 30.0
 MAX_WAIT = 3600.0
 """Maximum number of seconds for which messages wait, if AWS names a time."""
 
-
 SLOW = "AWS responds too slowly: there was no time to send the message"
 
 
 class AWSRequest(NamedTuple):
-    """One batch request.
-
-    Args:
-        indexes: the indexes of its messages in the call of `publish`, by the `Id` of their entries.
-    """
+    """One batch request, with the indexes of its messages in the call of `publish` by the `Id` of their entries."""
 
     destination: str
     indexes: dict[str, int]
     entries: list[dict[str, Any]]
 
 
-class AWSCall(Call[Message, Entry]):
+class AWSCall(EncodedCall[Message, Entry]):
     """Collects the outcomes of messages; the threads of a call share it.
 
     Args:
@@ -61,9 +56,7 @@ class AWSCall(Call[Message, Entry]):
             is an outage; otherwise, only the messages for it wait.
 
     Attributes:
-        outage: why nothing can be sent; blank while it can.
-        has_response: whether AWS has responded to a request.
-        closed: destinations to which nothing more is sent in this call, and the outcome of their messages.
+        outage: the reason if AWS is unavailable; then no further request is sent.
     """
 
     def __init__(
@@ -72,107 +65,98 @@ class AWSCall(Call[Message, Entry]):
         super().__init__(messages, encoder.encode, carrier=carrier, error_class="aws")
         self.outage = ""
         self.has_response = False
-        self.closed: dict[str, Outcome] = {}
+        # Destinations to which nothing more is sent in this call, and the outcome of their messages.
+        self._closed: dict[str, Outcome] = {}
         self._one_destination = one_destination
-        self._accepting: set[str] = set()
-        self._failing: list[tuple[str, int, Problem]] = []
+        self._failing: dict[int, Problem] = {}
         self._refused: set[int] = set()
         self._refusal: Problem | None = None
         self._lock = threading.Lock()
 
     def requests(self, max_bytes: int) -> list[AWSRequest]:
-        """Divide messages, each at most `max_bytes` large, into requests for their destinations, in their order."""
         by_destination: dict[str, list[tuple[int, Entry]]] = {}
         for index, entry in self.encoded.items():
             by_destination.setdefault(entry.destination, []).append((index, entry))
         return [request for each in by_destination.items() for request in _divide(*each, max_bytes)]
 
+    def skip(self, request: AWSRequest) -> bool:
+        """Return whether not to send a request, because AWS, or its destination, accepts nothing now."""
+        with self._lock:
+            if self.outage:
+                return True
+            outcome = self._closed.get(request.destination)
+            if outcome is not None:
+                self.set_all(request.indexes.values(), outcome)
+            return outcome is not None
+
     def take_response(self, request: AWSRequest, response: Mapping[str, Any]) -> list[Problem]:
-        """Record the response for each entry, and return the problems."""
+        """Take the outcomes in a response, and return the problems in it."""
         left = {**request.indexes}
-        accepted = [left.pop(each["Id"]) for each in response.get("Successful") or () if each["Id"] in left]
+        problems: list[Problem] = []
         with self._lock:
             self.has_response = True
-            for index in accepted:
-                self.outcomes[index] = ACCEPTED
-            if accepted:
-                self._accepting.add(request.destination)
-        found: list[Problem] = []
-        for each in response.get("Failed") or ():
-            if each["Id"] in left:
-                found.append(_read_failure(each))
-                self._take_problem(request.destination, [left.pop(each["Id"])], found[-1])
-        if left:
-            found.append(Problem(Kind.UNKNOWN, "AWS responded, but not for this message"))
-            self._take_problem(request.destination, left.values(), found[-1])
-        return found
+            for each in response.get("Successful") or ():
+                if each["Id"] in left:
+                    self.outcomes[left.pop(each["Id"])] = ACCEPTED
+            for each in response.get("Failed") or ():
+                if each["Id"] in left:
+                    problems.append(_read_failure(each))
+                    self._take_problem(request.destination, [left.pop(each["Id"])], problems[-1])
+            if left:
+                problems.append(Problem(Kind.UNKNOWN, "AWS responded, but not for this message"))
+                self._take_problem(request.destination, left.values(), problems[-1])
+        return problems
 
     def take_refusal(self, request: AWSRequest, problem: Problem) -> None:
         """Record that AWS refused a request as a whole, or that it got no response."""
         indexes = request.indexes.values()
-        # Internal errors of a whole request are an outage.
-        if problem.kind is Kind.INTERNAL:
-            self.end(problem.text)
-        elif problem.kind in (Kind.CONTENT, Kind.UNKNOWN) and len(indexes) > 1:
-            with self._lock:
+        with self._lock:
+            if problem.kind is Kind.INTERNAL:
+                # Internal errors of a whole request are an outage.
+                self.outage = self.outage or problem.text
+            elif problem.kind in (Kind.CONTENT, Kind.UNKNOWN) and len(indexes) > 1:
                 self.has_response = True
                 self._refused.update(indexes)
                 self._refusal = problem
-        else:
-            self._take_problem(request.destination, indexes, problem)
-
-    def take_closed(self, request: AWSRequest) -> None:
-        """Give messages that are not sent the outcome of their destination."""
-        with self._lock:
-            for index in request.indexes.values():
-                self.outcomes[index] = self.closed[request.destination]
-
-    def end(self, reason: str) -> None:
-        """Record an outage: messages without an outcome are unanswered."""
-        with self._lock:
-            self.outage = self.outage or reason
+            else:
+                self._take_problem(request.destination, indexes, problem)
 
     def result(self) -> list[Outcome]:
         """Return an outcome for each message. Raises BatchRefused if AWS refused a request as a whole."""
         with self._lock:
-            outcomes = list(self.outcomes)
-            for destination, index, problem in self._failing:
+            accepting = {entry.destination for index, entry in self.encoded.items() if self.outcomes[index] is ACCEPTED}
+            for index, problem in self._failing.items():
                 # The message is to blame for an error of AWS only if AWS accepted others for the same destination.
-                outcomes[index] = (
-                    retry_later(problem.text, error_class=_error_class(problem))
-                    if destination in self._accepting
-                    else set_aside(problem.text, INTERNAL_WAIT, error_class=_error_class(problem))
+                error_class = _error_class(problem)
+                self.outcomes[index] = (
+                    retry_later(problem.text, error_class=error_class)
+                    if self.encoded[index].destination in accepting
+                    else set_aside(problem.text, INTERNAL_WAIT, error_class=error_class)
                 )
             missing = set_aside(SLOW, 0.0, error_class="aws.slow")
             if self.outage or not self.has_response:
                 missing = unanswered(self.outage or "AWS has not responded in time")
-            outcomes = [
-                outcome or (None if index in self._refused else missing) for index, outcome in enumerate(outcomes)
-            ]
             refusal = self._refusal
-        if refusal is None:
-            return [outcome for outcome in outcomes if outcome is not None]
-        raise BatchRefused(
-            refusal.text, outcomes, permanent=refusal.kind is Kind.CONTENT, error_class=_error_class(refusal)
-        )
+            if refusal is None:
+                return self.complete(missing)
+            self.set_all(set(self.without_outcome()) - self._refused, missing)
+            permanent, error_class = refusal.kind is Kind.CONTENT, _error_class(refusal)
+            raise BatchRefused(refusal.text, [*self.outcomes], permanent=permanent, error_class=error_class)
 
-    def _take_problem(self, destination: str, indexes: Iterable[int], problem: Problem) -> None:
-        """Record the outcome of messages with the same problem."""
+    def _take_problem(self, destination: str, indexes: Collection[int], problem: Problem) -> None:
         # The messages are not to blame for a destination that was configured for all of them.
         at_fault = (Kind.CREDENTIALS, Kind.DENIED, Kind.MISSING) if self._one_destination else (Kind.CREDENTIALS,)
         if problem.kind in at_fault:
-            self.end(problem.text)
+            self.outage = self.outage or problem.text
             return
-        with self._lock:
-            self.has_response = True
-            if problem.kind in (Kind.INTERNAL, Kind.UNKNOWN):
-                self._failing += [(destination, index, problem) for index in indexes]
-                return
-            outcome = _outcome(problem)
-            if outcome.verdict is Verdict.DEFERRED or problem.kind is Kind.MISSING:
-                outcome = self.closed.setdefault(destination, outcome)
-            for index in indexes:
-                self.outcomes[index] = outcome
+        self.has_response = True
+        if problem.kind in (Kind.INTERNAL, Kind.UNKNOWN):
+            self._failing |= dict.fromkeys(indexes, problem)
+            return
+        outcome = _outcome(problem)
+        if outcome.verdict is Verdict.DEFERRED or problem.kind is Kind.MISSING:
+            outcome = self._closed.setdefault(destination, outcome)
+        self.set_all(indexes, outcome)
 
 
 def _divide(destination: str, entries: Iterable[tuple[int, Entry]], max_bytes: int) -> Iterator[AWSRequest]:

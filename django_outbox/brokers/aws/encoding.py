@@ -49,11 +49,7 @@ _STRING = "String"
 
 
 class Entry(NamedTuple):
-    """A message as an entry of a batch request.
-
-    Args:
-        size: bytes that count towards the limits.
-    """
+    """A message as an entry of a batch request; `size` is the bytes that count towards its limits."""
 
     destination: str
     size: int
@@ -65,7 +61,6 @@ class AWSEncoder:
 
     Args:
         max_bytes: maximum size of a message in bytes, with its attributes.
-        body_name: the member of an entry that has the body.
     """
 
     def __init__(self, destination: Template, max_bytes: int, *, body_name: str, format: str, source: str) -> None:
@@ -80,7 +75,6 @@ class AWSEncoder:
         self._content_type_size = _size(CONTENT_TYPE, content_type)
 
     def encode(self, message: Message) -> Entry:
-        """Encode a message, or raise Unencodable."""
         destination = self._check_name(self.destination.render(message))
         values = {
             MESSAGE_ID: message.message_id,
@@ -133,7 +127,6 @@ def _attribute(value: str) -> dict[str, str]:
 
 
 def _size(name: str, value: str) -> int:
-    """Return the bytes of an attribute that count: its name, its type and its value."""
     return len(name) + len(_STRING) + (len(value) if value.isascii() else len(value.encode()))
 
 

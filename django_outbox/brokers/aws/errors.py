@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from botocore import exceptions
+from botocore.exceptions import ClientError
 
 from django_outbox.text import one_line
 
@@ -50,106 +50,86 @@ class Problem(NamedTuple):
     retry_after: float | None = None
 
 
-_EXPIRED = "the credentials have expired; renew them"
-_INVALID = "AWS does not accept the credentials; check the access key, or the role or profile that it comes from"
-_SIGNATURE = "the signature is wrong; check the secret access key, the region and the clock of this machine"
-_PERMISSION = "allow the action for this destination, in the policy of the caller and of the destination"
-_ENCRYPTION = "let the caller use the KMS key of the destination: kms:GenerateDataKey and kms:Decrypt"
-_KEY_STATE = "the KMS key of the destination cannot be used; enable it, or set another one"
-_NO_QUEUE = "create it, or correct its name, the region or the message's topic"
-_NO_TOPIC = "create it, or correct topic_arn or the message's topic"
-_NO_ACCOUNT = "correct the account number in queue_url"
-_HTTPS = "the destination takes signed requests over HTTPS only; correct endpoint_url"
+def _read_table(table: Mapping[Kind, Mapping[str, str]]) -> dict[str, tuple[Kind, str]]:
+    """Return the kind and the remedy by name, given the names by kind and remedy."""
+    return {
+        name: (kind, remedy)
+        for kind, names_by_remedy in table.items()
+        for remedy, names in names_by_remedy.items()
+        for name in names.split()
+    }
 
-_MEANINGS = (
-    # Amazon SQS limits the transactions per second of FIFO queues, Amazon SNS the messages per second of each topic.
-    (
-        Kind.THROTTLED,
-        "",
-        "RequestThrottled Throttling ThrottlingException Throttled ThrottledException "
-        "TooManyRequestsException RequestLimitExceeded SlowDown OverLimit KmsThrottled KMSThrottling "
-        "KMSThrottlingException",
-    ),
-    (Kind.CREDENTIALS, _EXPIRED, "ExpiredToken ExpiredTokenException"),
-    (
-        Kind.CREDENTIALS,
-        "the request is too old; check the clock of this machine",
-        "RequestExpired RequestTimeTooSkewed",
-    ),
-    (
-        Kind.CREDENTIALS,
-        _INVALID,
-        "InvalidClientTokenId UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken "
-        "MissingAuthenticationTokenException NotAuthorized",
-    ),
-    (
-        Kind.CREDENTIALS,
-        _SIGNATURE,
-        "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature IncompleteSignatureException",
-    ),
-    (Kind.CREDENTIALS, "the account is not subscribed to the service in this region", "OptInRequired"),
-    (Kind.DENIED, _PERMISSION, "AccessDenied AccessDeniedException AuthorizationError UnauthorizedOperation"),
-    (Kind.DENIED, _HTTPS, "InvalidSecurity"),
-    (Kind.DENIED, _ENCRYPTION, "KmsAccessDenied KMSAccessDenied"),
-    (
-        Kind.DENIED,
-        _KEY_STATE,
-        "KmsDisabled KMSDisabled KmsInvalidState KMSInvalidState KmsNotFound KMSNotFound KmsOptInRequired "
-        "KMSOptInRequired KmsInvalidKeyUsage",
-    ),
-    (Kind.MISSING, _NO_QUEUE, "NonExistentQueue QueueDoesNotExist"),
-    (Kind.MISSING, _NO_ACCOUNT, "InvalidAddress"),
-    (Kind.MISSING, _NO_TOPIC, "NotFound NotFoundException"),
-    (
-        Kind.CONTENT,
-        "",
-        "InvalidMessageContents InvalidParameter InvalidParameterValue ParameterValueInvalid "
-        "InvalidAttributeValue MissingParameter ValidationError ValidationException",
-    ),
-    (Kind.CONTENT, "lower max_message_bytes to what the destination takes", "BatchRequestTooLong"),
-    (Kind.INTERNAL, "", "InternalError InternalFailure ServiceUnavailable ServiceUnavailableException"),
+
+_CODES = _read_table(
+    {
+        # Amazon SQS limits the transactions per second of FIFO queues, Amazon SNS the messages per second of a topic.
+        Kind.THROTTLED: {
+            "": "RequestThrottled Throttling ThrottlingException Throttled ThrottledException TooManyRequestsException "
+            "RequestLimitExceeded SlowDown OverLimit KmsThrottled KMSThrottling KMSThrottlingException",
+        },
+        Kind.CREDENTIALS: {
+            "the credentials have expired; renew them": "ExpiredToken ExpiredTokenException",
+            "the request is too old; check the clock of this machine": "RequestExpired RequestTimeTooSkewed",
+            "AWS does not accept the credentials; check the access key, or the role or profile that it comes from": (
+                "InvalidClientTokenId UnrecognizedClientException InvalidAccessKeyId MissingAuthenticationToken "
+                "MissingAuthenticationTokenException NotAuthorized"
+            ),
+            "the signature is wrong; check the secret access key, the region and the clock of this machine": (
+                "SignatureDoesNotMatch InvalidSignatureException IncompleteSignature IncompleteSignatureException"
+            ),
+            "the account is not subscribed to the service in this region": "OptInRequired",
+        },
+        Kind.DENIED: {
+            "allow the action for this destination, in the policy of the caller and of the destination": (
+                "AccessDenied AccessDeniedException AuthorizationError UnauthorizedOperation"
+            ),
+            "the destination takes signed requests over HTTPS only; correct endpoint_url": "InvalidSecurity",
+            "let the caller use the KMS key of the destination: kms:GenerateDataKey and kms:Decrypt": (
+                "KmsAccessDenied KMSAccessDenied"
+            ),
+            "the KMS key of the destination cannot be used; enable it, or set another one": (
+                "KmsDisabled KMSDisabled KmsInvalidState KMSInvalidState KmsNotFound KMSNotFound KmsOptInRequired "
+                "KMSOptInRequired KmsInvalidKeyUsage"
+            ),
+        },
+        Kind.MISSING: {
+            "create it, or correct its name, the region or the message's topic": "NonExistentQueue QueueDoesNotExist",
+            "correct the account number in queue_url": "InvalidAddress",
+            "create it, or correct topic_arn or the message's topic": "NotFound NotFoundException",
+        },
+        Kind.CONTENT: {
+            "": "InvalidMessageContents InvalidParameter InvalidParameterValue ParameterValueInvalid "
+            "InvalidAttributeValue MissingParameter ValidationError ValidationException",
+            "lower max_message_bytes to what the destination takes": "BatchRequestTooLong",
+        },
+        Kind.INTERNAL: {"": "InternalError InternalFailure ServiceUnavailable ServiceUnavailableException"},
+    }
 )
-"""Kinds of errors, each with the remedy and its codes."""
+"""The codes of errors that AWS returns."""
 
-_CODES: Mapping[str, tuple[Kind, str]] = {
-    code: (kind, remedy) for kind, remedy, codes in _MEANINGS for code in codes.split()
-}
+_EXCEPTIONS = _read_table(
+    {
+        Kind.CREDENTIALS: {
+            "give this process credentials of AWS, or name a profile in the option session": (
+                "NoCredentialsError PartialCredentialsError CredentialRetrievalError TokenRetrievalError "
+                "NoAuthTokenError SSOError LoginError"
+            ),
+            "correct profile_name in the option session": "ProfileNotFound",
+            "set the option region, or AWS_DEFAULT_REGION": "NoRegionError",
+        },
+        Kind.INTERNAL: {
+            "correct endpoint_url, or name the certificate authority in AWS_CA_BUNDLE": "SSLError",
+            "correct the region or endpoint_url, or let this machine reach it": (
+                "EndpointConnectionError ConnectTimeoutError"
+            ),
+        },
+    }
+)
+"""Exceptions of botocore without a response. Every other one is an outage, too:
+https://github.com/boto/botocore/blob/develop/botocore/exceptions.py"""
 
 _QUOTED_VALUE = re.compile(r"Value '.*' at '", re.DOTALL)
 """The value that a validation error quotes, which may be a payload."""
-
-_CREDENTIAL_ERRORS = tuple(
-    getattr(exceptions, name)
-    for name in (
-        "NoCredentialsError",
-        "PartialCredentialsError",
-        "CredentialRetrievalError",
-        "TokenRetrievalError",
-        "NoAuthTokenError",
-        "SSOError",
-        "LoginError",
-    )
-    # Older versions of botocore lack the last one.
-    if hasattr(exceptions, name)
-)
-
-_FAILURES = (
-    (
-        _CREDENTIAL_ERRORS,
-        Kind.CREDENTIALS,
-        "give this process credentials of AWS, or name a profile in the option session",
-    ),
-    (exceptions.ProfileNotFound, Kind.CREDENTIALS, "correct profile_name in the option session"),
-    (exceptions.NoRegionError, Kind.CREDENTIALS, "set the option region, or AWS_DEFAULT_REGION"),
-    (exceptions.SSLError, Kind.INTERNAL, "correct endpoint_url, or name the certificate authority in AWS_CA_BUNDLE"),
-    (
-        (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError),
-        Kind.INTERNAL,
-        "correct the region or endpoint_url, or let this machine reach it",
-    ),
-)
-"""Exceptions of botocore without a response, and the remedy. Every other one is an outage, too:
-https://github.com/boto/botocore/blob/develop/botocore/exceptions.py"""
 
 
 def explain_code(code: str, message: str, *, sender_fault: bool = False) -> Problem:
@@ -165,7 +145,7 @@ def explain_code(code: str, message: str, *, sender_fault: bool = False) -> Prob
     return Problem(kind, ": ".join(filter(None, (short, reason))))
 
 
-def explain_refusal(error: exceptions.ClientError) -> Problem:
+def explain_refusal(error: ClientError) -> Problem:
     """Explain an error that AWS returned for a whole request."""
     found: Mapping[str, Any] = error.response.get("Error", {})
     metadata: Mapping[str, Any] = error.response.get("ResponseMetadata", {})
@@ -186,7 +166,6 @@ def explain_refusal(error: exceptions.ClientError) -> Problem:
 def explain_failure(error: BaseException) -> Problem:
     """Explain why a request got no response, or could not be made."""
     text = one_line(error, 500).rstrip(".") or type(error).__name__
-    for types, kind, remedy in _FAILURES:
-        if isinstance(error, types):
-            return Problem(kind, f"{text}; {remedy}")
-    return Problem(Kind.INTERNAL, text)
+    names = (each.__name__ for each in type(error).__mro__)
+    kind, remedy = next((_EXCEPTIONS[name] for name in names if name in _EXCEPTIONS), (Kind.INTERNAL, ""))
+    return Problem(kind, f"{text}; {remedy}" if remedy else text)

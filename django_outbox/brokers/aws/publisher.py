@@ -1,28 +1,67 @@
-"""The publishers for Amazon SQS and Amazon SNS, and their common base."""
+"""The publishers for Amazon SQS and Amazon SNS, and their common base: requests in threads that end in time."""
 
 import abc
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
+import boto3
 from botocore.exceptions import ClientError
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.aws.call import AWSCall, AWSRequest
-from django_outbox.brokers.aws.connection import AWSClient, call_within, send_all
 from django_outbox.brokers.aws.encoding import AWSEncoder
 from django_outbox.brokers.aws.errors import Kind, Problem, explain_failure, explain_refusal
 from django_outbox.brokers.aws.options import MAX_MESSAGE_BYTES, AWSOptions
 from django_outbox.brokers.options import Template
+from django_outbox.brokers.parallel import ParallelRequests, Slots
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome
 from django_outbox.rates import Allowance
-from django_outbox.threads import after_fork
+from django_outbox.threads import Threads, after_fork
 
 T = TypeVar("T")
+
+THREAD_NAME = "outbox-aws"
+
+
+class AWSClient:
+    """Constructs a client of boto3 when it is first used, and again if the credentials are refused.
+
+    Clients of boto3 are thread-safe, sessions are not:
+    https://docs.aws.amazon.com/boto3/latest/guide/clients.html#multithreading-or-multiprocessing-with-clients
+    """
+
+    def __init__(self, service: str, options: AWSOptions) -> None:
+        self._service = service
+        self._options = options
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def get(self) -> Any:
+        """Return the client. Constructing it reads files, and may ask for credentials, so it may take seconds."""
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client
+                if client is None:
+                    options = self._options
+                    session = boto3.session.Session(region_name=options.region, **(options.session or {}))
+                    client = self._client = session.client(
+                        self._service, endpoint_url=options.endpoint_url, config=options.make_config()
+                    )
+        return client
+
+    def drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
 
 REPORT_INTERVAL = 60.0
 """Seconds between two log lines about a destination that is set aside."""
@@ -108,13 +147,9 @@ class AWSPublisher(AWSOptions, Publisher):
         call = AWSCall(messages, self._encoder, self.broker_name, one_destination=self._destination.is_fixed)
         requests = call.requests(self.max_message_bytes)
         if requests:
-            send_all(
-                requests,
-                lambda request: self._send(request, call),
-                self._slots,
-                concurrency=self.concurrency,
-                timeout=self.timeout,
-            )
+            parallel = ParallelRequests(THREAD_NAME, time.monotonic() + self.timeout)
+            parallel.send(requests, partial(self._send, call), self._slots, concurrency=self.concurrency)
+            parallel.wait(2 * self.timeout)
         self._is_ready = not call.outage and (call.has_response or not requests)
         return call.result()
 
@@ -141,11 +176,8 @@ class AWSPublisher(AWSOptions, Publisher):
     def _send_batch(self, client: Any, destination: str, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Send a batch request, and return the response."""
 
-    def _send(self, request: AWSRequest, call: AWSCall) -> None:
-        if call.outage:
-            return
-        if request.destination in call.closed:
-            call.take_closed(request)
+    def _send(self, call: AWSCall, request: AWSRequest) -> None:
+        if call.skip(request):
             return
         response = self._try(lambda client: self._send_batch(client, request.destination, request.entries))
         if isinstance(response, Problem):
@@ -158,10 +190,11 @@ class AWSPublisher(AWSOptions, Publisher):
 
     def _call(self, work: Callable[[Any], T]) -> T | Problem:
         """Call AWS in a thread, for a bounded time."""
-        try:
-            return call_within(2 * self.timeout, lambda: self._try(work))
-        except TimeoutError as error:
-            return explain_failure(error)
+        found: list[T | Problem] = []
+        threads = Threads()
+        threads.start(lambda: found.append(self._try(work)), name=THREAD_NAME)
+        threads.wait(2 * self.timeout)
+        return found[0] if found else Problem(Kind.INTERNAL, f"no response within {2 * self.timeout:g} s")
 
     def _try(self, work: Callable[[Any], T]) -> T | Problem:
         try:
@@ -190,7 +223,7 @@ class AWSPublisher(AWSOptions, Publisher):
             )
 
     def _start_over(self) -> None:
-        self._slots = threading.Semaphore(self.concurrency)
+        self._slots = Slots(self.concurrency)
         self._client = AWSClient(self.service, self)
         self._is_ready = False
         self._reports: dict[str, Allowance] = {}
@@ -298,15 +331,9 @@ class SNSPublisher(AWSPublisher):
         topic_arn: the ARN of the topic, in which `{topic}` stands for a message's topic, `{type}` for its type and
             `{key}` for its key, but not in place of the region.
         region: the region. It must be the one in the ARN, which is the default.
-        endpoint_url: as for `SQSPublisher`, like the options that follow.
-        session: as there.
-        config: as there.
-        timeout: as there.
-        concurrency: as there.
         max_message_bytes: maximum number of bytes of a request, attributes included, and so of a message. At most
             MaximumMessageSize of the topic.
-        format: as there.
-        source: as there.
+        options: the other options, as for `SQSPublisher`.
 
     Raises:
         ImproperlyConfigured: an option is invalid; the error names the option and the remedy, and never shows

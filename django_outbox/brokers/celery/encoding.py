@@ -37,10 +37,7 @@ def pack(
     queues: Sequence[str],
     properties: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the payload that holds a task message, without its headers and its routing key.
-
-    A body of bytes is stored as base64. Unknown properties are left out.
-    """
+    """Return the payload that holds a task message, without its headers and its routing key."""
     payload: dict[str, Any] = {"body": body}
     if isinstance(body, bytes):
         payload = {"body": base64.b64encode(body).decode(), "base64": True}

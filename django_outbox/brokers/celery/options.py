@@ -1,7 +1,7 @@
 """Find the Celery app of a publisher, and read its broker."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 from urllib.parse import quote
@@ -22,13 +22,12 @@ late_modules: set[str] = set()
 
 
 def find_app(path: object) -> Celery:
-    """Return the Celery app at a path such as `shop.celery:app`."""
     if not isinstance(path, str) or not path:
         raise ImproperlyConfigured(f"app must be the path of the Celery app, such as {EXAMPLE}.")
     name, separator, attribute = path.partition(":")
     if not separator:
         name, _, attribute = path.rpartition(".")
-    if not name or not attribute:
+    if not name or not attribute or name.startswith("."):
         raise ImproperlyConfigured(f"app is {path!r}; it must name a module and a variable, such as {EXAMPLE}.")
     was_imported = name in sys.modules
     try:
@@ -61,7 +60,6 @@ def connect(app: Celery, **transport_options: Any) -> Connection:
 
 
 def is_amqp(connection: Connection) -> bool:
-    """Return whether the broker speaks AMQP 0-9-1, as RabbitMQ does."""
     return str(connection.get_transport_cls().driver_type) == "amqp"
 
 
@@ -72,7 +70,6 @@ def uses_tls(connection: Connection) -> bool:
 
 
 def is_redis(connection: Connection) -> bool:
-    """Return whether the broker is Redis."""
     return str(connection.get_transport_cls().driver_type) == "redis"
 
 
@@ -87,7 +84,10 @@ def amqp_urls(connection: Connection) -> list[str]:
         raise ImproperlyConfigured(
             f"broker_login_method is {connection.login_method!r}; only PLAIN, with user and password, is supported."
         )
-    return [_amqp_url(each) for each in _nodes(connection)]
+    if len(connection.alt) < 2:
+        return [_amqp_url(connection)]
+    settings: dict[str, Any] = {"ssl": connection.ssl, "transport": connection.transport_cls}
+    return [_amqp_url(Connection(url, **settings)) for url in connection.alt]
 
 
 def read_ssl(connection: Connection) -> dict[str, str] | None:
@@ -101,13 +101,6 @@ def read_ssl(connection: Connection) -> dict[str, str] | None:
             "set ca_certs to the authority of its certificate."
         )
     return {ours: ssl[theirs] for theirs, ours in SSL_OPTIONS.items() if ssl.get(theirs)}
-
-
-def _nodes(connection: Connection) -> Sequence[Connection]:
-    if len(connection.alt) < 2:
-        return [connection]
-    settings: dict[str, Any] = {"ssl": connection.ssl, "transport": connection.transport_cls}
-    return [Connection(url, **settings) for url in connection.alt]
 
 
 def _amqp_url(node: Connection) -> str:

@@ -4,13 +4,14 @@ https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-w
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
+from urllib.parse import quote
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -35,22 +36,17 @@ FRAMING = (
 )
 """Headers that concern the connection or the framing of the body: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1."""
 
-RESERVED = frozenset((*SIGNED, *FRAMING))
+RESERVED = frozenset(name.encode() for name in (*SIGNED, *FRAMING))
 """Names of headers of a message that are not sent."""
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 """The name of a header: https://www.rfc-editor.org/rfc/rfc9110#section-5.6.2."""
 
-_ORDINARY = re.compile(r"[!-$&-~]([ -$&-~]*[!-$&-~])?|")
-"""Printable ASCII without %, and without spaces at the ends, where HTTP removes them."""
-
-_EVENT_VALUE = re.compile(r"[!#$&-~]*")
-"""Characters that the HTTP binding of CloudEvents does not encode."""
+_TO_ENCODE = re.compile(r"\A +|(?<! ) +\Z|[^ -$&-~]+")
+"""All but printable ASCII, % itself, and spaces at the ends, where HTTP removes them."""
 
 
 class Request(NamedTuple):
-    """A message as a request, without its signature."""
-
     origin: Origin
     target: bytes
     headers: Headers
@@ -79,15 +75,14 @@ class HTTPEncoder:
         self._source = source
 
     def encode(self, message: Message) -> Request:
-        """Encode a message, or raise Unencodable."""
         url = self._urls.find(message)
         target = url.target(message)
         body = message.payload
         if self._format == cloudevents.PLAIN:
-            found = [(_name(name), _value(value)) for name, value in text_headers(message)]
+            found = [(_name(name), _encode(value)) for name, value in text_headers(message)]
         else:
             # In structured mode too: readers detect binary mode by such headers.
-            found = [(_name(name), _value(value)) for name, value in own_headers(message, without="ce-")]
+            found = [(_name(name), _encode(value)) for name, value in own_headers(message, without="ce-")]
             if self._format == cloudevents.STRUCTURED:
                 body = cloudevents.structured(message, self._source)
                 found.append((b"content-type", cloudevents.STRUCTURED_CONTENT_TYPE.encode()))
@@ -99,11 +94,10 @@ class HTTPEncoder:
             (b"content-length", b"%d" % len(body)),
             *self._fixed,
         ]
-        headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in _RESERVED]
+        headers += [header for header in found if header[0] not in self._fixed_names and header[0] not in RESERVED]
         return Request(url.origin, target, headers, message.message_id, body)
 
     def sign(self, request: Request, now: float) -> Headers:
-        """Return the headers of a request and of its signature, at this Unix time."""
         id, timestamp = request.message_id.encode(), b"%d" % int(now)
         signed = [(b"webhook-id", id), (b"webhook-timestamp", timestamp)]
         if self._keys:
@@ -114,33 +108,16 @@ class HTTPEncoder:
 
 
 def event_headers(attributes: Mapping[str, str]) -> Headers:
-    """Return the headers of a CloudEvent in binary mode.
-
-    https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/http-protocol-binding.md#3132-http-header-values
-    """
-    found = [
-        (b"ce-" + name.encode(), value.encode() if _EVENT_VALUE.fullmatch(value) else _percent_encode(value, ' "%'))
-        for name, value in attributes.items()
-    ]
+    """Return the headers of a CloudEvent in binary mode."""
+    found = [(f"ce-{name}".encode(), cloudevents.percent_encode(value).encode()) for name, value in attributes.items()]
     return [*found, (b"content-type", b"application/json")]
 
 
-def _value(value: str) -> bytes:
-    """Encode a value: as it is if HTTP carries it unchanged, else percent-encoded in UTF-8."""
-    if _ORDINARY.fullmatch(value):
+def _encode(value: str) -> bytes:
+    """Percent-encode what HTTP would not carry unchanged."""
+    if value.isascii() and value.isprintable() and "%" not in value and value == value.strip():
         return value.encode()
-    inner = value.strip(" ")
-    start = len(value) - len(value.lstrip(" ")) if inner else len(value)
-    end = len(value) - start - len(inner)
-    return b"%20" * start + _percent_encode(inner, "%") + b"%20" * end
-
-
-def _percent_encode(value: str, extra: str) -> bytes:
-    """Percent-encode all characters but printable ASCII, and some of those."""
-    return "".join(
-        char if " " <= char <= "~" and char not in extra else "".join(f"%{byte:02X}" for byte in char.encode())
-        for char in value
-    ).encode()
+    return _TO_ENCODE.sub(lambda found: quote(found[0], safe=""), value).encode()
 
 
 # Most messages have the same few headers.
@@ -149,9 +126,6 @@ def _name(name: str) -> bytes:
     if not _TOKEN.fullmatch(name):
         raise Unencodable(f"headers[{name!r}]: its name is not a valid name of an HTTP header")
     return name.lower().encode()
-
-
-_RESERVED = frozenset(name.encode() for name in RESERVED)
 
 
 def _read_headers(headers: object) -> Headers:
@@ -163,27 +137,24 @@ def _read_headers(headers: object) -> Headers:
     for name, value in headers.items():
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ImproperlyConfigured(f"headers: {name!r} is not a valid name of an HTTP header.")
-        if name.lower() in RESERVED or name.lower() == "content-type":
+        encoded_name = name.lower().encode()
+        if encoded_name in RESERVED or encoded_name == b"content-type":
             raise ImproperlyConfigured(f"headers must not set {name}, which is set by the publisher.")
         if not isinstance(value, str) or not value.isascii() or not value.isprintable() or value != value.strip():
             raise ImproperlyConfigured(
                 f"headers: the value of {name!r} (it is not shown) must be printable ASCII without spaces at its ends."
             )
-        found.append((name.lower().encode(), value.encode()))
+        found.append((encoded_name, value.encode()))
     return found
 
 
 def _read_secret(number: int, secret: object) -> bytes:
-    remedy = (
+    if isinstance(secret, str) and secret.startswith(PREFIX):
+        with suppress(ValueError):
+            key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+            if MIN_SECRET <= len(key) <= MAX_SECRET:
+                return key
+    raise ImproperlyConfigured(
         f"secret {number} in secrets cannot be read (it is not shown); it must be {PREFIX!r} and {MIN_SECRET} to "
         f"{MAX_SECRET} random bytes in base64."
     )
-    if not isinstance(secret, str) or not secret.startswith(PREFIX):
-        raise ImproperlyConfigured(remedy)
-    try:
-        key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    except (binascii.Error, ValueError):
-        raise ImproperlyConfigured(remedy) from None
-    if not MIN_SECRET <= len(key) <= MAX_SECRET:
-        raise ImproperlyConfigured(remedy)
-    return key

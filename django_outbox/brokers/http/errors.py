@@ -48,7 +48,6 @@ class Response:
 
     Args:
         retry_after: seconds to wait, as the receiver asked for, or None.
-        location: the host that a redirect names; blank without one.
     """
 
     status: int
@@ -66,11 +65,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request without a response.
-
-    Args:
-        sent: whether the receiver may have got the request, so that the message may be to blame.
-    """
+    """A request without a response. If it was `sent`, the receiver may have got it, and the message may be to blame."""
 
     error: str
     error_class: str
@@ -78,13 +73,6 @@ class FailedRequest:
 
 
 class Statuses:
-    """The outcomes of responses.
-
-    Args:
-        reject: statuses of messages that fail at once, in addition to or instead of the usual ones.
-        retry: statuses of messages that are retried, in addition to or instead of the usual ones.
-    """
-
     def __init__(self, reject: object, retry: object) -> None:
         self._reject, self._retry = _read_statuses("reject", reject), _read_statuses("retry", retry)
         if both := self._reject & self._retry:
@@ -95,7 +83,6 @@ class Statuses:
         return response.status in BUSY and response.status not in self._reject | self._retry
 
     def outcome(self, response: Response) -> Outcome:
-        """Return the outcome of the message to which the receiver responded, unless the receiver is busy."""
         status = response.status
         if 200 <= status < 300:
             return ACCEPTED
@@ -111,7 +98,6 @@ class Statuses:
 
 
 def explain(error: Exception) -> FailedRequest:
-    """Return why a request failed."""
     sent = not isinstance(error, BEFORE_SENDING)
     cause = _root(error)
     error_class = "http.connection"
@@ -129,14 +115,12 @@ def explain(error: Exception) -> FailedRequest:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that httpcore wrapped, possibly several times, in its own errors."""
     while error.__cause__ is not None or (error.args and isinstance(error.args[0], BaseException)):
         error = error.__cause__ if error.__cause__ is not None else error.args[0]
     return error
 
 
 def read_response(response: httpcore.Response) -> Response:
-    """Return the parts of a response that count."""
     retry_after, location = None, ""
     if response.status >= 300:
         for name, value in response.headers:
@@ -166,7 +150,6 @@ def _read_retry_after(value: bytes, now: float) -> float | None:
 
 
 def _read_location(value: bytes) -> str:
-    """Return the host in a header `Location`; blank if there is none."""
     try:
         return urlsplit(value.decode("latin-1")).hostname or ""
     except ValueError:

@@ -8,7 +8,6 @@ connected to, so that neither a name that resolves differently the second time (
 import ipaddress
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -71,26 +70,24 @@ def _embedded(ip: Address) -> ipaddress.IPv4Address | None:
     return ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
 
 
-class Deadline(threading.local):
-    """The end of the request that the current thread sends.
+class Deadline:
+    """The end of the request that a connection sends.
 
     httpcore's timeouts apply to each read, so that a server that sends a byte now and then would never time out.
 
     Attributes:
         at: when the request must be over, by `time.monotonic()`.
-        connected: whether the thread has opened a connection for it.
+        connected: whether it has connected for this request.
     """
 
     at = 0.0
     connected = False
 
     def start(self, seconds: float) -> None:
-        """Begin a request that may take that many seconds."""
         self.at = time.monotonic() + seconds
         self.connected = False
 
     def left(self, error: type[Exception]) -> float:
-        """Return the seconds that are left, or raise this exception if there are none."""
         seconds = self.at - time.monotonic()
         if seconds <= 0:
             raise error("the request took too long")
@@ -146,6 +143,10 @@ class DeadlineStream(httpcore.NetworkStream):
 
     def close(self) -> None:
         self._stream.close()
+
+    def __del__(self) -> None:
+        # A publisher need not be closed before it is forgotten.
+        self.close()
 
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None

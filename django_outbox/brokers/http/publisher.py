@@ -1,16 +1,17 @@
 """A publisher for webhooks: an HTTP request for each message."""
 
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from django_outbox.brokers.http.call import HTTPCall
-from django_outbox.brokers.http.connection import Job, Results, ServerConnections
-from django_outbox.brokers.http.errors import FailedRequest, Response
+from django_outbox.brokers.http.connection import NO_RESPONSE, Result, ServerConnections
+from django_outbox.brokers.http.errors import Response
 from django_outbox.brokers.http.options import HTTPOptions
 from django_outbox.brokers.http.urls import Origin
+from django_outbox.brokers.parallel import ParallelRequests
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.suspensions import Suspensions
 from django_outbox.messages import Message, Outcome
@@ -59,10 +60,10 @@ class HTTPPublisher(HTTPOptions, Publisher):
     # The claim's transaction stays open until the slowest receiver of the batch has responded.
     batch_size: ClassVar[int | None] = 100
 
+    _servers: Mapping[Origin, ServerConnections] = field(init=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._servers: dict[Origin, ServerConnections] = {}
-        self._suspensions: Suspensions[Origin]
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -71,7 +72,7 @@ class HTTPPublisher(HTTPOptions, Publisher):
         return f"HTTP POST to {', '.join(map(str, self.origins))}"
 
     def prepare(self) -> str:
-        servers = list(self._current_servers().values())
+        servers = self._servers.values()
         if any(server.is_known and not server.is_suspended for server in servers):
             return ""
         busy = [f"{server.origin}: {reason}" for server in servers if (reason := server.busy)]
@@ -82,41 +83,34 @@ class HTTPPublisher(HTTPOptions, Publisher):
         return problems[0] if len(problems) == len(willing) else ""
 
     def check(self) -> Sequence[str]:
-        return self._probe(list(self._current_servers().values()))
+        return self._probe(self._servers.values())
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        servers = self._current_servers()
-        call = HTTPCall(messages, self, servers, self._suspensions)
-        call.publish()
-        return call.result()
+        return HTTPCall(messages, self, self._servers, self._suspensions).run()
 
     def close(self) -> None:
-        with self._lock:
-            servers = self._servers
-            self._servers = {}
+        servers = self._servers
+        self._start_over()
         for server in servers.values():
             server.close()
 
-    def _probe(self, servers: Sequence[ServerConnections]) -> list[str]:
+    def _probe(self, servers: Collection[ServerConnections]) -> list[str]:
         """Send each server a request that does nothing. Return the reasons of the servers that do not respond."""
-        results, begin_until = Results(range(len(servers))), time.monotonic() + self.timeout
-        for index, server in enumerate(servers):
-            server.submit([Job(results, index, None, begin_until, is_trial=True)])
-        return [
-            f"{servers[index].origin}: {result.error if isinstance(result, FailedRequest) else 'no response in time'}"
-            for index, result in results.wait(self.timeout + 1).items()
-            if not isinstance(result, Response)
-        ]
+        results: dict[Origin, Result] = {server.origin: NO_RESPONSE for server in servers}
 
-    def _current_servers(self) -> Mapping[Origin, ServerConnections]:
-        with self._lock:
-            if not self._servers:
-                # The relay itself logs the outage of an only server.
-                owner = f"Publisher {self.alias!r}" if len(self.origins) > 1 else ""
-                self._suspensions = Suspensions(owner)
-                self._servers = {origin: ServerConnections(origin, self, self._suspensions) for origin in self.origins}
-            return self._servers
+        def probe(server: ServerConnections) -> None:
+            results[server.origin] = server.send(None)
+
+        parallel = ParallelRequests(f"outbox-http-{self.alias}", time.monotonic() + self.timeout)
+        for server in servers:
+            parallel.send([server], probe, server.slots, concurrency=1)
+        parallel.wait(self.timeout + 1)
+        return [f"{origin}: {result.error}" for origin, result in results.items() if not isinstance(result, Response)]
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()
-        self._servers = {}
+        # The relay itself logs the outage of an only server.
+        suspensions: Suspensions[Origin] = Suspensions(f"Publisher {self.alias!r}" if len(self.origins) > 1 else "")
+        self._suspensions = suspensions
+        # Without a circle, connections are closed as soon as the publisher is forgotten.
+        options: HTTPOptions = weakref.proxy(self)
+        self._servers = {origin: ServerConnections(origin, options, suspensions) for origin in self.origins}

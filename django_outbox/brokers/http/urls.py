@@ -88,7 +88,6 @@ class Urls:
         self.origins = list(dict.fromkeys(url.origin for url in self._urls.values()))
 
     def find(self, message: Message) -> Url:
-        """Return the URL for a message, or raise Unencodable if no pattern matches its type."""
         for pattern, url in self._urls.items():
             if pattern == "*" or fnmatchcase(message.type, pattern):
                 return url
@@ -96,7 +95,6 @@ class Urls:
 
 
 def _split(text: object) -> tuple[Origin, str]:
-    """Return the origin of a URL, and its path with the query."""
     if not isinstance(text, str) or not text:
         raise ImproperlyConfigured(f"url is missing; set it to a string like {EXAMPLE}.")
     unreadable = ImproperlyConfigured(

@@ -8,10 +8,11 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as Delivered
 
-from django_outbox.brokers.call import Call
+from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.kafka.encoding import Record
 from django_outbox.brokers.kafka.errors import Blame, meaning_of
 from django_outbox.brokers.kafka.publishing import KafkaPublisherConnection, ProducerPool
+from django_outbox.brokers.options import STALL_SHARE
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.messages import ACCEPTED, Outcome, rejected, set_aside, unanswered
 from django_outbox.text import describe
@@ -23,7 +24,7 @@ STALLED = "Kafka responds, but did not confirm the message: its partition has no
 STALLED_CLASS = "kafka.stalled"
 
 
-class KafkaCall(Call[T, Record]):
+class KafkaCall(EncodedCall[T, Record]):
     """Sends messages of any type and collects their outcomes, within `timeout` seconds."""
 
     def __init__(
@@ -32,6 +33,7 @@ class KafkaCall(Call[T, Record]):
         super().__init__(messages, encode, carrier="Kafka", error_class="kafka")
         self._pool = pool
         self._timeout = timeout
+        self._stall_timeout = timeout / STALL_SHARE
         self._deadline = time.monotonic() + timeout
         self._errors: list[tuple[int, KafkaError, int]] = []
         self._missing = 0
@@ -45,7 +47,7 @@ class KafkaCall(Call[T, Record]):
         Raises:
             BatchRefused: Kafka refused several messages together because of one of them.
         """
-        waiting = self.unsettled()
+        waiting = self.without_outcome()
         while waiting and not self._has_ended():
             count = len(waiting)
             with self._pool.borrow() as producer:
@@ -53,7 +55,7 @@ class KafkaCall(Call[T, Record]):
                 self._read_errors(producer)
                 reason = producer.state.reason
             # Messages that failed because of others are sent again. Each round must settle one, or it would never end.
-            waiting = self.unsettled(waiting)
+            waiting = self.without_outcome(waiting)
             if len(waiting) == count and not self._has_ended():
                 self._outage = reason or NO_RESPONSE
         if self._refusal and not self._outage:
@@ -125,12 +127,12 @@ class KafkaCall(Call[T, Record]):
             if self._missing < missing:
                 missing, changed = self._missing, now
             elif now >= self._deadline:
-                if producer.responds(self._timeout / 6):
+                if producer.responds(self._stall_timeout):
                     self._is_stalled = True
                 else:
                     self._outage = producer.state.reason or NO_RESPONSE
                 break
-            elif missing < sent and now - changed > self._timeout / 6 and producer.state.is_connected:
+            elif missing < sent and now - changed > self._stall_timeout and producer.state.is_connected:
                 self._is_stalled = True
                 break
         if self._missing or producer.state.is_broken:

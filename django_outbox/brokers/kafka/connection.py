@@ -19,9 +19,7 @@ class ConnectionState:
 
     Attributes:
         is_connected: whether a broker has responded, and not all have failed since.
-        is_broken: whether the client cannot be used any more.
         all_down: whether no broker could be reached since one has responded.
-        reason: why the connection failed, or the client broke.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -41,7 +39,6 @@ class ConnectionState:
             self.reason = self.explain(error)
 
     def poll(self, client: Any, seconds: float) -> None:
-        """Let the client call its callbacks, and note a fatal error."""
         self.call(client.poll, seconds)
 
     def call(self, work: Callable[[float], object], seconds: float) -> None:

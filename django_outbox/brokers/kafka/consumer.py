@@ -61,7 +61,7 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
     topics: str | Sequence[str]
     dead_letters: str = ""
     timeout: float = 15.0
-    _dead_letters: "DeadLetters | None" = field(init=False, default=None)
+    _dead_pool: ProducerPool | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +69,13 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         self._topics = read_topics(self.topics)
         self._config = read_group_config(self.config, self.group)
         self.require_dead_letters(self.dead_letters, "a topic")
-        if self.dead_letters != "":
-            self._dead_letters = DeadLetters(self.dead_letters, self.config, self.timeout)
+        dead: object = self.dead_letters
+        if dead != "":
+            if not isinstance(dead, str) or dead.startswith("^") or not TOPIC.fullmatch(dead):
+                raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be the name of a topic.")
+            # The broker decides what is too large: the record was within the limits of its own topic.
+            config = {"message.max.bytes": MAX_DEAD_LETTER_BYTES, **self.config}
+            self._dead_pool = ProducerPool(read_config(config, self.timeout))
 
     @property
     def source(self) -> str:
@@ -81,41 +86,25 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
 
     def close(self) -> None:
         super().close()
-        if self._dead_letters is not None:
-            self._dead_letters.close()
+        if self._dead_pool is not None:
+            self._dead_pool.close()
 
     def _write_dead(self, records: Sequence[Received]) -> str:
-        # A message that is too large to be stored is dropped without dead letters; the caller has logged that.
-        return "" if self._dead_letters is None else self._dead_letters.write(records)
-
-
-class DeadLetters:
-    """Writes rejected records to a topic, because Kafka has no dead letters of its own."""
-
-    def __init__(self, topic: object, config: Mapping[str, Any], timeout: float) -> None:
-        if not isinstance(topic, str) or topic.startswith("^") or not TOPIC.fullmatch(topic):
-            raise ImproperlyConfigured(f"dead_letters is {topic!r}; it must be the name of a topic.")
-        self._topic = topic
-        self._timeout = timeout
-        # The broker decides what is too large: the record was within the limits of its own topic.
-        self._pool = ProducerPool(read_config({"message.max.bytes": MAX_DEAD_LETTER_BYTES, **config}, timeout))
-
-    def write(self, records: Sequence[Received]) -> str:
-        """Write records with their keys and headers. Return the reason if not all were confirmed."""
+        """Write rejected records with their keys and headers. Return the reason if not all were confirmed."""
+        if self._dead_pool is None:
+            # A message that is too large to be stored is dropped without dead letters; the caller has logged that.
+            return ""
         try:
-            outcomes = KafkaCall(records, self._encode, self._pool, self._timeout).run()
+            outcomes = KafkaCall(records, self._encode_dead, self._dead_pool, self.timeout).run()
         except BatchRefused as error:
             return str(error)
         return next((outcome.error for outcome in outcomes if outcome is not ACCEPTED), "")
 
-    def close(self) -> None:
-        self._pool.close()
-
-    def _encode(self, record: Received) -> Record:
+    def _encode_dead(self, record: Received) -> Record:
         pairs: Any = record.headers() or []
         origin = f"{record.topic()}/{record.partition()}/{record.offset()}"
         headers: Headers = [*pairs, (ORIGIN, origin)]
-        return (self._topic, record.value(), record.key(), headers)
+        return (self.dead_letters, record.value(), record.key(), headers)
 
 
 LEAVE_TIMEOUT = 5.0

@@ -38,11 +38,7 @@ A plain tuple, because one is made for each message.
 
 
 class KafkaEncoder:
-    """Encodes messages in a format of `django_outbox.brokers.cloudevents`.
-
-    Attributes:
-        encode: returns a message as a record.
-    """
+    """Encodes messages in a format of `django_outbox.brokers.cloudevents`."""
 
     def __init__(self, topic: Template, format: str, source: str) -> None:
         self._render = topic.render
@@ -66,11 +62,7 @@ class KafkaEncoder:
 
 
 def read_delivery(tag: int, record: Received) -> Incoming:
-    """Return a record as the inbox reads it.
-
-    The ID, the type and the time are in the headers of this package, or in a CloudEvent. The type defaults to the
-    topic, and the time to the record's own timestamp.
-    """
+    """Return a record as the inbox reads it."""
     topic = record.topic() or ""
     value = record.value()
     problem = ""
@@ -78,19 +70,14 @@ def read_delivery(tag: int, record: Received) -> Incoming:
     key = ""
     try:
         key = (record.key() or b"").decode()
-        headers = _read_headers(record)
+        pairs: Any = record.headers() or []
+        headers = {name: None if value is None else value.decode() for name, value in pairs}
     except (UnicodeDecodeError, AttributeError) as error:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"
     position = f"{topic} {record.partition()} {record.offset()}"
     body = TOMBSTONE if value is None else value
     found = read_text_message(tag, body, topic, headers, (PREFIX,), position=position, problem=problem, key=key)
     return found if found.sent_at else found._replace(sent_at=_record_time(record))
-
-
-def _read_headers(record: Received) -> dict[str, Any]:
-    """Return the headers by name; of several with one name, the last."""
-    pairs: Any = record.headers() or []
-    return {name: None if value is None else value.decode() for name, value in pairs}
 
 
 def _record_time(record: Received) -> datetime.datetime | None:

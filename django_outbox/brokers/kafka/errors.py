@@ -14,8 +14,6 @@ from django_outbox.messages import Outcome, rejected, retry_later
 
 
 class Blame(enum.Enum):
-    """The cause of an error in a delivery report."""
-
     MESSAGE = "message"
     """This message."""
 
@@ -34,20 +32,12 @@ class Blame(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The meaning of an error.
-
-    Args:
-        word: the second part of the `error_class`.
-        permanent: whether another attempt cannot succeed.
-    """
-
     blame: Blame
     word: str = ""
     permanent: bool = False
     remedy: str = ""
 
     def outcome(self, reason: str) -> Outcome:
-        """Return the outcome of a message that is to blame."""
         make = rejected if self.permanent else retry_later
         return make(f"{reason}: {self.remedy}" if self.remedy else reason, error_class=f"kafka.{self.word}")
 

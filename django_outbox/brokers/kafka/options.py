@@ -142,7 +142,8 @@ def read_topics(topics: object) -> tuple[str, ...]:
 
 def read_group_config(config: object, group: object) -> dict[str, Any]:
     """Return librdkafka's options for a member of a consumer group. No error shows a secret."""
-    if not isinstance(group, str) or not group:
+    # librdkafka ends the process for a blank name, also for one that is blank in C: a NUL, or not UTF-8.
+    if not isinstance(group, str) or not group or not group.isprintable():
         raise ImproperlyConfigured(f"group is {group!r}; it must be the name of the consumer group, such as 'billing'.")
     found = {
         **_CONSUMER_DEFAULTS,
@@ -170,7 +171,6 @@ def without_secrets(text: str, config: Mapping[str, Any]) -> str:
 
 
 def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any]:
-    """Require a dict of options with `bootstrap.servers` and without refused ones, which have their reason."""
     if not isinstance(config, Mapping) or not all(isinstance(name, str) for name in config):
         raise ImproperlyConfigured(f"config must be a dict of librdkafka's options, such as {EXAMPLE}.")
     for name, value in config.items():

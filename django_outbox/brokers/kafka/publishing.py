@@ -36,7 +36,6 @@ class KafkaPublisherConnection:
     """A producer that one thread uses at a time.
 
     Attributes:
-        state: the state of its connections.
         produce: librdkafka's own method. `flush` and `poll` pass the report of each message to a function, once.
     """
 
@@ -93,14 +92,12 @@ class KafkaPublisherConnection:
         return missing
 
     def forget_topic(self, topic: str) -> None:
-        """Look for the topic again before the next message for it."""
         self._topics.discard(topic)
 
     def send(self, record: Record, report: Report, deadline: float) -> None:
         """Pass a record to the producer, like `produce`, and wait while its queue is full.
 
         Raises:
-            KafkaException: the producer does not take it.
             BufferError: the queue remained full until the deadline.
         """
         topic, value, key, headers = record
@@ -207,7 +204,6 @@ class ProducerPool:
                     self._idle.append(producer)
 
     def close(self) -> None:
-        """End the producers that are not in use, and the others when they are given back."""
         with self._lock:
             idle, self._idle = self._idle, []
             self._generation = object()

@@ -104,7 +104,6 @@ class Api:
         return ""
 
     async def _find_stream(self, subject: str) -> str:
-        """Return the name of the stream that has a subject; blank if there is none."""
         found = await self._ask("STREAM.NAMES", {"subject": subject})
         names = found.get("streams") or [""]
         return str(names[0])
@@ -133,7 +132,6 @@ class Api:
         )
 
     async def read_counts(self, stream: str, name: str) -> Counts:
-        """Return the counts of a durable consumer. Raises `NoAnswer`."""
         found = await self._read_info(f"{stream}.{name}")
         return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
 
@@ -149,7 +147,6 @@ class Api:
         return created
 
     async def _read_info(self, place: str) -> dict[str, Any]:
-        """Return what the server says about a durable consumer. Raises `NoAnswer`."""
         found = await self._ask(f"CONSUMER.INFO.{place}")
         if "config" not in found:
             # While a consumer is being deleted, the response has neither its information nor an error.
@@ -157,7 +154,6 @@ class Api:
         return found
 
     async def _ask(self, name: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the response to a request, given the subject after the prefix of the API."""
         subject = f"{self._prefix}.{name}"
         data = b"" if request is None else json.dumps(request).encode()
         try:

@@ -54,7 +54,6 @@ class JetStreamClient(NatsClient):
         self._denied: set[str] = set()
 
     async def open(self, server: Server, options: NatsOptions) -> None:
-        """Connect, and subscribe to a new inbox."""
         self._requires_tls = server.requires_tls
         await self.connect(
             servers=[server.url],
@@ -91,11 +90,9 @@ class JetStreamClient(NatsClient):
         self._transport.write(b"".join(pieces))
 
     def close_inbox(self) -> None:
-        """Let nothing more arrive in the inbox."""
         self.send([b"UNSUB %d\r\n" % self._inbox_sid])
 
     def is_denied(self, subject: str) -> bool:
-        """Return whether the server has refused to let the user publish to a subject."""
         return subject.lower() in self._denied
 
     def abort(self) -> None:
@@ -143,7 +140,6 @@ class JetStreamClient(NatsClient):
 
 
 def _login(server: Server, options: NatsOptions) -> dict[str, Any]:
-    """Return the arguments of nats-py that log in."""
     if options.credentials:
         # They are read again, because they may have been renewed; nats-py itself would read a file without a JWT
         # forever.

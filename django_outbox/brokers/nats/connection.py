@@ -61,7 +61,6 @@ class NatsConnection(ConnectionThread):
             return None
 
     def close(self) -> None:
-        """Close the connection, and wait for its end."""
         self.call(self._close)
         self._thread.join(JOIN_TIMEOUT)
 
@@ -153,7 +152,6 @@ class NatsConnection(ConnectionThread):
             self._client.abort()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the background; its error ends the connection."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)

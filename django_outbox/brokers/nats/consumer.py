@@ -31,8 +31,8 @@ from django_outbox.brokers.nats.options import (
     NANOSECONDS,
     WHITESPACE_OR_CONTROL,
     NatsOptions,
-    explain_invalid_subject,
     require_name,
+    require_subject,
 )
 from django_outbox.brokers.options import require_seconds
 from django_outbox.logs import logger
@@ -100,10 +100,9 @@ class JetStreamConsumer(NatsOptions, ConnectedConsumer["NatsConsumerConnection"]
         if not isinstance(subject, str) or WHITESPACE_OR_CONTROL.search(subject):
             raise ImproperlyConfigured(f"filter_subject is {subject!r}; it must be a subject such as 'shop.orders.>'.")
         require_seconds("ack_wait", self.ack_wait)
-        dead: object = self.dead_letters
-        if not isinstance(dead, str) or (dead and explain_invalid_subject(dead)):
-            raise ImproperlyConfigured(f"dead_letters is {dead!r}; it must be a subject such as 'dead.billing'.")
-        self.require_dead_letters(dead, "a subject of another stream")
+        if self.dead_letters != "":
+            require_subject("dead_letters", self.dead_letters, "dead.billing")
+        self.require_dead_letters(self.dead_letters, "a subject of another stream")
 
     @property
     def source(self) -> str:
@@ -238,7 +237,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             await asyncio.sleep(POLL_INTERVAL)
 
     def _wanted(self) -> int:
-        """Return how many messages to request."""
         if self._is_paused or self._is_over() or not self.intake.has_room:
             return 0
         prefetch = self._consumer.prefetch
@@ -359,7 +357,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     # Ending
 
     def _close(self) -> None:
-        """Send everything that was settled, give the other messages back, and end."""
         self._is_closing = True
         self._changed.set()
         self._opening.cancel()
@@ -377,7 +374,9 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             )
         try:
             if self._unsettled:
-                await self._wait_for_request()
+                # Otherwise, messages that are given back would be the answer to the last request.
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
             self._client.close_inbox()
             await asyncio.wait_for(self._give_back(), CLOSE_TIMEOUT)
         except Exception as error:
@@ -391,11 +390,6 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     async def _give_back(self) -> None:
         await self._client.write([encode_pub(each.reply, NAK) for each in self._unsettled.values()])
         await self._client.flush()
-
-    async def _wait_for_request(self) -> None:
-        """Wait for the end of the last request; otherwise, messages that are given back would be its answer."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wait(lambda: not self._expected), 2 * REQUEST_TIME)
 
     def _on_error(self, error: Exception) -> None:
         logger.debug(

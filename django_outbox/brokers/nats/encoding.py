@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from django_outbox.brokers import cloudevents
 from django_outbox.brokers.call import Unencodable
@@ -42,11 +42,9 @@ https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/nats-protoc
 _NOT_COPIED = (b"nats-msg-id:", b"nats-expected-")
 
 _OWN_ID = MESSAGE_ID_HEADER.lower()
-
 _LOWER = frozenset((_OWN_ID, *FIELDS))
 
 _NAME = re.compile(r"[!-9;-~]+")
-_PRINTABLE = "".join(map(chr, range(0x21, 0x7F))).replace('"', "").replace("%", "")
 
 
 class NatsMessage(NamedTuple):
@@ -63,7 +61,7 @@ class NatsEncoder:
     def __init__(self, *, subject: Template, stream: str, format: str, source: str) -> None:
         self._subject = subject
         self._expected = f"{EXPECTED_STREAM_HEADER}: {stream}\r\n" if stream else ""
-        self._own = {MESSAGE_ID_HEADER.lower(), *([EXPECTED_STREAM_HEADER.lower()] if stream else [])}
+        self._own = {_OWN_ID, EXPECTED_STREAM_HEADER.lower()} if stream else {_OWN_ID}
         self._format = format
         self._source = source
 
@@ -75,7 +73,7 @@ class NatsEncoder:
             headers = text_headers(message)
         elif self._format == cloudevents.BINARY:
             attributes = cloudevents.attributes(message, self._source).items()
-            headers = [(PREFIX + name, quote(value, _PRINTABLE)) for name, value in attributes]
+            headers = [(PREFIX + name, cloudevents.percent_encode(value)) for name, value in attributes]
             headers += [("ce-datacontenttype", "application/json"), *own_headers(message, without=PREFIX)]
         else:
             headers = [
@@ -146,12 +144,7 @@ class NatsDelivery(NamedTuple):
 
 
 def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
-    """Return a message as the inbox reads it.
-
-    Its ID, type, key and time are in headers, as an outbox sends them, or in a CloudEvent. Without an ID, `Nats-Msg-Id`
-    is the ID; without a type, the subject is the type. If the headers cannot be decoded, the message's `problem` is the
-    reason.
-    """
+    """Return a message as the inbox reads it."""
     problem = ""
     try:
         headers = parse_headers(delivery.headers)
@@ -159,20 +152,20 @@ def read_delivery(delivery: NatsDelivery, tag: int) -> Incoming:
         headers = {}
         problem = f"its headers cannot be decoded: {describe(error)}"
     own = dict(_own_headers(headers))
+    stream, _consumer, sequence, stored_at = origin_of(delivery.reply)
     return cloudevents.read_text_message(
         tag,
         delivery.body,
         delivery.subject.decode("utf-8", "replace"),
         own,
         (PREFIX,),
-        position=b" ".join(place_of(delivery.reply)).decode("utf-8", "replace"),
+        position=b" ".join((stream, sequence, stored_at)).decode("utf-8", "replace"),
         problem=problem,
         message_id=own.pop(_OWN_ID, ""),
     )
 
 
 def _own_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield all headers except NATS's but the ID; names with a meaning here are in lower case."""
     for name, value in headers.items():
         lower = name.lower()
         if lower.startswith(PREFIX):
@@ -193,26 +186,15 @@ def parse_headers(block: bytes) -> dict[str, str]:
     return found
 
 
-def origin_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return stream, consumer and stream sequence of a message, by the subject of its acknowledgement."""
-    start, tokens = _tokens_of(reply)
-    return tokens[start], tokens[start + 1], tokens[start + 3]
-
-
-def place_of(reply: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return stream, stream sequence and time of storage of a message, by the subject of its acknowledgement."""
-    start, tokens = _tokens_of(reply)
-    return tokens[start], tokens[start + 3], tokens[start + 5]
-
-
-def _tokens_of(reply: bytes) -> tuple[int, list[bytes]]:
-    """Return the tokens of the subject of an acknowledgement, and where the stream is among them.
+def origin_of(reply: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return stream, consumer, stream sequence and time of storage, by the subject of a message's acknowledgement.
 
     There are 9 tokens; a server since 2.10 may put the domain and the account's hash before the stream:
     https://github.com/nats-io/nats-architecture-and-design/blob/main/adr/ADR-15.md.
     """
     tokens = reply.split(b".")
-    return (2 if len(tokens) == 9 else 4), tokens
+    start = 2 if len(tokens) == 9 else 4
+    return tokens[start], tokens[start + 1], tokens[start + 3], tokens[start + 5]
 
 
 def status_of(headers: bytes) -> int:
@@ -234,7 +216,7 @@ def dead_letter(delivery: NatsDelivery, subject: bytes, reply: bytes, max_size: 
     larger than the message, so the ID is left out if the copy would exceed `max_size` bytes with it.
     """
     lines = [line for line in delivery.headers.split(b"\r\n")[1:] if not line.lower().startswith(_NOT_COPIED)]
-    id = b"dead:%b:%b:%b" % origin_of(delivery.reply)
+    id = b"dead:%b:%b:%b" % origin_of(delivery.reply)[:3]
     copied = b"".join(line + b"\r\n" for line in lines if line) + b"\r\n"
     headers = b"NATS/1.0\r\n%b: %b\r\n%b" % (MESSAGE_ID_HEADER.encode(), id, copied)
     if len(headers) + len(delivery.body) > max_size:

@@ -76,49 +76,39 @@ class _Response(NamedTuple):
     wait: float | None = None
 
 
-_TOO_LARGE = "raise the stream's max_msg_size, or the server's max_payload"
-_OWN_HEADER = "correct the header of the message that begins with Nats-, or the stream"
+_TOO_LARGE = _Response("too_large", "raise the stream's max_msg_size, or the server's max_payload")
+_OWN_HEADER = _Response("refused", "correct the header of the message that begins with Nats-, or the stream")
+_NO_STORAGE = _Response("no_resources", "give the server more storage", FULL_WAIT)
+_CHANGING = _Response("unavailable", wait=BUSY_WAIT)
+_NOT_ENABLED = _Response("unavailable", wait=FULL_WAIT)
+_BUSY = _Response("busy", wait=BUSY_WAIT)
 
 _RESPONSES = {
     # The message, or the configuration: another attempt would get the same response.
-    10054: _Response("too_large", _TOO_LARGE),  # JSStreamMessageExceedsMaximumErr
+    10054: _TOO_LARGE,  # JSStreamMessageExceedsMaximumErr
     10097: _Response("too_large", "the headers are too large"),  # JSStreamHeaderExceedsMaximumErr
     10060: _Response("wrong_stream", "correct the option stream, or the stream's subjects"),  # JSStreamNotMatchErr
     10109: _Response("sealed", "publish to another stream"),  # JSStreamSealedErr
-    10063: _Response("refused", _OWN_HEADER),  # JSStreamSequenceNotMatchErr
-    10070: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastMsgIDErrF
-    10071: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastSequenceErrF
-    10111: _Response("refused", _OWN_HEADER),  # JSStreamRollupFailedF
-    10164: _Response("refused", _OWN_HEADER),  # JSStreamWrongLastSequenceConstantErr
-    10165: _Response("refused", _OWN_HEADER),  # JSMessageTTLInvalidErr
-    10166: _Response("refused", _OWN_HEADER),  # JSMessageTTLDisabledErr
-    10168: _Response("refused", _OWN_HEADER),  # JSMessageIncrDisabledErr
-    10169: _Response("refused", _OWN_HEADER),  # JSMessageIncrMissingErr
-    10170: _Response("refused", _OWN_HEADER),  # JSMessageIncrPayloadErr
-    10171: _Response("refused", _OWN_HEADER),  # JSMessageIncrInvalidErr
-    10174: _Response("refused", _OWN_HEADER),  # JSAtomicPublishDisabledErr
-    10188: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesDisabledErr
-    10189: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesPatternInvalidErr
-    10190: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesTargetInvalidErr
-    10191: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesTTLInvalidErr
-    10192: _Response("refused", _OWN_HEADER),  # JSMessageSchedulesRollupInvalidErr
-    10193: _Response("refused", _OWN_HEADER),  # JSStreamExpectedLastSeqPerSubjectInvalid
+    # Headers that expect a sequence or an ID, and roll up a stream or a subject.
+    **dict.fromkeys((10063, 10070, 10071, 10111, 10164, 10193), _OWN_HEADER),
+    # Headers of a time to live, a counter, an atomic batch, and a schedule.
+    **dict.fromkeys((10165, 10166, 10168, 10169, 10170, 10171, 10174, *range(10188, 10193)), _OWN_HEADER),
     # Storage: the message is not to blame.
     10002: _Response("no_resources", "raise the account's limits of JetStream", FULL_WAIT),
-    10023: _Response("no_resources", "give the server more storage", FULL_WAIT),  # JSInsufficientResourcesErr
+    10023: _NO_STORAGE,  # JSInsufficientResourcesErr
     10028: _Response("no_resources", "give the server more memory", FULL_WAIT),  # JSMemoryResourcesExceededErr
-    10047: _Response("no_resources", "give the server more storage", FULL_WAIT),  # JSStorageResourcesExceededErr
+    10047: _NO_STORAGE,  # JSStorageResourcesExceededErr
     # The cluster is changing, or the stream has too much to do.
-    10008: _Response("unavailable", wait=BUSY_WAIT),  # JSClusterNotAvailErr
-    10009: _Response("unavailable", wait=BUSY_WAIT),  # JSClusterNotLeaderErr
-    10039: _Response("unavailable", wait=FULL_WAIT),  # JSNotEnabledForAccountErr
-    10076: _Response("unavailable", wait=FULL_WAIT),  # JSNotEnabledErr
-    10118: _Response("unavailable", wait=BUSY_WAIT),  # JSStreamOfflineErr
-    10163: _Response("unavailable", wait=BUSY_WAIT),  # JSStreamExpectedLastSeqPerSubjectNotReady
-    10194: _Response("unavailable", wait=FULL_WAIT),  # JSStreamOfflineReasonErrF
-    10167: _Response("busy", wait=BUSY_WAIT),  # JSStreamTooManyRequests
+    10008: _CHANGING,  # JSClusterNotAvailErr
+    10009: _CHANGING,  # JSClusterNotLeaderErr
+    10039: _NOT_ENABLED,  # JSNotEnabledForAccountErr
+    10076: _NOT_ENABLED,  # JSNotEnabledErr
+    10118: _CHANGING,  # JSStreamOfflineErr
+    10163: _CHANGING,  # JSStreamExpectedLastSeqPerSubjectNotReady
+    10194: _NOT_ENABLED,  # JSStreamOfflineReasonErrF
+    10167: _BUSY,  # JSStreamTooManyRequests
     # An earlier attempt is being stored.
-    10158: _Response("busy", wait=BUSY_WAIT),  # JSStreamDuplicateMessageConflict
+    10158: _BUSY,  # JSStreamDuplicateMessageConflict
 }
 
 STORE_FAILED = 10077
@@ -130,7 +120,7 @@ _STORE_ERRORS = {
     "maximum messages exceeded": _FULL,
     "maximum bytes exceeded": _FULL,
     "maximum messages per subject exceeded": _FULL,
-    "message too large": _Response("too_large", _TOO_LARGE),
+    "message too large": _TOO_LARGE,
 }
 
 NO_RESPONDERS = b"NATS/1.0 503"

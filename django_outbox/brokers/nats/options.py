@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, unquote
 from django.core.exceptions import ImproperlyConfigured
 from nats.aio.client import RawCredentials
 
-from django_outbox.brokers.options import UrlOption, read_ssl, require_seconds
+from django_outbox.brokers.options import STALL_SHARE, UrlOption, read_ssl, require_seconds
 
 SERVERS = UrlOption("servers", "nats://user:password@host:4222", ("nats", "tls"))
 
@@ -95,9 +95,7 @@ class NatsOptions:
                 raise ImproperlyConfigured("credentials is set, and a URL in servers has a user; remove one of them.")
             read_credentials(path)
         require_name("domain", self.domain)
-        prefix: object = self.inbox_prefix
-        if not isinstance(prefix, str) or explain_invalid_subject(prefix):
-            raise ImproperlyConfigured(f"inbox_prefix is {prefix!r}; it must be a subject, such as '_INBOX'.")
+        require_subject("inbox_prefix", self.inbox_prefix, "_INBOX")
         self.tls = None if self.ssl is None else read_ssl(self.ssl)
         if self.tls is not None and not all(server.requires_tls for server in self.nodes):
             raise ImproperlyConfigured(
@@ -112,13 +110,18 @@ class NatsOptions:
     @property
     def stall_timeout(self) -> float:
         """Seconds that a message may go without a response before the server is probed."""
-        return self.timeout / 6
+        return self.timeout / STALL_SHARE
 
 
 def require_name(option: str, value: object) -> None:
     """Require the name of a stream, a consumer or a domain; it may be blank."""
     if not isinstance(value, str) or INVALID_NAME.search(value):
         raise ImproperlyConfigured(f"{option} is {value!r}; it must be a name without spaces, dots, slashes, * and >.")
+
+
+def require_subject(option: str, value: object, example: str) -> None:
+    if not isinstance(value, str) or explain_invalid_subject(value):
+        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a subject such as {example!r}.")
 
 
 def explain_invalid_subject(subject: str) -> str:

@@ -20,7 +20,7 @@ from django_outbox.brokers.nats.errors import (
     read_response,
 )
 from django_outbox.brokers.nats.options import NatsOptions
-from django_outbox.brokers.suspensions import Suspensions
+from django_outbox.brokers.suspensions import FORGET_AFTER, Suspensions
 from django_outbox.logs import logger
 from django_outbox.messages import Message, Outcome, Verdict, rejected, retry_later, set_aside, unanswered
 
@@ -34,15 +34,11 @@ STALLED_WAIT = 15.0
 """Seconds for which a subject is first set aside if its messages are not confirmed, because each trial holds up a call
 for as long as the publisher waits for a confirmation."""
 
-FORGET_AFTER = 600.0
-"""Seconds without a message after which such a subject is forgotten."""
-
 
 class NatsCall(PendingCall[Message, NatsMessage]):
     """The messages of one call of `publish`.
 
     Attributes:
-        submitted_at: when they were submitted, by `time.monotonic()`.
         progress_at: when they were submitted, or when one of them was sent or got an outcome.
     """
 
@@ -275,7 +271,6 @@ class NatsPublisherConnection(NatsConnection):
         super()._on_closed(error)
 
     def _close(self) -> None:
-        """End the connection; messages without an outcome are unanswered."""
         self._end("the publisher was closed")
         self._opening.cancel()
 

@@ -1,4 +1,7 @@
-"""Destinations for which RabbitMQ accepts no messages, such as a full queue: find them, and set them aside."""
+"""Destinations for which RabbitMQ accepts no messages, such as a full queue: find them, and set them aside.
+
+A missing queue is not set aside: RabbitMQ returns its messages as unroutable, and they are rejected.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -6,11 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from django_outbox.brokers.call import Call
 from django_outbox.brokers.publisher import BatchRefused
 from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch
-from django_outbox.brokers.suspensions import FIRST_WAIT, Suspensions
+from django_outbox.brokers.suspensions import FIRST_WAIT, FORGET_AFTER, Suspensions
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, set_aside
-
-FORGET_AFTER = 600.0
-"""Seconds without a message after which a destination is forgotten."""
 
 ROUND_INTERVAL = 5.0
 """Minimum number of seconds between two rounds of trials of destinations that were set aside. A round may hold up the
@@ -60,7 +60,6 @@ class Destinations(Suspensions[str]):
         return outcome
 
     def trust(self, destinations: Iterable[str]) -> None:
-        """Note destinations for which the broker has confirmed a message."""
         with self._lock:
             if len(self._trusted) > MAX_TRUSTED:
                 self._trusted.clear()
@@ -71,7 +70,6 @@ class Destinations(Suspensions[str]):
         return destination in self._trusted
 
     def begin_round(self) -> bool:
-        """Return whether destinations that were set aside may be tried now."""
         now = self._clock()
         with self._lock:
             if now < self._next_round_at or all(now < each.until for each in self._found.values()):
@@ -80,17 +78,13 @@ class Destinations(Suspensions[str]):
             return True
 
 
-class RabbitMQCall(Call[Message, Message]):
+class RabbitMQCall(Call[Message]):
     """The messages of one call of `publish`, by their index, of which RabbitMQ may accept only a part.
 
     A batch stalls if the broker responds, but does not confirm all of it. A queue without quorum may stall the whole
     connection, so the messages behind are not to blame. Therefore one message for each unconfirmed destination is sent
     over its own channel of another connection. If it is confirmed, the destination's other messages are sent again;
-    otherwise they are set aside.
-
-    Attributes:
-        has_outcome: whether the broker confirmed or refused a message, or the connection was lost.
-        has_stalled: whether the broker responded, but did not confirm a message.
+    otherwise they are set aside. Each batch encodes its own messages.
     """
 
     def __init__(
@@ -100,8 +94,7 @@ class RabbitMQCall(Call[Message, Message]):
         submit_trial: Callable[[Sequence[Message]], RabbitMQBatch],
         destinations: Destinations,
     ) -> None:
-        # Each batch encodes its own messages.
-        super().__init__(messages, lambda message: message, carrier="AMQP", error_class="rabbitmq")
+        super().__init__(messages)
         self.has_outcome = False
         self.has_stalled = False
         self._submit = submit
@@ -122,7 +115,7 @@ class RabbitMQCall(Call[Message, Message]):
         is_round = destinations.begin_round()
         trials = [
             index
-            for index in self._first_per_destination(self.unsettled())
+            for index in self._first_per_destination(self.without_outcome())
             if not destinations.is_trusted(name := self._destination(index))
             and (name not in destinations or (is_round and destinations.begin_trial(name)))
         ]
@@ -134,7 +127,7 @@ class RabbitMQCall(Call[Message, Message]):
         if batch is not None:
             batch.wait()
             self.take_batch(healthy, batch)
-        indexes = [index for index in self.unsettled() if not self._is_set_aside(index)]
+        indexes = [index for index in self.without_outcome() if not self._is_set_aside(index)]
         if indexes:
             self.take_batch(indexes, self._send(indexes))
 
@@ -142,17 +135,17 @@ class RabbitMQCall(Call[Message, Message]):
         """Take over the outcomes of a batch of these messages, and try each destination that was not confirmed."""
         self._take_outcomes(indexes, batch)
         if batch.stalled:
-            self._run_trials(self._first_per_destination(self.unsettled(indexes)))
-            again = [index for index in self.unsettled(indexes) if not self._is_set_aside(index)]
+            self._run_trials(self._first_per_destination(self.without_outcome(indexes)))
+            again = [index for index in self.without_outcome(indexes) if not self._is_set_aside(index)]
             if again:
                 self._take_outcomes(again, self._send(again))
-                for index in self._first_per_destination(self.unsettled(again)):
+                for index in self._first_per_destination(self.without_outcome(again)):
                     self._set_aside(index, STALLED, STALLED_CLASS)
 
     def result(self) -> list[Outcome]:
         """Return an outcome for each message, or raise BatchRefused. Destinations that accept none are set aside."""
         self._set_nacked_aside()
-        for index in self.unsettled():
+        for index in self.without_outcome():
             destination = self._destination(index)
             self.outcomes[index] = self._set_aside_now.get(destination) or self._destinations.outcome(destination)
         if (refusal := self._refusal) is not None:
@@ -219,7 +212,6 @@ class RabbitMQCall(Call[Message, Message]):
         return self.messages[index].destination
 
     def _first_per_destination(self, indexes: Iterable[int]) -> list[int]:
-        """Return the first of these messages for each destination."""
         firsts: dict[str, int] = {}
         for index in indexes:
             firsts.setdefault(self._destination(index), index)

@@ -42,7 +42,6 @@ class Nodes:
         self._lock = threading.Lock()
 
     def order(self) -> list[pika.URLParameters]:
-        """Return all nodes: the preferred one first, nodes that failed recently last."""
         now = self._clock()
         with self._lock:
             return sorted(self._hosts, key=lambda host: max(self._avoided.get(id(host), 0.0) - now, 0.0))
@@ -59,11 +58,7 @@ class Nodes:
 
 
 class RabbitMQConnection(ConnectionThread):
-    """One connection; its thread handles heartbeats and responses.
-
-    Attributes:
-        host: the node that it is connected to, or is trying to connect to.
-    """
+    """One connection; its thread handles heartbeats and responses."""
 
     def __init__(
         self, options: RabbitMQOptions, nodes: Nodes, make_wire: Callable[[AbstractStreamProtocol], Wire]
@@ -118,7 +113,6 @@ class RabbitMQConnection(ConnectionThread):
         """Open a channel, and call `_note_ready` when it can be used. Until then, another node may be tried."""
 
     def _note_ready(self, text: str) -> None:
-        """Try no further nodes, because the connection can be used."""
         self._is_settled.set()
         self._log(logging.INFO, text, event="broker.connected")
 

@@ -38,7 +38,6 @@ class Window:
 
     Args:
         max_size: size up to which windows grow. A window of that size is refilled, unless `max_messages` is given.
-        max_messages: number of messages that will be settled; None for no limit.
 
     Attributes:
         size: the number of messages that may be unsettled; 0 if none may be delivered.
@@ -67,12 +66,10 @@ class Window:
 
     @property
     def is_refilled(self) -> bool:
-        """Whether settled messages may make room for others."""
         return self.size == self._max_size and self._left is None
 
     @property
     def is_complete(self) -> bool:
-        """Whether all messages of the window were delivered and stored."""
         return self._stored == self._delivered == self._settled + self.size
 
     def settle(self) -> tuple[int, list[int]]:
@@ -328,7 +325,6 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
             self._connection.channel(on_open_callback=self._on_channel_open)
 
     def _give_back(self) -> None:
-        """Close the channel, so that the broker has its messages back."""
         self._pausing = None
         if self.intake.is_empty:
             self._pause()

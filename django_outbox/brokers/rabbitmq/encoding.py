@@ -5,7 +5,6 @@ several times as long, because it creates objects for a few bytes.
 """
 
 import datetime
-import decimal
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,6 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from pika import BasicProperties
 from pika.spec import Basic
 
 from django_outbox.brokers import cloudevents
@@ -41,6 +39,38 @@ AMQP 0-9-1 has no binding of the CloudEvents project, which has one for AMQP 1.0
 Knative, which the SDKs for Python and Go follow:
 https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-protocol-spec/spec.md
 """
+
+EVENT_PREFIXES = (EVENT_PREFIX, "cloudEvents_", "cloudEvents:")
+"""Prefixes of such headers that are read. RabbitMQ passes the application properties of AMQP 1.0 on as headers, whose
+prefix is `cloudEvents_`, or formerly `cloudEvents:`:
+https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/amqp-protocol-binding.md
+"""
+
+NAMES = (
+    "content_type",
+    "content_encoding",
+    "headers",
+    "delivery_mode",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "message_id",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+    "cluster_id",
+)
+"""The properties in the order in which they are sent. The flags begin with the first at the highest bit."""
+
+FLAGS = {name: 0x8000 >> index for index, name in enumerate(NAMES)}
+
+NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B"), "timestamp": struct.Struct(">Q")}
+"""The properties that are numbers. All others are short strings, except the headers."""
+
+SENT = ("content_type", "content_encoding", "headers", "delivery_mode", "message_id", "timestamp", "type")
+"""The properties that each message of `RabbitMQPublisher` has."""
 
 
 class Encoded(NamedTuple):
@@ -92,16 +122,15 @@ class RabbitMQEncoder:
         key_header: str,
         content_type: str = "application/json",
     ) -> None:
-        self._exchange = exchange
-        self._mandatory = mandatory
         self._delivery_mode = b"\x02" if persistent else b"\x01"
         self._key_header = key_header
         self._key_name = short_string("key_header", key_header)
         content = short_string("content_type", content_type) + short_string("content_encoding", "utf-8")
-        self._flags = _SET.to_bytes(2, "big") + content
-        self._flags_with_correlation_id = (_SET | BasicProperties.FLAG_CORRELATION_ID).to_bytes(2, "big") + content
+        flags = sum(FLAGS[name] for name in SENT)
+        self._flags = flags.to_bytes(2, "big") + content
+        self._flags_with_correlation_id = (flags | FLAGS["correlation_id"]).to_bytes(2, "big") + content
         # There are usually few types and topics.
-        self._method = lru_cache(maxsize=1000)(self._encode_method)
+        self._method = lru_cache(maxsize=1000)(partial(encode_publish, exchange, mandatory=mandatory))
         self._type = lru_cache(maxsize=1000)(partial(short_string, "type"))
 
     def encode(self, message: Message) -> Encoded:
@@ -117,7 +146,7 @@ class RabbitMQEncoder:
             key = message.key.encode()
             headers += self._key_name + b"S" + len(key).to_bytes(4, "big") + key
         try:
-            timestamp = _TIMESTAMP.pack(int(message.occurred_at.timestamp()))
+            timestamp = NUMBERS["timestamp"].pack(int(message.occurred_at.timestamp()))
         except (struct.error, OverflowError):
             raise Unencodable("occurred_at is before 1970, which an AMQP timestamp cannot represent") from None
         properties = (
@@ -133,11 +162,39 @@ class RabbitMQEncoder:
         )
         return Encoded(self._method(message.destination), b"".join(properties))
 
-    def _encode_method(self, routing_key: str) -> bytes:
-        # pika's own error for a name that is too long mentions neither the part nor the limit.
-        short_string("the routing key (topic, or type)", routing_key)
-        publish = Basic.Publish(exchange=self._exchange, routing_key=routing_key, mandatory=self._mandatory)
-        return Basic.Publish.INDEX.to_bytes(4, "big") + b"".join(publish.encode())
+
+def encode_publish(exchange: str, routing_key: str, *, mandatory: bool) -> bytes:
+    """Return `basic.publish` with its arguments."""
+    # pika's own error for a name that is too long mentions neither the part nor the limit.
+    short_string("the exchange", exchange)
+    short_string("the routing key (topic, or type)", routing_key)
+    publish = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+    return Basic.Publish.INDEX.to_bytes(4, "big") + b"".join(publish.encode())
+
+
+def encode_properties(properties: Mapping[str, Any]) -> bytes:
+    """Return any properties as `decode_properties` reads them; one that is None is left out."""
+    flags, pieces = 0, []
+    for name, flag in FLAGS.items():
+        value = properties.get(name)
+        if value is None:
+            continue
+        flags |= flag
+        if name == "headers":
+            pieces.append(_with_length(encode_headers(value)))
+        elif name in NUMBERS:
+            pieces.append(_encode_number(name, value))
+        else:
+            pieces.append(short_string(name, str(value)))
+    return flags.to_bytes(2, "big") + b"".join(pieces)
+
+
+def _encode_number(name: str, value: Any) -> bytes:
+    number = NUMBERS[name]
+    limit = 256**number.size
+    if not isinstance(value, int) or not 0 <= value < limit:
+        raise Unencodable(f"{name} is {value!r}; it must be a number from 0 to {limit - 1}")
+    return number.pack(value)
 
 
 def encode_headers(headers: Mapping[str, Any], *, leave_out: str | None = None) -> bytes:
@@ -248,66 +305,17 @@ def short_string(part: str, value: str) -> bytes:
 # Most messages have the same few headers.
 _header_name = lru_cache(maxsize=1000)(partial(short_string, "its name"))
 
-_SET = (
-    BasicProperties.FLAG_CONTENT_TYPE
-    | BasicProperties.FLAG_CONTENT_ENCODING
-    | BasicProperties.FLAG_HEADERS
-    | BasicProperties.FLAG_DELIVERY_MODE
-    | BasicProperties.FLAG_MESSAGE_ID
-    | BasicProperties.FLAG_TIMESTAMP
-    | BasicProperties.FLAG_TYPE
-)
 _MESSAGE_ID_LENGTH = b"\x24"
-_TIMESTAMP = struct.Struct(">Q")
-
-
-CORRELATION_ID = "correlation_id"
 
 DELIVERY_COUNT = "x-delivery-count"
 """The header in which a quorum queue states how many times a message was returned."""
 
-EVENT_PREFIXES = ("ce-", "cloudEvents_", "cloudEvents:")
-"""Prefixes of the headers that are attributes of CloudEvents, in binary mode.
-
-Senders use Knative's binding for RabbitMQ (`ce-`), or the binding for AMQP 1.0, whose application properties RabbitMQ
-passes on as headers (`cloudEvents_`, or formerly `cloudEvents:`):
-
-https://github.com/knative-extensions/eventing-rabbitmq/blob/main/cloudevents-protocol-spec/spec.md
-https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/amqp-protocol-binding.md
-"""
-
 MAX_READ_DEPTH = 100
 """Maximum nesting of a header."""
 
-NAMES = (
-    "content_type",
-    "content_encoding",
-    "headers",
-    "delivery_mode",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "expiration",
-    "message_id",
-    "timestamp",
-    "type",
-    "user_id",
-    "app_id",
-    "cluster_id",
-)
-"""The properties in the order in which they are sent. The flags begin with the first at the highest bit."""
-
-NUMBERS = {"delivery_mode": struct.Struct(">B"), "priority": struct.Struct(">B"), "timestamp": struct.Struct(">Q")}
-"""The properties that are numbers. All others are short strings, except the headers."""
-
 
 def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
-    """Return a message as the inbox reads it.
-
-    The property `type` is the type; without it, the routing key is. The key is in a header. The property
-    `correlation_id` becomes a header if there is none of that name. The attributes of a CloudEvent take precedence. If
-    they cannot be decoded, the message's `problem` is the reason.
-    """
+    """Return a message as the inbox reads it."""
     problem = ""
     try:
         properties = decode_properties(delivery.properties)
@@ -318,8 +326,8 @@ def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
     headers: dict[str, Any] = properties.get("headers", {})
     key = headers.pop(key_header, None)
     returns = headers.pop(DELIVERY_COUNT, 0)
-    if CORRELATION_ID in properties:
-        headers.setdefault(CORRELATION_ID, properties[CORRELATION_ID])
+    if "correlation_id" in properties:
+        headers.setdefault("correlation_id", properties["correlation_id"])
     topic = _text(delivery.routing_key)
     incoming = Incoming(
         tag=delivery.tag,
@@ -346,7 +354,8 @@ def decode_properties(data: bytes) -> dict[str, Any]:
             (found[name],) = number.unpack_from(data, position)
             position += number.size
         elif name == "headers":
-            found[name], position = _table(data, position, 0)
+            table, position = _long_bytes(data, position)
+            found[name] = _table(table, 0)
         else:
             # As in `_short_string`: a call for each property would take as long as the rest.
             end = position + 1 + data[position]
@@ -360,20 +369,7 @@ def _fields(flags: bytes) -> list[tuple[str, struct.Struct | None]]:
     """Return the names of the properties with these flags, and how they are read if they are numbers."""
     # Most senders set the same properties in all messages.
     bits = int.from_bytes(flags, "big")
-    return [(name, NUMBERS.get(name)) for index, name in enumerate(NAMES) if bits & 0x8000 >> index]
-
-
-Decoder = Callable[[bytes, int, int], tuple[Any, int]]
-"""Takes data, a position in it and the depth, and returns a value and the position after it."""
-
-
-def _number(format: str) -> Decoder:
-    number = struct.Struct(format)
-
-    def decode(data: bytes, position: int, depth: int) -> tuple[Any, int]:
-        return number.unpack_from(data, position)[0], position + number.size
-
-    return decode
+    return [(name, NUMBERS.get(name)) for name, flag in FLAGS.items() if bits & flag]
 
 
 def _short_string(data: bytes, position: int) -> tuple[str, int]:
@@ -381,7 +377,7 @@ def _short_string(data: bytes, position: int) -> tuple[str, int]:
     return _text(data[position + 1 : end]), end
 
 
-def _long_bytes(data: bytes, position: int, depth: int = 0) -> tuple[bytes, int]:
+def _long_bytes(data: bytes, position: int) -> tuple[bytes, int]:
     start = position + 4
     end = start + int.from_bytes(data[position:start], "big")
     if end > len(data):
@@ -389,76 +385,35 @@ def _long_bytes(data: bytes, position: int, depth: int = 0) -> tuple[bytes, int]
     return data[start:end], end
 
 
-def _long_string(data: bytes, position: int, depth: int) -> tuple[str, int]:
-    value, end = _long_bytes(data, position)
-    return _text(value), end
-
-
-def _decimal(data: bytes, position: int, depth: int) -> tuple[decimal.Decimal, int]:
-    scale = data[position]
-    (number,) = struct.unpack_from(">i", data, position + 1)
-    return decimal.Decimal(number).scaleb(-scale), position + 5
-
-
-def _time(data: bytes, position: int, depth: int) -> tuple[Any, int]:
-    (seconds,) = struct.unpack_from(">Q", data, position)
-    return _read_time(seconds) or seconds, position + 8
-
-
-def _table(data: bytes, position: int, depth: int) -> tuple[dict[str, Any], int]:
-    inner, end = _long_bytes(data, position)
-    found: dict[str, Any] = {}
-    at = 0
-    while at < len(inner):
-        name, at = _short_string(inner, at)
-        found[name], at = _value(inner, at, depth)
-    return found, end
-
-
-def _array(data: bytes, position: int, depth: int) -> tuple[list[Any], int]:
-    inner, end = _long_bytes(data, position)
-    found: list[Any] = []
-    at = 0
-    while at < len(inner):
-        value, at = _value(inner, at, depth)
-        found.append(value)
-    return found, end
-
-
 def _value(data: bytes, position: int, depth: int) -> tuple[Any, int]:
     if depth == MAX_READ_DEPTH:
         raise ValueError(f"a header is nested more than {MAX_READ_DEPTH} levels deep")
-    kind = data[position : position + 1]
-    if kind not in _DECODERS:
+    kind, position = data[position : position + 1], position + 1
+    if kind in _FIXED_TYPES:
+        fixed, read = _FIXED_TYPES[kind]
+        return read(*fixed.unpack_from(data, position)), position + fixed.size
+    if kind not in _LONG_TYPES:
         raise ValueError(f"a header has the unknown type {kind!r}")
-    return _DECODERS[kind](data, position + 1, depth + 1)
+    inner, end = _long_bytes(data, position)
+    return _LONG_TYPES[kind](inner, depth + 1), end
 
 
-# RabbitMQ's types, which differ from the specification.
-_DECODERS: dict[bytes, Decoder] = {
-    b"t": _number(">?"),
-    b"b": _number(">b"),
-    b"B": _number(">B"),
-    b"s": _number(">h"),
-    b"u": _number(">H"),
-    b"I": _number(">i"),
-    b"i": _number(">I"),
-    b"l": _number(">q"),
-    b"L": _number(">q"),
-    b"f": _number(">f"),
-    b"d": _number(">d"),
-    b"D": _decimal,
-    b"S": _long_string,
-    b"x": _long_string,
-    b"A": _array,
-    b"T": _time,
-    b"F": _table,
-    b"V": lambda data, position, depth: (None, position),
-}
+def _table(data: bytes, depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    at = 0
+    while at < len(data):
+        name, at = _short_string(data, at)
+        found[name], at = _value(data, at, depth)
+    return found
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "backslashreplace")
+def _array(data: bytes, depth: int) -> list[Any]:
+    found: list[Any] = []
+    at = 0
+    while at < len(data):
+        value, at = _value(data, at, depth)
+        found.append(value)
+    return found
 
 
 @lru_cache(maxsize=100)
@@ -470,3 +425,33 @@ def _read_time(timestamp: int | None) -> datetime.datetime | None:
     except (OverflowError, ValueError, OSError):
         # Milliseconds, for example.
         return None
+
+
+# RabbitMQ's types, which differ from the specification.
+_LONG_TYPES: dict[bytes, Callable[[bytes, int], Any]] = {
+    b"S": lambda data, _depth: _text(data),
+    b"x": lambda data, _depth: _text(data),
+    b"A": _array,
+    b"F": _table,
+}
+
+_FIXED_TYPES: dict[bytes, tuple[struct.Struct, Callable[..., Any]]] = {
+    b"t": (struct.Struct(">?"), bool),
+    b"b": (struct.Struct(">b"), int),
+    b"B": (struct.Struct(">B"), int),
+    b"s": (struct.Struct(">h"), int),
+    b"u": (struct.Struct(">H"), int),
+    b"I": (struct.Struct(">i"), int),
+    b"i": (struct.Struct(">I"), int),
+    b"l": (struct.Struct(">q"), int),
+    b"L": (struct.Struct(">q"), int),
+    b"f": (struct.Struct(">f"), float),
+    b"d": (struct.Struct(">d"), float),
+    b"D": (struct.Struct(">Bi"), lambda scale, number: Decimal(number).scaleb(-scale)),
+    b"T": (struct.Struct(">Q"), lambda seconds: _read_time(seconds) or seconds),
+    b"V": (struct.Struct(""), lambda: None),
+}
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")

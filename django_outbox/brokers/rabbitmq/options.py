@@ -8,7 +8,7 @@ import pika
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
-from django_outbox.brokers.options import UrlOption, read_ssl, require_flag, require_seconds
+from django_outbox.brokers.options import STALL_SHARE, UrlOption, read_ssl, require_flag, require_seconds
 from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
 
 URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
@@ -112,7 +112,7 @@ class PublishingOptions(RabbitMQOptions):
     @property
     def stall_timeout(self) -> float:
         """Seconds that a channel may go without a response before the broker is probed."""
-        return self.timeout / 6
+        return self.timeout / STALL_SHARE
 
 
 def _read_url(url: str, parts: SplitResult, heartbeat: int | None) -> pika.URLParameters:

@@ -126,7 +126,7 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
             self._end_trials()
             batch = self._submit(messages)
             batch.wait()
-            if batch.is_clean:
+            if batch.needs_no_trial:
                 self._silent_since = None
                 return batch.complete()
         submit_trial = partial(self._submit, is_trial=True)

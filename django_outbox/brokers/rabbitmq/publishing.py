@@ -41,10 +41,6 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
 
     After `wait`, a message has no outcome if the broker refused one of them without identifying it (`refusal`), or
     responds, but did not confirm it (`stalled`).
-
-    Attributes:
-        sent: the number of messages, from the first on, that were passed to a channel.
-        stalled: whether the broker responds, but does not confirm all messages.
     """
 
     def __init__(self, messages: Sequence[Message], encode: Callable[[Message], Encoded]) -> None:
@@ -56,8 +52,8 @@ class RabbitMQBatch(PendingCall[Message, Encoded]):
         self._unreturned: dict[str, list[int]] = {}
 
     @property
-    def is_clean(self) -> bool:
-        """Whether every message has an outcome, and the broker nacked none."""
+    def needs_no_trial(self) -> bool:
+        """Whether each message has an outcome and none was nacked, so no destination is suspected."""
         return not (self.stalled or self.nacked or self.missing)
 
     def confirm(self, indexes: Sequence[int], outcome: Outcome) -> None:
@@ -137,9 +133,6 @@ class BatchChannel:
     """Carries one batch at a time: if the broker closes the channel because of a message, it is one of that batch.
 
     A channel lives on the connection's thread. It is free when it is open, and whenever its batch is complete.
-
-    Attributes:
-        nacked: whether the broker refused a message over it with basic.nack.
     """
 
     def __init__(
@@ -174,11 +167,9 @@ class BatchChannel:
         return 0.0 if self.is_free else time.monotonic() - self._waiting_since
 
     def restart_clock(self) -> None:
-        """Count `seconds_waiting` from now on."""
         self._waiting_since = time.monotonic()
 
     def close(self) -> None:
-        """Drop the batch, if there is one, and close the channel."""
         self.batch = None
         if self._channel.is_open:
             self._channel.close()
@@ -200,7 +191,7 @@ class BatchChannel:
 
     def _on_exchange_declared(self, _frame: object = None) -> None:
         if not self._options.dangerously_disable_confirms:
-            self._channel.confirm_delivery(self._on_confirm, callback=self._on_ready)
+            self._channel.confirm_delivery(self._on_passed_on_confirm, callback=self._on_ready)
         else:
             self._on_ready()
 
@@ -211,12 +202,10 @@ class BatchChannel:
     # Sending
 
     def take(self, batch: RabbitMQBatch) -> None:
-        """Take a batch, to be sent by `send`."""
         self.batch = batch
         self.restart_clock()
 
     def send(self, max_messages: int) -> bool:
-        """Send at most that many messages of the batch. Return whether there are more."""
         batch = self.batch
         if batch is None or batch.sent == len(batch.messages):
             return False
@@ -242,18 +231,15 @@ class BatchChannel:
             self._unconfirmed.add(sent)
             self.restart_clock()
             if self._options.dangerously_disable_confirms:
-                self._confirm_when_read()
+                # The response to any request shows that the broker has read everything sent before it.
+                tag = self._unconfirmed.last_tag
+                self._channel.basic_qos(callback=lambda _frame: self.confirm(True, tag, True))
         self._release_if_complete()
         return self.batch is not None and stop < len(batch.messages)
 
-    def _confirm_when_read(self) -> None:
-        """Without confirms: the response to any request shows that the broker has read everything sent before it."""
-        tag = self._unconfirmed.last_tag
-        self._channel.basic_qos(callback=lambda _frame: self.confirm(True, tag, True))
-
     # Responses (only newer releases of pika have generic frames, so their types are quoted)
 
-    def _on_confirm(self, frame: "Method[Basic.Ack | Basic.Nack]") -> None:
+    def _on_passed_on_confirm(self, frame: "Method[Basic.Ack | Basic.Nack]") -> None:
         method = frame.method
         self.confirm(isinstance(method, Basic.Ack), method.delivery_tag, method.multiple)
 
@@ -308,7 +294,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
 
     @property
     def accepts_batches(self) -> bool:
-        """Whether it is neither retired nor ended."""
         return self._accepts_batches
 
     def submit(self, batch: RabbitMQBatch) -> bool:
@@ -326,17 +311,13 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         self._call(self._close_if_retired)
 
     def close(self) -> None:
-        """Close the connection and wait for its end; messages without an outcome are unanswered."""
         if self._probe is not None:
             self._probe.close()
         self._call(self._close_now)
         self._thread.join()
 
     def check_exchange(self, exchange: str, seconds: float) -> str:
-        """Return the problem with an exchange, with the remedy; an empty string if it exists.
-
-        The broker must respond within that many seconds.
-        """
+        """Return the problem with an exchange, with the remedy; an empty string if it exists."""
         problems: SimpleQueue[str] = SimpleQueue()
         self._call(partial(self._check_exchange, exchange, problems.put))
         try:
@@ -492,7 +473,7 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
         """Give back the batches that the broker does not confirm, although it responds, and accept no more.
 
         A queue without quorum leaves messages unconfirmed, and may stall the whole channel at its first message. After
-        some 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
+        about 400 messages behind it, RabbitMQ reads nothing more from the connection, so another one takes over.
         """
         self._is_probing = False
         if self.error:
@@ -536,7 +517,6 @@ class RabbitMQPublisherConnection(RabbitMQConnection):
             self._close_now()
 
     def _close_now(self) -> None:
-        """Close the connection; messages without an outcome are unanswered."""
         self._close(CLOSED)
 
     def _explain_loss(self, error: BaseException) -> str:

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import redis
 
-from django_outbox.brokers.call import Call
+from django_outbox.brokers.call import EncodedCall
 from django_outbox.brokers.redis.connection import RedisConnection, RedisPool, Replies, encode_command
 from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import LEAVE_SERVER, REDIRECTS, Lost, code_of, explain, outcome_of
-from django_outbox.brokers.redis.options import Address
+from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import NODE_UNAVAILABLE, NODE_WAIT, SINGLE, Servers
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected, set_aside, unanswered
 
@@ -23,36 +22,22 @@ MAX_ASK_TIME = 1.0
 ASKING = encode_command("ASKING")
 
 
-@dataclass(frozen=True, slots=True)
-class Guarantees:
-    """The conditions on which a message is accepted.
+def find_missing_replicas(options: PublishingOptions, connection: RedisConnection) -> str:
+    if not options.replicas:
+        return ""
+    seconds = min(options.replica_timeout, MAX_ASK_TIME)
+    command = "WAIT", options.replicas, int(seconds * 1000) or 1
+    try:
+        return _explain_missing(options, int(connection.execute(*command, timeout=seconds + options.stall_timeout)))
+    except (redis.RedisError, OSError) as error:
+        raise Lost(explain(error)) from error
 
-    Args:
-        stall_timeout: seconds without progress after which one of several servers is given up.
-    """
 
-    replicas: int
-    replica_timeout: float
-    timeout: float
-    stall_timeout: float
-
-    def find_missing_replicas(self, connection: RedisConnection) -> str:
-        """Return the reason if a server has too few replicas, and otherwise an empty string."""
-        if not self.replicas:
-            return ""
-        seconds = min(self.replica_timeout, MAX_ASK_TIME)
-        command = "WAIT", self.replicas, int(seconds * 1000) or 1
-        try:
-            return self.explain_missing(int(connection.execute(*command, timeout=seconds + self.stall_timeout)))
-        except (redis.RedisError, OSError) as error:
-            raise Lost(explain(error)) from error
-
-    def explain_missing(self, confirmed: int) -> str:
-        """Return the reason if too few replicas have confirmed, and otherwise an empty string."""
-        if confirmed >= self.replicas:
-            return ""
-        counts = f"{confirmed:,} of {self.replicas:,} replicas confirmed in time"
-        return f"{counts}: check the replicas, or lower the option replicas"
+def _explain_missing(options: PublishingOptions, confirmed: int) -> str:
+    if confirmed >= options.replicas:
+        return ""
+    counts = f"{confirmed:,} of {options.replicas:,} replicas confirmed in time"
+    return f"{counts}: check the replicas, or lower the option replicas"
 
 
 class Pipeline:
@@ -63,9 +48,6 @@ class Pipeline:
         asking: whether the server gets the messages although another one still has their slot.
 
     Attributes:
-        reason: why messages have no reply; blank if all have one.
-        refused: its error for each message that it refused.
-        leave: whether another server may be the right one.
         waited: seconds that were spent in vain on a server that did not respond.
     """
 
@@ -73,7 +55,7 @@ class Pipeline:
         self,
         server: Address,
         pool: RedisPool,
-        guarantees: Guarantees,
+        options: PublishingOptions,
         deadline: float,
         indexes: Sequence[int],
         *,
@@ -88,7 +70,7 @@ class Pipeline:
         self.leave = False
         self.waited = 0.0
         self._pool = pool
-        self._guarantees = guarantees
+        self._options = options
         self._deadline = deadline
         self._step = 2 if asking else 1
         self._connection: RedisConnection | None = None
@@ -104,7 +86,7 @@ class Pipeline:
             if started > self._deadline:
                 raise Lost("other servers took too long to respond")
             self._connection = self._pool.take()
-            if is_trial and (reason := self._guarantees.find_missing_replicas(self._connection)):
+            if is_trial and (reason := find_missing_replicas(self._options, self._connection)):
                 raise Lost(reason)
         except Lost as error:
             self._lose(str(error), started)
@@ -112,27 +94,26 @@ class Pipeline:
         return self._connection.max_argument
 
     def send(self, commands: Sequence[bytes]) -> None:
-        """Send the commands of the messages, if there is a connection."""
         if self._connection is None or not commands:
             return
         pieces = commands if self._step == 1 else [ASKING + command for command in commands]
-        guarantees = self._guarantees
-        if guarantees.replicas:
-            seconds = min(guarantees.replica_timeout, (self._deadline - time.monotonic()) / 2)
-            wait = encode_command("WAIT", str(guarantees.replicas), str(max(int(seconds * 1000), 1)))
+        options = self._options
+        if options.replicas:
+            seconds = min(options.replica_timeout, (self._deadline - time.monotonic()) / 2)
+            wait = encode_command("WAIT", str(options.replicas), str(max(int(seconds * 1000), 1)))
             pieces = [*pieces, wait]
         started = time.monotonic()
         try:
-            self._connection.send(b"".join(pieces), self._deadline, guarantees.stall_timeout)
+            self._connection.send(b"".join(pieces), self._deadline, options.stall_timeout)
         except Lost as error:
             self._lose(str(error), started)
 
     def receive(self) -> None:
-        connection, count, replicas = self._connection, self._step * len(self.indexes), self._guarantees.replicas
+        connection, count, replicas = self._connection, self._step * len(self.indexes), self._options.replicas
         if connection is None:
             return
         started = time.monotonic()
-        stall_timeout = self._guarantees.stall_timeout + (self._guarantees.replica_timeout if replicas else 0)
+        stall_timeout = self._options.stall_timeout + (self._options.replica_timeout if replicas else 0)
         try:
             if count:
                 connection.receive(self._replies, count + bool(replicas), self._deadline, stall_timeout)
@@ -157,7 +138,7 @@ class Pipeline:
             }
             accepted = [index for index in accepted if index not in self.refused]
             self.leave = self.leave or any(code_of(error) in LEAVE_SERVER for error in self.refused.values())
-        if self._guarantees.replicas and accepted and not self._confirmed(count):
+        if self._options.replicas and accepted and not self._confirmed(count):
             accepted = ()
         self.accepted = accepted
 
@@ -168,7 +149,7 @@ class Pipeline:
             # The server may have become a replica.
             self.leave = True
         elif not self.reason:
-            self.reason = self._guarantees.explain_missing(int(self._replies.last[1:]))
+            self.reason = _explain_missing(self._options, int(self._replies.last[1:]))
         return not self.reason
 
     def _lose(self, reason: str, started: float) -> None:
@@ -180,17 +161,17 @@ class Pipeline:
             self._connection = None
 
 
-class RedisCall(Call[Message, bytes]):
+class RedisCall(EncodedCall[Message, bytes]):
     """Sends the messages of a call to their servers, in a pipeline for each server."""
 
     def __init__(
-        self, messages: Sequence[Message], encoder: RedisEncoder, servers: Servers, guarantees: Guarantees
+        self, messages: Sequence[Message], encoder: RedisEncoder, servers: Servers, options: PublishingOptions
     ) -> None:
         super().__init__(messages, encoder.encode, carrier="Redis", error_class="redis")
         self._encoder = encoder
         self._servers = servers
-        self._guarantees = guarantees
-        self._deadline = time.monotonic() + guarantees.timeout
+        self._options = options
+        self._deadline = time.monotonic() + options.timeout
         self._redirects: dict[int, str] = {}
         self._asked: set[Address] = set()
         self._failed: dict[Address, Pipeline] = {}
@@ -199,7 +180,7 @@ class RedisCall(Call[Message, bytes]):
 
     def run(self) -> list[Outcome]:
         self._suspensions.update()
-        pipelines = [*self._split(self.unsettled())]
+        pipelines = [*self._split(self.without_outcome())]
         try:
             for _ in range(MAX_ROUNDS):
                 self._exchange(pipelines)
@@ -219,10 +200,9 @@ class RedisCall(Call[Message, bytes]):
 
     def _pipeline(self, server: Address, indexes: Sequence[int], *, reason: str = "", asking: bool = False) -> Pipeline:
         pool = self._servers.pool(server)
-        return Pipeline(server, pool, self._guarantees, self._deadline, indexes, reason=reason, asking=asking)
+        return Pipeline(server, pool, self._options, self._deadline, indexes, reason=reason, asking=asking)
 
     def _exchange(self, pipelines: Sequence[Pipeline]) -> None:
-        """Send messages to each server, then read the replies, and set the outcomes."""
         self._redirects = {}
         sent: list[Pipeline] = []
         for pipeline in pipelines:
@@ -252,35 +232,29 @@ class RedisCall(Call[Message, bytes]):
         outcome = self._suspensions.outcome(pipeline.server)
         if outcome is None:
             return False
-        for index in pipeline.indexes:
-            self.outcomes[index] = outcome
+        self.set_all(pipeline.indexes, outcome)
         return True
 
     def _reject_larger(self, pipeline: Pipeline, limit: int) -> None:
-        """Reject payloads of more bytes than the server accepts: it would close the connection."""
         if pipeline.reason or max(len(self.messages[index].payload) for index in pipeline.indexes) <= limit:
             return
         error = f"the payload is beyond Redis's proto-max-bulk-len of {limit:,} bytes"
         for index in pipeline.indexes:
             if len(self.messages[index].payload) > limit:
                 self.outcomes[index] = rejected(error, error_class="redis.too_large")
-        pipeline.indexes = self.unsettled(pipeline.indexes)
+        pipeline.indexes = self.without_outcome(pipeline.indexes)
 
     def _take_outcomes(self, pipeline: Pipeline) -> None:
-        for index in pipeline.accepted:
-            self.outcomes[index] = ACCEPTED
+        self.set_all(pipeline.accepted, ACCEPTED)
         if len(pipeline.accepted) == len(pipeline.indexes):
             return
         for index, error in pipeline.refused.items():
             self.outcomes[index] = outcome_of(error)
             if self._servers.options.cluster and code_of(error) in REDIRECTS:
                 self._redirects[index] = error
-        lost = unanswered(pipeline.reason)
-        for index in self.unsettled(pipeline.indexes):
-            self.outcomes[index] = lost
+        self.set_all(self.without_outcome(pipeline.indexes), unanswered(pipeline.reason))
 
     def _redirect(self) -> Iterator[Pipeline]:
-        """Yield the pipelines for messages that nodes of the cluster redirect to others."""
         asked: dict[Address, list[int]] = {}
         moved: list[int] = []
         for index, error in self._redirects.items():
@@ -308,7 +282,6 @@ class RedisCall(Call[Message, bytes]):
         return outcomes
 
     def _another_accepts(self) -> bool:
-        """Return whether a server accepts messages that none of these messages was sent to."""
         try:
             others = list(self._servers.others(self._asked))
         except Lost:
@@ -318,7 +291,7 @@ class RedisCall(Call[Message, bytes]):
     def _is_accepting(self, server: Address, stream: str) -> bool:
         """Return whether a server accepts messages for a stream, or responds if that is blank."""
         replies = Replies()
-        deadline = time.monotonic() + self._guarantees.stall_timeout
+        deadline = time.monotonic() + self._options.stall_timeout
         try:
             connection = self._servers.connect(server)
             try:
@@ -327,7 +300,7 @@ class RedisCall(Call[Message, bytes]):
                     # and is no replica.
                     connection.send(encode_command("XADD", stream, "0-0", "-", "-"), deadline)
                     connection.receive(replies, 1, deadline)
-                is_missing = self._guarantees.find_missing_replicas(connection)
+                is_missing = find_missing_replicas(self._options, connection)
             finally:
                 connection.close()
         except Lost:

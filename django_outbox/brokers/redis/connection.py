@@ -68,9 +68,6 @@ class RedisConnection:
     Pipelines are written to its socket as they are, because redis-py would encode each argument and parse each reply
     on its own, which takes longer than everything else that the publisher does.
 
-    Raises:
-        Lost: the server cannot be reached, or refuses the login.
-
     Attributes:
         max_argument: maximum bytes of an argument that the server accepts.
     """
@@ -99,7 +96,6 @@ class RedisConnection:
             return False
 
     def execute(self, *arguments: str | int | bytes, timeout: float | None = None) -> Any:
-        """Send one command, and return the reply as redis-py reads it; see `execute_all`."""
         (reply,) = self.execute_all([arguments], timeout)
         return reply
 
@@ -107,10 +103,6 @@ class RedisConnection:
         """Send commands in one piece, and return the replies as redis-py reads them.
 
         The default timeout is the option `timeout`.
-
-        Raises:
-            redis.RedisError, OSError: a reply is an error, or did not come in time.
-            Lost: the connection has ended.
         """
         self._socket(time.monotonic() + (self._timeout if timeout is None else timeout))
         self._connection.send_packed_command(self._connection.pack_commands(commands))
@@ -126,11 +118,7 @@ class RedisConnection:
         return replies
 
     def send(self, data: bytes, deadline: float, stall_timeout: float = math.inf) -> None:
-        """Send encoded commands; give up at the deadline, by `time.monotonic()`, or after a stall of that many seconds.
-
-        Raises:
-            Lost: the connection has ended, or the time ran out.
-        """
+        """Send encoded commands; give up at the deadline (`time.monotonic()`) or after that many seconds of stall."""
         try:
             for start in range(0, len(data), SEND_SIZE):
                 piece = data[start : start + SEND_SIZE]
@@ -195,7 +183,6 @@ class RedisPool:
             connection.close()
 
     def put(self, connection: RedisConnection) -> None:
-        """Take back a connection to which the server owes no reply."""
         with self._lock:
             self._idle.append(connection)
 
@@ -212,6 +199,5 @@ def encode_command(*arguments: str | bytes) -> bytes:
 
 
 def encode_argument(argument: str | bytes) -> bytes:
-    """Return an argument of a command as the server reads it."""
     encoded = argument.encode() if isinstance(argument, str) else argument
     return b"$%d\r\n%b\r\n" % (len(encoded), encoded)

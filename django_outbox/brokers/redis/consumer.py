@@ -278,7 +278,6 @@ class RedisConsumerConnection(ConsumerConnection):
         return not self._received and not self._has_more()
 
     def _has_more(self) -> bool:
-        """Return whether there are entries that could be read now."""
         last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
         if last and _number(last[0][0]) > _number(self._read_group()[b"last-delivered-id"]):
             return True
@@ -312,7 +311,6 @@ class RedisConsumerConnection(ConsumerConnection):
         return max(int(self._options.claim_idle * 1000), 1)
 
     def _claim(self, count: int) -> list[StreamEntry]:
-        """Take over entries of consumers that have vanished."""
         if time.monotonic() < self._claim_at:
             return []
         entries = _read_entries(self._autoclaim(self._claim_cursor, count))
@@ -354,7 +352,6 @@ class RedisConsumerConnection(ConsumerConnection):
         return bool(busy)
 
     def _take_over(self, name: str) -> None:
-        """Take over all entries of a consumer that is gone."""
         start, count = b"-", 0
         while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
             ids = [each[0] for each in page]
@@ -426,7 +423,6 @@ class RedisConsumerConnection(ConsumerConnection):
             self._lost = 0
 
     def _await_new(self, count: int, seconds: float) -> list[StreamEntry]:
-        """Return new entries as soon as there are any."""
         block = max(int(min(seconds, self._timeout / 2) * 1000), 1)
         reply = self._command(*self._reading(count), "BLOCK", block, "STREAMS", self._options.stream, ">")
         return self._note_last(_read_streams(reply))
@@ -440,7 +436,6 @@ class RedisConsumerConnection(ConsumerConnection):
         return self._find_group(self._command("XINFO", "GROUPS", self._options.stream))
 
     def _find_group(self, groups: Any) -> dict[bytes, Any]:
-        """Return the part of a reply to XINFO GROUPS about this group."""
         found = (dict(zip(each[::2], each[1::2], strict=True)) for each in groups)
         name = self._options.group.encode()
         return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
@@ -482,7 +477,6 @@ class RedisConsumerConnection(ConsumerConnection):
 
 
 def _read_streams(reply: Any) -> list[StreamEntry]:
-    """Return the entries of a reply to XREADGROUP for one stream."""
     return _read_entries(reply[0][1]) if reply else []
 
 

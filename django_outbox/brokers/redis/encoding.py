@@ -76,16 +76,11 @@ class StreamEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the values."""
         return sum(map(len, self.fields[1::2]))
 
 
 def read_delivery(entry: StreamEntry, tag: int, stream: str) -> Incoming:
-    """Return an entry as the inbox reads it.
-
-    The stream's name is the topic if there is no field `topic`, and the type if there is no field `type`. If there is
-    no field `payload`, another program has added the entry: its body is a JSON object of its fields.
-    """
+    """Return an entry as the inbox reads it."""
     found = dict(zip(entry.fields[::2], entry.fields[1::2], strict=True))
     body = found.pop(b"payload", None)
     texts = {_text(name): _text(value) for name, value in found.items()}
@@ -108,7 +103,6 @@ def read_delivery(entry: StreamEntry, tag: int, stream: str) -> Incoming:
 
 
 def _read_headers(text: str) -> tuple[Mapping[str, Any], str]:
-    """Return the headers, and the reason if they cannot be read."""
     if not text:
         return {}, ""
     try:

@@ -75,7 +75,6 @@ _CODES: dict[type[redis.RedisError], str] = {
 
 
 def code_of(error: str) -> str:
-    """Return the code at the beginning of an error."""
     return error.partition(" ")[0]
 
 

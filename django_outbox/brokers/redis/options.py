@@ -7,7 +7,14 @@ from urllib.parse import SplitResult, parse_qs, unquote
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.brokers.options import UrlOption, read_ssl, require_flag, require_seconds
+from django_outbox.brokers.options import (
+    STALL_SHARE,
+    UrlOption,
+    read_ssl,
+    require_flag,
+    require_number,
+    require_seconds,
+)
 
 URL = UrlOption("url", "redis://user:password@host:6379/0", ("redis", "rediss", "unix"))
 SENTINELS = URL._replace(name="sentinels")
@@ -24,8 +31,8 @@ Address = tuple[str, int]
 """The host and the port of a server; the path and 0 of a Unix socket."""
 
 
-STALL_SHARE = 6
-"""A node of a cluster is given up if it makes no progress for `timeout` divided by this: the others get the rest."""
+MAX_LENGTH = 2**53
+MAX_REPLICAS = 1000
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -35,7 +42,7 @@ class RedisOptions:
     No error shows a url, which may hold a password.
 
     Attributes:
-        stall_timeout: seconds without progress after which a server is given up.
+        stall_timeout: seconds without progress after which a server is given up: in a cluster, the others get the rest.
         addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; blank without Sentinels.
@@ -109,13 +116,29 @@ class RedisOptions:
         return f"{self.scheme}://{names}" + (f" database {database}" if database else "")
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
+class PublishingOptions(RedisOptions):
+    """The options of a publisher."""
+
+    stream: str = "{topic}"
+    max_length: int | None = None
+    replicas: int = 0
+    replica_timeout: float = 5.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_length is not None:
+            require_number("max_length", self.max_length, 1, MAX_LENGTH)
+        require_number("replicas", self.replicas, 0, MAX_REPLICAS)
+        require_seconds("replica_timeout", self.replica_timeout)
+
+
 def name_addresses(addresses: Sequence[Address]) -> str:
     """Return addresses as a list for people."""
     return ", ".join(f"{host}:{port}" if port else host for host, port in addresses)
 
 
 def _read_url(option: UrlOption, parts: SplitResult) -> tuple[str, tuple[str, int | None], dict[str, Any]]:
-    """Return the scheme, the address, and the arguments for the login and the database."""
     scheme, path, query = parts.scheme, unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)
     host = path if scheme == "unix" else parts.hostname
     if not host or "@" in path or parts.fragment:

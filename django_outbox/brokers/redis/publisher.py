@@ -3,27 +3,25 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import redis
 
-from django_outbox.brokers.options import Template, require_number, require_seconds
+from django_outbox.brokers.options import Template
 from django_outbox.brokers.publisher import Publisher
-from django_outbox.brokers.redis.call import Guarantees, RedisCall
+from django_outbox.brokers.redis.call import RedisCall, find_missing_replicas
 from django_outbox.brokers.redis.connection import RedisConnection
 from django_outbox.brokers.redis.encoding import RedisEncoder
 from django_outbox.brokers.redis.errors import Lost, explain
-from django_outbox.brokers.redis.options import Address, RedisOptions
+from django_outbox.brokers.redis.options import Address, PublishingOptions
 from django_outbox.brokers.redis.servers import make_servers
 from django_outbox.messages import Message, Outcome
 from django_outbox.threads import after_fork
 
-MAX_LENGTH = 2**53
-MAX_REPLICAS = 1000
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class RedisStreamsPublisher(RedisOptions, Publisher):
+class RedisStreamsPublisher(PublishingOptions, Publisher):
     """Appends messages to Redis streams with XADD, a whole batch in one pipeline.
 
     A message is accepted when Redis has replied with the ID of its entry. The guarantee depends on the server: without
@@ -65,20 +63,9 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
     messaging_system: ClassVar[str] = "redis"
     broker_name = "Redis"
 
-    stream: str = "{topic}"
-    max_length: int | None = None
-    replicas: int = 0
-    replica_timeout: float = 5.0
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_length is not None:
-            require_number("max_length", self.max_length, 1, MAX_LENGTH)
-        require_number("replicas", self.replicas, 0, MAX_REPLICAS)
-        require_seconds("replica_timeout", self.replica_timeout)
         self._encoder = RedisEncoder(Template("stream", self.stream), self.max_length)
-        # A server that is the only one may take all of the time.
-        self._guarantees = Guarantees(self.replicas, self.replica_timeout, self.timeout, self.stall_timeout)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -92,7 +79,7 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         try:
             for server in self._servers.all():
                 started = time.monotonic()
-                reason = self._ask(server, self._guarantees.find_missing_replicas)
+                reason = self._ask(server, partial(find_missing_replicas, self))
                 if not reason:
                     for each, (reason, seconds) in failed.items():
                         self._servers.suspend(each, reason, seconds)
@@ -109,12 +96,12 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
             servers = self._servers.all()
         except Lost as error:
             return [self._explain_lost(error)]
-        find_missing = self._guarantees.find_missing_replicas
+        find_missing = partial(find_missing_replicas, self)
         found = (self._ask(each, find_missing) or self._ask(each, find_wrong_role) for each in servers)
         return [*dict.fromkeys(reason for reason in found if reason)]
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        return RedisCall(messages, self._encoder, self._servers, self._guarantees).run()
+        return RedisCall(messages, self._encoder, self._servers, self).run()
 
     def name_destination(self, message: Message) -> str:
         return self._encoder.stream_of(message)
@@ -123,7 +110,6 @@ class RedisStreamsPublisher(RedisOptions, Publisher):
         self._servers.close()
 
     def _ask(self, server: Address, question: Callable[[RedisConnection], str]) -> str:
-        """Return the answer of a server to a question, or why there is no connection."""
         pool = self._servers.pool(server)
         try:
             connection = pool.take()

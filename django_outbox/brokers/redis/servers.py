@@ -176,7 +176,6 @@ class Cluster(Servers):
         return server in self.suspensions, self._failed_at.get(server, 0.0)
 
     def _load(self) -> list[Range]:
-        """Ask the known nodes for the slots of all nodes."""
         with self._lock:
             known = [*self.options.addresses, *self._pools]
         reasons: list[str] = []
@@ -209,7 +208,6 @@ class Cluster(Servers):
         ]
 
     def _drop_others(self, ranges: Sequence[Range]) -> None:
-        """Close the connections to servers that have no slots any more."""
         found = {address for _, _, address in ranges}
         with self._lock:
             dropped = [self._pools.pop(address) for address in list(self._pools) if address not in found]
@@ -227,5 +225,4 @@ def locate(ranges: Sequence[Range], slot: int) -> Address | None:
 
 
 def make_servers(options: RedisOptions, owner: str) -> Servers:
-    """Return the servers that the options name."""
     return Cluster(options, owner) if options.cluster else Servers(options, owner)

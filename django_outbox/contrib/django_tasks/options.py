@@ -13,11 +13,11 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.tasks import task_backends
 from django.tasks.base import DEFAULT_TASK_PRIORITY, TASK_MAX_PRIORITY, Task, TaskResult
-from django.utils.module_loading import import_string
 
+from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import SettingsProblem, get_settings
-from django_outbox.conf.readers import Mistake, read_value
-from django_outbox.conf.retry import read_patterns
+from django_outbox.conf.readers import Mistake, read_patterns, read_value
+from django_outbox.conf.retry import read_entry
 from django_outbox.retry import RetryEntry
 from django_outbox.text import did_you_mean
 
@@ -44,12 +44,10 @@ class BackendOptions(NamedTuple):
 
     @property
     def database(self) -> str | None:
-        """The alias of the database; None if the router chooses it."""
         return self.values.get("database")
 
     @property
     def result_retention(self) -> datetime.timedelta | None:
-        """The age at which results are deleted; None if they never are."""
         age: datetime.timedelta | None = self.values.get("result_retention", DEFAULT_RETENTION)
         return age
 
@@ -72,56 +70,48 @@ class BackendOptions(NamedTuple):
 
 
 def options_of(alias: str) -> BackendOptions:
-    """Return the options of the `OutboxBackend` with this alias."""
     backend: Any = task_backends[alias]
     found: BackendOptions = backend.outbox
     return found
 
 
 def all_options() -> Iterator[BackendOptions]:
-    """Yield the options of each `OutboxBackend` in `TASKS`."""
     for backend in task_backends.all():
         found = getattr(backend, "outbox", None)
         if isinstance(found, BackendOptions):
             yield found
 
 
-def import_publisher(alias: str) -> object:
-    """Return the class of a publisher; None if there is none, which the checks of OUTBOX report.
+def _import_publisher(alias: str) -> type:
+    """Return the class of a publisher; `object` if there is none, which the checks of OUTBOX report.
 
     The models must be loaded.
     """
-    with suppress(ImproperlyConfigured, ImportError, KeyError):
-        found: object = import_string(get_settings().publishers[alias].backend)
-        return found
-    return None
+    with suppress(ImproperlyConfigured, KeyError):
+        return import_backend(get_settings().publishers[alias].backend)
+    return object
 
 
 def runs_in_handlers(alias: str) -> bool:
     """Return whether a publisher is a `HandlersPublisher`. The models must be loaded."""
     from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
 
-    backend = import_publisher(alias)
-    return isinstance(backend, type) and issubclass(backend, HandlersPublisher)
+    return issubclass(_import_publisher(alias), HandlersPublisher)
 
 
 def runs_in_celery(alias: str) -> bool:
     """Return whether a publisher is a `CeleryPublisher`. The models must be loaded."""
-    backend = import_publisher(alias)
-    if not isinstance(backend, type) or runs_in_handlers(alias):
+    if runs_in_handlers(alias):
         return False
     try:
         from django_outbox.brokers.celery import CeleryPublisher  # noqa: PLC0415 - needs Celery
     except ImportError:
         return False
-    return issubclass(backend, CeleryPublisher)
+    return issubclass(_import_publisher(alias), CeleryPublisher)
 
 
 def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[SettingsProblem]:
-    """Yield the mistakes in the configuration of a backend; no query is made.
-
-    `queues` are its `QUEUES`; empty if it takes tasks of any queue.
-    """
+    """Yield the mistakes in the configuration of a backend; no query is made."""
     where = f"TASKS[{backend.alias!r}]"
     if not apps.is_installed(APP):
         yield SettingsProblem(
@@ -169,7 +159,8 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
 
 def read_retry(value: object) -> dict[str, RetryEntry]:
     """Read the option `retry`: retry policies by patterns of the import paths of tasks."""
-    return read_patterns(value, 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}')
+    names = 'import paths of tasks, such as {"shop.tasks.charge": {"MAX_ATTEMPTS": 3}}'
+    return read_patterns(value, read_entry, f"a dict with keys that are patterns of {names}")
 
 
 def _check_priorities(where: str, bands: object) -> Iterator[SettingsProblem]:
@@ -201,10 +192,10 @@ def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
             f"Add {ENTRY} to OUTBOX['PUBLISHERS'], or name one of its publishers: {', '.join(sorted(publishers))}.",
         )
         return
-    backend = import_publisher(alias)
-    if backend is not None and not runs_in_handlers(alias) and not runs_in_celery(alias):
+    backend = _import_publisher(alias)
+    if backend is not object and not runs_in_handlers(alias) and not runs_in_celery(alias):
         yield SettingsProblem(
             "E063",
-            f"{where} is {alias!r}, a {getattr(backend, '__name__', backend)}, which does not run tasks.",
+            f"{where} is {alias!r}, a {backend.__name__}, which does not run tasks.",
             f"Name a HandlersPublisher, for example {ENTRY}, or a CeleryPublisher, to run the tasks in Celery workers.",
         )

@@ -80,7 +80,6 @@ def _follow_message(record: TaskRecord, using: str) -> None:
 
 
 def make_payload(record: TaskRecord) -> dict[str, Any]:
-    """Return the payload from which a worker runs a task."""
     return {
         "task": record.path,
         "backend": record.backend,
@@ -101,7 +100,6 @@ def find_task(record: TaskRecord) -> AnyTask:
 
 
 def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:
-    """Return a record as Django's result."""
     result: AnyResult = TaskResult(
         task=task,
         id=str(record.message_id),
@@ -143,7 +141,6 @@ def begin(record: TaskRecord, now: datetime.datetime, worker_id: str) -> None:
 
 
 def call(record: TaskRecord) -> Any:
-    """Run the task of a record that has begun, and return its return value."""
     result = make_result(record, find_task(record))
     _send(task_started, result)
     context = [TaskContext(task_result=result)] if result.task.takes_context else []

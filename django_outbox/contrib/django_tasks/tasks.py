@@ -81,7 +81,6 @@ def store_call(record: TaskRecord, using: str) -> None:
 
 
 def _read_options(app: Celery, record: TaskRecord) -> dict[str, Any]:
-    """Return the queue and the priority of the message."""
     # Django's default queue is the queue that Celery's own routing chooses; other queues have the same name in Celery.
     options = {} if record.queue_name == DEFAULT_TASK_QUEUE_NAME else {"queue": record.queue_name}
     if not record.priority:
@@ -159,7 +158,6 @@ def run_task(self: Any, payload: dict[str, Any]) -> None:
 
 
 def _begin(request: Any, payload: dict[str, Any], using: str) -> TaskRecord | None:
-    """Store that a worker has begun the task, and return its record; None if the task has ended already."""
     now = timezone.now()
     with transaction.atomic(using=using):
         record = TaskRecord.objects.using(using).select_for_update().filter(message_id=request.id).first()

@@ -65,7 +65,6 @@ class Command(OutboxCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.verbosity = options["verbosity"]
         if options["check"]:
             self._check(Path(options["check"]))
         elif options["asyncapi"]:
@@ -110,7 +109,6 @@ class Command(OutboxCommand):
         self.report(f"Wrote {path}.")
 
     def _check(self, path: Path) -> None:
-        """Compare what was written with what would be written now."""
         if path.is_dir():
             option = "--json-schema"
             now = dict(_files())

@@ -36,9 +36,9 @@ class Command(OutboxCommand):
         publisher = require_publisher(options["publisher"])
         what = describe(publisher, options["type"])
         if pause(publisher, options["type"], using=using, reason=options["reason"], by=_user()):
-            self.stdout.write(f"Paused {what}.")
+            self.report(f"Paused {what}.")
         else:
-            self.stdout.write(f"Nothing was changed: {what} is paused already.")
+            self.report(f"Nothing was changed: {what} is paused already.")
 
     def _list(self, using: str) -> None:
         rows = Pause.objects.using(using).order_by("publisher", "type")

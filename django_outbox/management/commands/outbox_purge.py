@@ -42,7 +42,6 @@ class Command(OutboxCommand):
         self.add_no_input_argument(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.verbosity = options["verbosity"]
         database = self.get_database(options)
         age = _retention() if options["older_than"] is None else options["older_than"]
         verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
@@ -66,7 +65,6 @@ class Command(OutboxCommand):
         self.report(f"{counted(deleted, 'message')} {done}.")
 
     def _count(self, messages: OutboxMessageQuerySet) -> str:
-        """Return the number of processed messages in words, up to a limit; blank if there is none."""
         count = messages[: self.count_limit + 1].count()
         if count > self.count_limit:
             return f"Over {self.count_limit:,} processed messages"
@@ -83,7 +81,6 @@ class Command(OutboxCommand):
 
 
 def _retention() -> datetime.timedelta:
-    """Return the age from which on messages are deleted by default."""
     retention = get_settings().retention
     if retention is None:
         raise CommandError(

@@ -141,13 +141,14 @@ class Command(OutboxCommand):
         if selection.damaged:
             # What was read of them before that was noticed does not count.
             choice = self._choose(selection, database, options["limit"])
-        self._describe(choice)
+        new = choice.found - choice.present
+        # A question needs its context.
+        if self.verbosity > 0 or (new and self.is_asking(options)):
+            self._describe(choice)
         if options["dry_run"]:
-            self.stdout.write("This is a dry run: nothing was changed.")
-        elif new := choice.found - choice.present:
-            question = f"Restore {counted(new, 'message')} as {options['target']}?"
-            if not self.is_asking(options) or self.ask(question):
-                self._write(selection, choice.found, database, STATUSES[options["target"]])
+            self.report("This is a dry run: nothing was changed.")
+        elif new and self.confirm(f"Restore {counted(new, 'message')} as {options['target']}?", options):
+            self._write(selection, choice.found, database, STATUSES[options["target"]])
 
     def _choose(self, selection: Selection, database: str, limit: int | None) -> "ArchivedChoice":
         choice = ArchivedChoice()
@@ -173,7 +174,6 @@ class Command(OutboxCommand):
             self.stdout.write(f"{counted(choice.doubles, 'further copy', 'further copies')} {were} left out.")
 
     def _table(self, lines: Sequence[Sequence[str]]) -> None:
-        """Write a table, if it has more than its heading."""
         for line in align(lines) if len(lines) > 1 else []:
             self.stdout.write(line)
 
@@ -187,11 +187,14 @@ class Command(OutboxCommand):
                 self.show_progress(f"{done:,} of {found:,} restored")
         finally:
             self.show_progress("")
-            self.stdout.write(describe_result(total))
+            self.report(describe_result(total))
 
 
 def _filters(options: dict[str, Any]) -> Filters:
-    after, before = (_time(options[name]) for name in ("archived_after", "archived_before"))
+    after, before = (
+        timezone.now() - time if isinstance(time, datetime.timedelta) else time
+        for time in (options["archived_after"], options["archived_before"])
+    )
     if after and before and after >= before:
         raise CommandError("--archived-after must be earlier than --archived-before.")
     filters = Filters(
@@ -208,10 +211,6 @@ def _filters(options: dict[str, Any]) -> Filters:
     if options["all"] and filters != Filters():
         raise CommandError("--all cannot be combined with a filter. Leave out either.")
     return filters
-
-
-def _time(value: datetime.datetime | datetime.timedelta | None) -> datetime.datetime | None:
-    return timezone.now() - value if isinstance(value, datetime.timedelta) else value
 
 
 def _redacted(message: ArchivedMessage) -> ArchivedMessage:

@@ -34,10 +34,10 @@ class Command(OutboxCommand):
         finally:
             self.show_progress("")
         if not (result.was_paused or result.released):
-            self.stdout.write(f"Nothing was changed: {what} is not paused.")
+            self.report(f"Nothing was changed: {what} is not paused.")
             return
         held = f" {counted(result.released, 'held message')} will be delivered now." if result.released else ""
-        self.stdout.write(f"Resumed {what}.{held}")
+        self.report(f"Resumed {what}.{held}")
 
     def _show(self, released: int) -> None:
         self.show_progress(f"{counted(released, 'held message')} released")

@@ -1,5 +1,6 @@
 """`manage.py outbox_status`: what the outbox delivers and what it does not, for people and for monitoring systems."""
 
+import datetime
 import json
 import os
 import sys
@@ -11,12 +12,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, connections
+from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 from django.utils.translation import override
 
-from django_outbox.deployment import describe_missing_schema
+from django_outbox.conf import get_settings
 from django_outbox.management.arguments import seconds
-from django_outbox.management.base import OutboxCommand, align
+from django_outbox.management.base import OutboxCommand, align, explain
 from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, StreamStatus, judge
@@ -79,9 +81,7 @@ class Command(OutboxCommand):
             return
         try:
             figures = status(using, max_cache_age=0)
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=int(Level.CRITICAL)) from error
-        except DatabaseError as error:
+        except (ImproperlyConfigured, DatabaseError) as error:
             raise CommandError(_explain(using, error), returncode=int(Level.CRITICAL)) from error
         figures = replace(figures, verdicts=judge(figures, options["max_age"]))
         try:
@@ -106,11 +106,10 @@ class Command(OutboxCommand):
         if not verbosity:
             return
         for table in _tables(figures):
-            if len(table.rows) > 1:
-                self.stdout.write(f"\n{table.title}")
-                for line in align(table.rows):
-                    self.stdout.write(f"  {line}")
-            if table.hidden > 0:
+            self.stdout.write(f"\n{table.title}")
+            for line in align(table.rows):
+                self.stdout.write(f"  {line}")
+            if table.hidden:
                 self.stdout.write(f"  … and {table.hidden:,} more")
 
 
@@ -124,7 +123,8 @@ def _tables(figures: Status) -> Iterator[Table]:
         ("Consumers", _consumers(figures), ("source", "dropped", "rejected", "invalid", "stored", "inboxes")),
     ):
         rows = list(lines)
-        yield Table(title, rows[: MAX_LINES + 1], least, hidden=len(rows) - 1 - MAX_LINES)
+        if len(rows) > 1:
+            yield Table(title, rows[: MAX_LINES + 1], least, hidden=max(len(rows) - 1 - MAX_LINES, 0))
 
 
 def _view(using: str, max_age: float) -> View:
@@ -133,14 +133,17 @@ def _view(using: str, max_age: float) -> View:
         figures = status(using, max_cache_age=0)
     except (ImproperlyConfigured, DatabaseError) as error:
         connections[using].close()
-        reason = str(error) if isinstance(error, ImproperlyConfigured) else _explain(using, error)
-        return View(f"Outbox · {using} · {timezone.localtime():%H:%M:%S}", [(Level.CRITICAL, reason)])
+        return View(_head(using, timezone.now()), [(Level.CRITICAL, _explain(using, error))])
     return View(
-        f"Outbox · {using} · {timezone.localtime(figures.at):%H:%M:%S}",
+        _head(using, figures.at),
         [(verdict.level, verdict.sentence) for verdict in judge(figures, max_age)],
         [minute.processed for minute in figures.last_hour],
         list(_tables(figures)),
     )
+
+
+def _head(using: str, at: datetime.datetime) -> str:
+    return f"Outbox · {using} · {timezone.localtime(at):%H:%M:%S}"
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
@@ -213,7 +216,7 @@ def _relays(figures: Status) -> Iterable[Sequence[str]]:
 
 
 def _streams(figures: Status) -> Iterable[Sequence[str]]:
-    yield "publisher", "relay", "stand by", "waiting", "oldest", "moved", "oldest open transaction"
+    yield "publisher", "relay", "stand by", "waiting", "oldest", "moved", "log", "oldest open transaction"
     for each in figures.streams:
         yield (
             each.publisher,
@@ -222,6 +225,7 @@ def _streams(figures: Status) -> Iterable[Sequence[str]]:
             str(each.waiting),
             "-" if each.oldest is None else duration(round(each.oldest)),
             "-" if each.moved_at is None else _ago(figures, each.moved_at),
+            _log(each),
             _open_transaction(figures),
         )
 
@@ -231,6 +235,13 @@ def _owners(stream: StreamStatus) -> str:
         return stream.relay or "-"
     ended = "ended" if stream.positions == 1 else f"{stream.owned_positions} of {stream.positions} positions owned"
     return f"{stream.relay}, {ended}"
+
+
+def _log(stream: StreamStatus) -> str:
+    if stream.log_is_read is None:
+        return "unknown" if stream.publisher in get_settings().from_log else "-"
+    kept = "" if stream.log_kept is None else f", {filesizeformat(stream.log_kept)} kept".replace("\xa0", " ")
+    return f"read{kept}" if stream.log_is_read else "not read"
 
 
 def _open_transaction(figures: Status) -> str:
@@ -257,14 +268,10 @@ def _consumers(figures: Status) -> Iterable[Sequence[str]]:
         )
 
 
-def _ago(figures: Status, time: Any) -> str:
+def _ago(figures: Status, time: datetime.datetime) -> str:
     return f"{duration(round((figures.at - time).total_seconds()))} ago"
 
 
-def _explain(using: str, error: DatabaseError) -> str:
-    """Return why the figures could not be read, with the remedy if the tables are missing."""
-    try:
-        problem = describe_missing_schema(connections[using])
-    except DatabaseError:
-        problem = ""
-    return problem or f"The database {using!r} is unavailable: {describe(error)}"
+def _explain(using: str, error: ImproperlyConfigured | DatabaseError) -> str:
+    """Return why the figures could not be read."""
+    return str(error) if isinstance(error, ImproperlyConfigured) else explain(using, error) or describe(error)

@@ -18,7 +18,6 @@ from django_outbox.relay.relay import MAX_WORKERS, Relay
 
 
 def worker_count(text: str) -> int:
-    """Read the number of workers of each publisher."""
     count = whole_number(text)
     if count > MAX_WORKERS:
         raise argparse.ArgumentTypeError(
@@ -109,11 +108,11 @@ class Command(ServiceCommand):
         self.signals.stop(relay)
         if options["only_check"]:
             with relay:
-                self.report_findings(check_deployment(relay.using, relay.publishers), options["verbosity"])
+                self.report_findings(check_deployment(relay.using, relay.publishers))
             return
         self.require_schema(relay.using, REQUIRED)
         read = RelayFigures(relay, draining=options["drain"]).read
-        with relay, self._serving_metrics(options), self.working(relay.using, read, options["verbosity"]):
+        with relay, self._serving_metrics(options), self.working(relay.using, read):
             if options["drain"]:
                 relay.drain()
             elif options["once"]:
@@ -121,7 +120,7 @@ class Command(ServiceCommand):
             else:
                 relay.run()
         # A relay that runs until it is stopped has its totals in the log.
-        if options["verbosity"] > 0 and (options["drain"] or options["once"]):
+        if self.verbosity > 0 and (options["drain"] or options["once"]):
             tally = relay.tally
             totals = f"{tally.processed:,} delivered, {tally.retried:,} will be retried, {tally.failed:,} failed."
             for alias in relay.paused:
@@ -130,7 +129,6 @@ class Command(ServiceCommand):
 
     @contextmanager
     def _serving_metrics(self, options: dict[str, Any]) -> Iterator[None]:
-        """Serve the counters until the end of the block, if `--metrics-port` is given."""
         port, address = options["metrics_port"], options["metrics_address"]
         if port is None:
             yield

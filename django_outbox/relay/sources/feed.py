@@ -22,7 +22,7 @@ FULL = "too many messages wait"
 """The end of a feed that the relay does not keep up with, as in an outage of the broker."""
 
 IN_USE = "another worker reads it"
-"""The end of a feed whose slot belongs to another connection."""
+"""The end of a feed because another connection has its slot."""
 
 
 class Feed:
@@ -61,7 +61,7 @@ class Feed:
         self._arrived_at = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(parameters, publisher, slot, table), name="outbox-log", daemon=True
+            target=self._run, args=(parameters, publisher, slot, table), name="outbox-wal", daemon=True
         )
         self._thread.start()
 

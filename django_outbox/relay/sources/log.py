@@ -31,10 +31,10 @@ from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.deployment import name_process
 from django_outbox.logs import logger
 from django_outbox.relay.sources.feed import FULL, IN_USE, Feed
-from django_outbox.relay.sources.snapshot import STANDBY_INTERVAL, SnapshotSource, Streamed
+from django_outbox.relay.sources.snapshot import STANDBY_INTERVAL, SnapshotSource, StreamedBatch
 from django_outbox.stores import Claim, Settlement
-from django_outbox.stores.log import CREATE_PUBLICATION, PUBLICATION, Inspection, LogStream
-from django_outbox.stores.stream import Listing, Place, Stream
+from django_outbox.stores.log import PUBLICATION, SET_UP, Inspection, LogStream, find_publication
+from django_outbox.stores.stream import Listing, StoredPosition, Stream
 
 MAX_GAP = 2000
 """Maximum number of transactions that a batch from the log lists as running in the position."""
@@ -43,7 +43,7 @@ PATIENCE = 1.0
 """Seconds until the log is behind, if it has not reached a sample."""
 
 GIVE_UP = 10.0
-"""Seconds until the log is read anew, if it has not reached a sample."""
+"""Seconds until the log is read again from the start, if it has not reached a sample."""
 
 LOOK_INTERVAL = 0.5
 """Seconds between two samples while the log brings nothing."""
@@ -56,7 +56,7 @@ STANDBY_TIME = 10.0
 
 
 class Sample(NamedTuple):
-    """A snapshot, a place in the log behind everything that is visible in it, and when it was taken."""
+    """A snapshot, a position in the log behind everything that is visible in it, and when it was taken."""
 
     visible: Snapshot
     lsn: int
@@ -96,7 +96,7 @@ class LogSource(SnapshotSource):
 
     @property
     def wake_ups(self) -> Set[str]:
-        # A worker that stands by would take a wake-up from the one that reads the log.
+        # A worker that stands by would take a wake-up from the worker that reads the log.
         return frozenset() if self._stands_by_reader else super().wake_ups | {self._name}
 
     @property
@@ -105,7 +105,7 @@ class LogSource(SnapshotSource):
 
     @property
     def longest_wait(self) -> float:
-        # Nothing else would tell that the one that reads the log has ended.
+        # Nothing else would show that the worker that reads the log has ended.
         return STANDBY_INTERVAL if self._stands_by_reader else super().longest_wait
 
     def rewind(self) -> None:
@@ -132,38 +132,42 @@ class LogSource(SnapshotSource):
         with super()._claim_from_stream(limit) as claim:
             yield claim
 
-    def _lock(self, stream: Stream) -> Place | None:
+    def _lock(self, stream: Stream) -> StoredPosition | None:
         assert isinstance(stream, LogStream)
         feed = self._feed
         if feed is not None and feed.ended:
             self._close_feed(feed.ended)
-        elif feed is not None and self._feed_session is not connections[self.using].connection:
+        elif feed is not None and self._feed_session is not self._session:
             # The new session may be one of another server.
             self._close_feed("")
         if self._stands_by_reader:
             if stream.has_reader(self._slot):
-                self._listing, self._stream_is_empty = None, True
+                self._listing, self._has_nothing = None, True
                 self._stream_at = time.monotonic() + STANDBY_INTERVAL
                 self._learn(stream)
                 self._passed = self._passed or (NOTHING,)
                 return None
             self._stands_by_until = self._open_at = 0.0
-        return super()._lock(stream)
+        position = super()._lock(stream)
+        if position is None and self._feed is not None:
+            # The worker that has the position will soon stand by for this one.
+            self._stream_at = 0.0
+        return position
 
-    def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
+    def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
         assert isinstance(stream, LogStream)
-        if place.count > 1:
+        if position.count > 1:
             # The log brings the messages of all positions. Soon there is only one, unless other relays want several.
             self._close_feed("")
             self._look_at = 0.0
-            return super()._read(stream, place, limit)
+            return super()._read(stream, position, limit)
         self._in_hand = self._done = -1
         claim = None
-        if self._feed is not None and self._feed.is_live and not place.page:
-            claim = self._read_feed(stream, self._feed, place, limit)
+        if self._feed is not None and self._feed.is_live and not position.page:
+            claim = self._read_feed(stream, self._feed, position, limit)
         if claim is None:
             self._look_at = 0.0
-            claim = super()._read(stream, place, limit)
+            claim = super()._read(stream, position, limit)
             if self._feed is not None:
                 # The position is not stored if nothing is new.
                 self._seen = Snapshot.read(self._passed[0])
@@ -172,9 +176,9 @@ class LogSource(SnapshotSource):
                 self._open_feed(stream)
         return claim
 
-    def _read_feed(self, stream: LogStream, feed: Feed, place: Place, limit: int) -> Claim | None:
+    def _read_feed(self, stream: LogStream, feed: Feed, position: StoredPosition, limit: int) -> Claim | None:
         """Return the next messages that the log has brought; None if they must be listed."""
-        passed = Snapshot.read(place.passed)
+        passed = Snapshot.read(position.passed)
         if self._seen is not None:
             passed = passed.union(self._seen)
         arrived = feed.arrived
@@ -204,19 +208,19 @@ class LogSource(SnapshotSource):
         if not messages:
             # If there were some, they are in the table.
             self._seen, self._listing = sampled, None
-            self._know(place, str(sampled))
-            self._stream_is_empty = takes_all
+            self._know(position, str(sampled))
+            self._has_nothing = takes_all
             self._done = arrived if takes_all else -1
             return Claim([])
-        self._stream_is_empty = False
-        self._know(place, place.passed)
+        self._has_nothing = False
+        self._know(position, position.passed)
         self._in_hand = arrived if takes_all else -1
         messages.sort(key=lambda message: message.id)
         ids = [message.id for message in messages]
-        listing = Listing(replace(place, page_start=ids[0]), str(sampled), ids, complete=True)
-        self._listing, self._addresses[0] = listing, place.address
+        listing = Listing(replace(position, page_start=ids[0]), str(sampled), ids, complete=True)
+        self._listing, self._addresses[0] = listing, position.address
         messages = [message for message in messages if message.id not in inspection.waiting]
-        claim = Claim([*messages], Streamed(listing, ids[-1], inspection.waiting))
+        claim = Claim([*messages], StreamedBatch(listing, ids[-1], inspection.waiting))
         if not messages:
             self._settle_streamed(stream, claim, Settlement())
             self._goes_on = True
@@ -250,18 +254,20 @@ class LogSource(SnapshotSource):
 
     def _open_feed(self, stream: LogStream) -> None:
         connection = connections[self.using]
-        if connection.connection is not self._checked_session:
+        if self._session is not self._checked_session:
             return
         self._open_at = time.monotonic() + OPEN_INTERVAL
-        if stream.find_missing_columns():
-            self._report(f"the publication {PUBLICATION} is missing or incomplete. Run: {CREATE_PUBLICATION}")
+        publication = find_publication(self._store)
+        if publication.missing:
+            remedy = SET_UP.format(alias=self.using)
+            self._report(f"the publication {PUBLICATION} is missing or incomplete. {remedy}")
             return
-        self._published = stream.find_publication()
+        self._published = publication.identity
         table, self._slot = stream.find_table()
         if stream.has_reader(self._slot):
             self._stand_by()
             return
-        self._feed_session = connection.connection
+        self._feed_session = self._session
         self._feed = Feed(
             connection.get_connection_params(),
             self._publisher_alias,

@@ -3,7 +3,7 @@
 If the stream has several positions, a worker delivers what one of them lists, and then goes on with the next one that
 no other worker has. What it learns of a position stays true: once all messages that are visible in a snapshot are
 delivered or in the table, they always are. So for each position it remembers one such snapshot, and takes from the
-table no message with a key whose transaction is not visible there: an earlier one may be in the stream. No message
+table no message with a key if its transaction is not visible there: an earlier one may be in the stream. No message
 waits forever, because the worker that finds its position empty remembers that, and looks into the table.
 """
 
@@ -25,7 +25,7 @@ from django_outbox.relay.sources.table import TableSource
 from django_outbox.stores import Claim, Settlement, get_store
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.rows import read_messages
-from django_outbox.stores.stream import Listing, Place, Stream
+from django_outbox.stores.stream import Listing, StoredPosition, Stream
 
 LISTED = 10_000
 """Maximum number of ids that one listing reads."""
@@ -49,11 +49,11 @@ ARRANGE_PATIENCE = 5.0
 """Seconds to wait for a worker that is delivering from one of the positions."""
 
 CATCH_UP_INTERVAL = 0.1
-"""Seconds between two moves of a position that has no messages, past those of the others, which it would list again."""
+"""Seconds between two moves of a position without messages past the messages of the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class StreamedBatch:
     """The mark of a claim of streamed messages.
 
     Attributes:
@@ -68,9 +68,9 @@ class Streamed:
 
 
 class SnapshotSource(TableSource):
-    """Claims the messages of one publisher from its stream, and from the table those that are due there.
+    """Claims the messages of one publisher from its stream, and due messages from the table.
 
-    A streamed message is moved to the table if it is not delivered at once: it failed, is to be tried again, is held,
+    A streamed message is moved to the table if it is not delivered at once: it failed, is retried, is held,
     or waits for an earlier message of its key that is in the table.
 
     Args:
@@ -97,28 +97,44 @@ class SnapshotSource(TableSource):
         self._streams = streams
         self._only_from_table = only_from_table
         self._wanted = {} if wanted is None else wanted
-        self._arrange_at = 0.0
+        # The times of the next attempt to change the number of positions, and of the next looks.
+        self._arrange_at = self._stream_at = self._table_at = 0.0
+        # The position to begin with, now and after the commit; those that this claim has tried.
         self._number = self._next = 0
-        self._looked_at = set[int]()
+        self._tried_positions = set[int]()
+        # By position: where its row was last, and the time at which it may be moved without messages.
         self._addresses: dict[int, str] = {}
         self._caught_up_at: dict[int, float] = {}
-        self._has_position = self._stands_by = False
+        self._has_position = False
+        self._stands_by = False  # another worker had the position that was wanted
         self._listing: Listing | None = None
+        # For each position, a snapshot whose messages are delivered or in the table; and as the last look at the table
+        # that found nothing had them.
         self._passed: tuple[str, ...] = ()
         self._polled_passed: tuple[str, ...] = ()
+        # Another connection, or another process of the server, is another session; `_server` was found in the checked
+        # one.
+        self._connection: object = None
+        self._backends = set[tuple[int, Any]]()
+        self._known_backends = 1
+        self._session = object()
         self._checked_session: object = None
-        self._known_session: object = None
         self._server = ""
-        self._goes_on = False
-        self._stream_is_empty = False
-        self._was_streamed = False
-        self._stream_at = self._table_at = 0.0
+        # What the last claim from the stream has found:
+        self._goes_on = False  # more, although it returned no message
+        self._has_nothing = False  # nothing in the positions that other workers leave to this one
+        self._was_streamed = False  # messages
 
     @contextmanager
     def claim(self, limit: int) -> Iterator[Claim]:
-        if connections[self.using].connection is not self._known_session:
-            self._known_session = connections[self.using].connection
-            self._forget()
+        """Claim from the stream, or from the table if that found nothing; after streamed messages, the table is first.
+
+        One of them is left out until it is time to look there again.
+        """
+        if connections[self.using].connection is not self._connection:
+            self._connection = connections[self.using].connection
+            self._backends, self._known_backends = set(), 1
+            self._begin_session()
         self._arrange()
         now = time.monotonic()
         first, second = self._claim_from_stream, self._claim_from_table
@@ -126,10 +142,10 @@ class SnapshotSource(TableSource):
             first = second
         elif self._was_streamed and now >= self._table_at:
             first, second = second, first
-        is_enough = first == second or (second == self._claim_from_table and now < self._table_at)
+        only_first = now < self._stream_at or (second == self._claim_from_table and now < self._table_at)
         with first(limit) as claim:
             # The time of the claim runs from here, so nothing more is claimed if half of it is over.
-            if claim.messages or is_enough or self.is_late:
+            if claim.messages or only_first or self.is_late:
                 yield claim
                 return
         with second(limit) as claim:
@@ -140,7 +156,7 @@ class SnapshotSource(TableSource):
         return self._watched(self._open_one(message))
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
-        if isinstance(claim.mark, Streamed):
+        if isinstance(claim.mark, StreamedBatch):
             with self.watch():
                 self._settle_streamed(self._stream, claim, settlement)
         else:
@@ -149,7 +165,7 @@ class SnapshotSource(TableSource):
     @property
     def exhausted(self) -> bool:
         # The table may have had a message that waited for the stream.
-        return self._stream_is_empty and self._polled_passed == self._passed and super().exhausted
+        return self._has_nothing and self._polled_passed == self._passed and super().exhausted
 
     def sweep_next(self) -> None:
         super().sweep_next()
@@ -162,7 +178,8 @@ class SnapshotSource(TableSource):
     @property
     def _store(self) -> PostgreSQLStore:
         store = cast(PostgreSQLStore, get_store(connections[self.using]))
-        store.passed = self._passed
+        # Claims from the table leave out keys that `passed` does not cover; transactions add their server process.
+        store.passed, store.backends = self._passed, self._backends
         return store
 
     @property
@@ -172,6 +189,10 @@ class SnapshotSource(TableSource):
     @contextmanager
     def _claim_from_table(self, limit: int) -> Iterator[Claim]:
         with super().claim(limit) as claim:
+            if self._renew_session():
+                self.rewind()
+                yield Claim([])
+                return
             self._was_streamed = False
             self._polled_passed = self._passed
             self._table_at = 0.0 if claim.messages else time.monotonic() + TABLE_INTERVAL
@@ -186,11 +207,13 @@ class SnapshotSource(TableSource):
         with self.watch():
             store, stream = self._store, self._stream
             try:
-                places = stream.find_places()
-                is_done = len(places or [Place()]) == wanted and all(place.address for place in places)
+                positions = stream.find_positions()
+                is_done = len(positions or [StoredPosition()]) == wanted and all(
+                    position.address for position in positions
+                )
                 if not is_done:
                     with store.transaction(self._claim_timeout, transactional=self._transactional):
-                        if not places:
+                        if not positions:
                             stream.create()
                         store.limit_lock_waits(ARRANGE_PATIENCE)
                         is_done = stream.arrange(wanted, RECOVERED)
@@ -203,14 +226,14 @@ class SnapshotSource(TableSource):
 
     @contextmanager
     def _claim_from_stream(self, limit: int) -> Iterator[Claim]:
-        """Claim from the first position that has messages, of those that no other worker has."""
-        self._looked_at = set()
+        """Claim from the first position that has messages and that no other worker has."""
+        self._tried_positions = set()
         while True:
-            before = len(self._looked_at)
+            before = len(self._tried_positions)
             self._begin_claim()
             with self._watched(self._open(limit)) as claim:
-                number = len(self._looked_at)
-                if not self._stream_is_empty or number == before or number >= len(self._passed):
+                number = len(self._tried_positions)
+                if not self._has_nothing or number == before or number >= len(self._passed):
                     yield claim
                     return
 
@@ -219,14 +242,15 @@ class SnapshotSource(TableSource):
         nested = connections[self.using].in_atomic_block
         try:
             with self._store.transaction(self._claim_timeout, transactional=self._transactional):
+                self._renew_session()
                 stream = self._stream
-                place = self._lock(stream)
+                position = self._lock(stream)
                 self._next = self._number
                 claim = Claim([])
-                if place is not None and nested:
-                    self._move_uncommitted(stream, place)
-                elif place is not None:
-                    claim = self._read(stream, place, limit)
+                if position is not None and nested:
+                    self._move_uncommitted(stream, position)
+                elif position is not None:
+                    claim = self._read(stream, position, limit)
                 self._was_streamed = bool(claim.messages)
                 yield claim
         except BaseException:
@@ -239,43 +263,47 @@ class SnapshotSource(TableSource):
     def _open_one(self, message: Message) -> Iterator[Claim]:
         store = self._store
         with store.transaction(self._claim_timeout, transactional=True):
-            if self._has_position and (place := self._lock_position_of(message)):
-                self._stream.move_one_to_table(place, message.id)
+            if self._has_position and (position := self._lock_position_of(message)):
+                self._stream.move_one_to_table(position, message.id)
             yield Claim([*store.find_unchanged(self._publisher_alias, message)])
 
-    def _lock_position_of(self, message: Message) -> Place | None:
+    def _lock_position_of(self, message: Message) -> StoredPosition | None:
         partition, count = partition_of(message.key), max(len(self._passed), 1)
         number = number_of(partition, message.id, count)
-        place = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
-        return place if place and number_of(partition, message.id, place.count) == place.number else None
+        position = self._stream.lock(self._addresses.get(number, ""), number, {*range(count)} - {number})
+        return position if position and number_of(partition, message.id, position.count) == position.number else None
 
-    def _lock(self, stream: Stream) -> Place | None:
+    def _lock(self, stream: Stream) -> StoredPosition | None:
         """Lock a position; return None if other workers have them, or if there is no stream."""
-        if not self._has_position and not self._find_position(stream):
-            self._stream_is_empty = True
+        if not self._has_position and not self._find_or_create_position(stream):
+            self._has_nothing = True
             self._stream_at = time.monotonic() + NO_STREAM_INTERVAL
             return None
-        place = stream.lock(self._addresses.get(self._number, ""), self._number, self._looked_at)
-        if place is None:
-            self._listing, self._stream_is_empty, self._goes_on = None, True, False
+        position = stream.lock(self._addresses.get(self._number, ""), self._number, self._tried_positions)
+        if position is None:
+            self._listing, self._has_nothing, self._goes_on = None, True, False
             self._learn(stream)
-            if self._looked_at:
+            if self._tried_positions:
                 return None
             # Once, another worker may only have looked.
             self._stream_at = time.monotonic() + STANDBY_INTERVAL * self._stands_by
             self._has_position = bool(self._passed)
             # The one that makes the position may not have committed it yet.
             self._passed = self._passed or (NOTHING,)
-        elif place.count != len(self._passed) or place.number != self._number:
+        elif position.count != len(self._passed) or position.number != self._number:
             # The one that was wanted may be missing.
             self._learn(stream)
-        self._stands_by = place is None
-        if place is not None:
-            self._number = place.number
-            self._looked_at.add(place.number)
-        return place
+            if position.count != len(self._passed):
+                # Its row was changed by hand: the others have another count, and the next change of their number ends
+                # that.
+                position = None
+        self._stands_by = position is None
+        if position is not None:
+            self._number = position.number
+            self._tried_positions.add(position.number)
+        return position
 
-    def _find_position(self, stream: Stream) -> bool:
+    def _find_or_create_position(self, stream: Stream) -> bool:
         """Return whether there is a position, which begins now if there is anything to deliver from a stream."""
         self._learn(stream)
         self._has_position = bool(self._passed) or self._streams or stream.has_messages()
@@ -285,14 +313,29 @@ class SnapshotSource(TableSource):
 
     def _learn(self, stream: Stream) -> None:
         """Read where all positions stand, unless more is known of them."""
-        places = stream.find_places()
-        known = self._passed if len(self._passed) == len(places) else [NOTHING] * len(places)
-        server = stream.find_server() if places else ""
-        of_server = [place.passed if place.server == server else NOTHING for place in places]
+        positions = stream.find_positions()
+        known = self._passed if len(self._passed) == len(positions) else [NOTHING] * len(positions)
+        server = stream.find_server() if positions else ""
+        of_server = [position.passed if position.server == server else NOTHING for position in positions]
         both = zip(of_server, known, strict=True)
         self._passed = tuple(max(pair, key=lambda passed: Snapshot.read(passed).end) for pair in both)
-        if any(not place.address for place in places):
-            self._wanted.setdefault(self._publisher_alias, len(places))
+        if any(not position.address for position in positions):
+            self._wanted.setdefault(self._publisher_alias, len(positions))
+
+    def _begin_session(self) -> None:
+        self._session = object()
+        self._forget()
+
+    def _renew_session(self) -> bool:
+        """Return whether the claim has a server process that this session did not have; if so, begin a new session.
+
+        A crash of the server ends all its processes. A connection pooler replaces them, and clients may not notice.
+        """
+        has_new = len(self._backends) > self._known_backends
+        if has_new:
+            self._known_backends = len(self._backends)
+            self._begin_session()
+        return has_new
 
     def _forget(self) -> None:
         """Forget all snapshots: they may be of another server, or from before a crash.
@@ -302,47 +345,47 @@ class SnapshotSource(TableSource):
         """
         self._listing, self._passed = None, (NOTHING,) * len(self._passed)
 
-    def _know(self, place: Place, passed: str) -> None:
+    def _know(self, position: StoredPosition, passed: str) -> None:
         """Remember the snapshot up to which the messages of a position are delivered."""
-        self._passed = (*self._passed[: place.number], passed, *self._passed[place.number + 1 :])
+        self._passed = (*self._passed[: position.number], passed, *self._passed[position.number + 1 :])
 
-    def _move_uncommitted(self, stream: Stream, place: Place) -> None:
-        """Move messages to the table in a transaction, a test's, whose number no snapshot can contain."""
+    def _move_uncommitted(self, stream: Stream, position: StoredPosition) -> None:
+        """Move messages to the table in a test's transaction: no snapshot can contain its number."""
         self._passed = ()
-        for each in stream.find_places():
+        for each in stream.find_positions():
             while ids := stream.list_new(each, LISTED).ids:
                 stream.move_to_table(ids)
-        self._stream_is_empty = True
+        self._has_nothing = True
 
-    def _read(self, stream: Stream, place: Place, limit: int) -> Claim:
-        """Return the next messages of the stream, and move the position past those that are not to be published."""
-        self._stream_is_empty = self._goes_on = False
-        recovered = self._check_server(stream, place)
+    def _read(self, stream: Stream, position: StoredPosition, limit: int) -> Claim:
+        """Return the next messages of the stream, and move the position past messages that are not to be published."""
+        self._has_nothing = self._goes_on = False
+        recovered = self._check_server(stream, position)
         if recovered is None:
             return Claim([])
-        place = recovered
+        position = recovered
         while True:
             listing = self._listing
-            if listing is None or listing.place != place or not listing.ids:
-                listing = stream.list_new(place, LISTED)
-            if not listing.ids and not place.page:
-                self._stream_is_empty, self._listing = True, None
-                self._know(place, listing.page)
-                if place.count > 1:
+            if listing is None or listing.position != position or not listing.ids:
+                listing = stream.list_new(position, LISTED)
+            if not listing.ids and not position.page:
+                self._has_nothing, self._listing = True, None
+                self._know(position, listing.page)
+                if position.count > 1:
                     self._catch_up(stream, listing)
                 return Claim([])
-            self._know(place, place.passed)
+            self._know(position, position.passed)
             ids = listing.ids[:limit]
-            rows = stream.read(ids, max_bytes=self._settings.batch_bytes, count=place.count) if ids else []
-            end = place.page_end
+            rows = stream.read(ids, max_bytes=self._settings.batch_bytes, count=position.count) if ids else []
+            end = position.page_end
             if ids:
                 # If some are missing, they did not fit, or were deleted in the meantime.
                 end = rows[-1][0] if rows else ids[-1]
             waiting = {row[0] for row in rows if row[-1] or self._only_from_table}
             messages = read_messages([row for row in rows if row[0] not in waiting])
-            self._listing, self._addresses[place.number] = listing, place.address
-            claim = Claim(messages, Streamed(listing, end, waiting))
-            if messages:
+            self._listing, self._addresses[position.number] = listing, position.address
+            claim = Claim(messages, StreamedBatch(listing, end, waiting))
+            if messages or limit < 1:
                 return claim
             self._settle_streamed(stream, claim, Settlement())
             if ids:
@@ -350,10 +393,10 @@ class SnapshotSource(TableSource):
                 self._goes_on = True
                 return Claim([])
             assert self._listing is not None
-            place = self._listing.place
+            position = self._listing.position
 
     def _settle_streamed(self, stream: Stream, claim: Claim, settlement: Settlement) -> None:
-        batch: Streamed = claim.mark
+        batch: StreamedBatch = claim.mark
         changed = _Changed.of(claim, settlement)
         if changed.to_table or changed.processed or batch.waiting:
             stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
@@ -362,44 +405,43 @@ class SnapshotSource(TableSource):
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)
-            self._next = (listing.place.number + 1) % listing.place.count
+            self._next = (listing.position.number + 1) % listing.position.count
             if not before:
                 return
             end = listing.ids[before - 1]
         listing = listing.after(end)
-        place = stream.move(listing.place)
-        self._listing, self._addresses[place.number] = replace(listing, place=place), place.address
+        position = stream.move(listing.position)
+        self._listing, self._addresses[position.number] = replace(listing, position=position), position.address
         if not listing.ids:
-            self._next = (place.number + 1) % place.count
+            self._next = (position.number + 1) % position.count
 
     def _catch_up(self, stream: Stream, listing: Listing) -> None:
-        """Move a position without messages past those of the others, which every listing would read again."""
-        place, now = listing.place, time.monotonic()
-        self._next = (place.number + 1) % place.count
-        if now >= self._caught_up_at.get(place.number, 0.0) and stream.has_messages(place.passed):
-            self._caught_up_at[place.number] = now + CATCH_UP_INTERVAL
-            self._addresses[place.number] = stream.move(listing.after(0).place).address
+        """Move a position without messages past the messages of the others, or every listing would read them again."""
+        position, now = listing.position, time.monotonic()
+        self._next = (position.number + 1) % position.count
+        if now >= self._caught_up_at.get(position.number, 0.0) and stream.has_messages(position.passed):
+            self._caught_up_at[position.number] = now + CATCH_UP_INTERVAL
+            self._addresses[position.number] = stream.move(listing.after(0).position).address
 
-    def _check_server(self, stream: Stream, place: Place) -> Place | None:
+    def _check_server(self, stream: Stream, position: StoredPosition) -> StoredPosition | None:
         """Return the position, as it is on this server; None while messages of another one are being settled.
 
         A dump that is restored into another server has numbers of transactions that mean nothing there.
         """
-        session = connections[self.using].connection
-        if session is self._checked_session and place.server == self._server:
-            return place
+        if self._session is self._checked_session and position.server == self._server:
+            return position
         server = stream.find_server()
-        if place.server and place.server != server:
-            self._know(place, NOTHING)
-            self._goes_on = bool(stream.settle_in_table(place, RECOVERED))
+        if position.server and position.server != server:
+            self._know(position, NOTHING)
+            self._goes_on = bool(stream.settle_in_table(position, RECOVERED))
             if self._goes_on:
                 return None
-            place = replace(place, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
-        if place.server != server:
+            position = replace(position, passed=NOTHING, page="", page_start=0, page_end=0, last_id=0)
+        if position.server != server:
             # It is looked at again, because this transaction may be rolled back.
-            return stream.move(replace(place, server=server))
-        self._checked_session, self._server = session, server
-        return place
+            return stream.move(replace(position, server=server))
+        self._checked_session, self._server = self._session, server
+        return position
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +449,7 @@ class _Changed:
     """The messages of a claim that are not simply passed by the position.
 
     Attributes:
-        to_table: those that are tried again, failed or held, and those that wait for them.
+        to_table: messages that are retried, failed or held, and the messages that wait for them.
         left: the first one that stays in the stream, because it was not published or its result is unknown.
         processed: those behind it that were delivered.
     """

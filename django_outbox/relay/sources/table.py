@@ -20,7 +20,7 @@ class TableSource:
 
     Args:
         settings: the maximum bytes of a batch, the claim timeout, and whether processed messages are deleted.
-        transactional: whether the publisher writes in the transaction of the claim.
+        transactional: whether the publisher writes in the transaction that settles a message.
         calls: watches the database calls of the claims.
     """
 

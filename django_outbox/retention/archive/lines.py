@@ -57,44 +57,23 @@ class ArchivedMessage:
 
 def encode(row: FullRow) -> bytes:
     """Return a row, as `Removal.read` returns it, as one line. A column that cannot be read is blank."""
-    try:
-        if type(row[_TYPE]) is str:
-            # Only SQLite returns bytes.
-            texts = [
-                "null" if value is None else write(value) for write, value in zip(_QUICK_WRITERS, row, strict=True)
-            ]
-            line = _LINE % tuple(texts)
-            if "\n" not in line:
-                return f"{line}\n".encode()
-        columns = [begin + write(value) for (begin, write), value in zip(_COLUMNS, row, strict=True)]
-        return f"{{{''.join(columns)}}}\n".encode()
-    except Exception:
-        return _encode_partly(row)
-
-
-def _encode_partly(row: FullRow) -> bytes:
-    """Encode a row with a column that cannot be read, because SQLite's columns may hold anything."""
-    columns: list[str] = []
+    texts: list[bytes] = []
     unreadable: dict[str, str] = {}
-    for name, (begin, write), value in zip(NAMES, _COLUMNS, row, strict=True):
+    for name, write, value in zip(NAMES, _WRITERS.values(), row, strict=True):
         try:
-            text = write(value)
-            text.encode()
+            text = write(value).encode()
         except Exception:
-            text = _BLANKS.get(name, '""')
+            # SQLite's columns may hold anything.
+            text = _BLANKS.get(name, '""').encode()
             raw = value if isinstance(value, bytes) else str(value).encode(errors="backslashreplace")
             unreadable[name] = base64.b64encode(raw).decode()
-        columns.append(begin + text)
-    columns.insert(-len(JSON), f',"unreadable":{json.dumps(unreadable)}')
-    return f"{{{''.join(columns)}}}\n".encode()
+        texts.append(text)
+    texts.insert(-len(JSON), f',"unreadable":{json.dumps(unreadable)}'.encode() if unreadable else b"")
+    return _LINE % tuple(texts)
 
 
 def _write_number(value: Any) -> str:
     return str(int(value))
-
-
-def _write_boolean(value: Any) -> str:
-    return "true" if value else "false"
 
 
 def _write_text(value: Any) -> str:
@@ -129,24 +108,18 @@ _WRITERS: dict[str, Callable[[Any], str]] = {
     "id": _write_number,
     "attempts": _write_number,
     "message_id": _write_uuid,
-    "blocks_key": _write_boolean,
+    "blocks_key": lambda value: "true" if value else "false",
     "headers": lambda value: _write_json(value, dict),
     "history": lambda value: "null" if value is None else _write_json(value, list),
     "original": lambda value: "null" if value is None else _write_json(value, dict),
     "payload": lambda value: _write_json(value, object),
 }
+"""The writer of each column, in the order of `NAMES`."""
 
-_COLUMNS = [(f'{"," if index else ""}"{name}":', _WRITERS[name]) for index, name in enumerate(NAMES)]
-"""Beginning and writer of each column."""
+_SCALARS = [f'"{name}":%b' for name in NAMES if name not in JSON]
 
-_TYPE = NAMES.index("type")
-
-_QUICK: dict[Callable[[Any], str], Callable[[Any], str]] = {_write_text: quoted, _write_number: str}
-
-_QUICK_WRITERS = [str if name in JSON else _QUICK.get(_WRITERS[name], _WRITERS[name]) for name in NAMES]
-"""The writers for a database that returns text, and JSON without line breaks."""
-
-_LINE = "{" + "".join(f"{begin}%s" for begin, _ in _COLUMNS) + "}"
+_LINE = f"{{{','.join(_SCALARS)}%b{''.join(f'{begin}%b' for begin in _BEGIN.values())}}}\n".encode()
+"""A line, in which `%b` stands for the text of each column, and for the columns that cannot be read, if any."""
 
 _BLANKS = {
     **dict.fromkeys((*TIMES, "history", "original", "payload"), "null"),

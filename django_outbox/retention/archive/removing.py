@@ -57,9 +57,6 @@ def remove(
     """Write messages to a file, read it back, and delete them, in one transaction; then mark the file as committed.
 
     Args:
-        state: the column that must be set in a message; messages in which it is not are left alone.
-        reason: the reason in the manifest.
-        by: the person or program that removes the messages, for the manifest.
         is_stopping: if it returns True, the file is abandoned and nothing is deleted.
 
     Raises:
@@ -78,7 +75,8 @@ def remove(
         try:
             # Inside the locks' transaction this is a savepoint.
             with transaction.atomic(using=using):
-                deleted = _delete(removal, spool, state)
+                pages = range(0, len(spool.ids), PAGE_SIZE)
+                deleted = sum(removal.delete(spool.ids[start : start + PAGE_SIZE], state) for start in pages)
                 if deleted != len(spool.ids):
                     raise Interfered(f"{deleted:,} of {counted(len(spool.ids), 'message')} were left to delete")
                 transaction.on_commit(partial(storage.mark_committed, name), using=using, robust=True)
@@ -164,9 +162,3 @@ def _first_within(rows: list[Listed], max_bytes: int) -> list[Listed]:
         if number and total > max_bytes:
             return rows[:number]
     return rows
-
-
-def _delete(removal: Removal, spool: Spool, state: str) -> int:
-    return sum(
-        removal.delete(spool.ids[start : start + PAGE_SIZE], state) for start in range(0, len(spool.ids), PAGE_SIZE)
-    )

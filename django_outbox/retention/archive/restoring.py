@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, models, transaction
-from django.db.models.sql.compiler import SQLCompiler
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.functions import DatabaseNow, json_text
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode, reason_not_restorable
@@ -24,6 +23,12 @@ from django_outbox.text import counted
 
 BATCH_SIZE = 500
 """Number of messages that one transaction writes."""
+
+KEPT = (
+    *("message_id", "type", "topic", "key", "publisher", "occurred_at"),
+    *("error", "error_class", "first_error_at", "last_error_at"),
+)
+"""The columns that a restored message always has."""
 
 RESTORED = "restored from the archive"
 """The error of a failed message that had none, because it was processed before."""
@@ -69,9 +74,7 @@ class Selection:
     """The chosen messages of the archives, each once, in the order in which they were archived.
 
     Attributes:
-        messages: number of messages that were chosen in the last reading.
         doubles: number of further copies of them, which were left out.
-        invalid: number of lines that are not messages.
         damaged: names of archives with a file that does not have the checksum of its manifest.
     """
 
@@ -83,11 +86,7 @@ class Selection:
     damaged: set[str] = field(default_factory=set)
 
     def read(self, *, skip_damaged: bool = False) -> Iterator[ArchivedMessage]:
-        """Yield the messages. Memory is bounded, whatever their number.
-
-        Args:
-            skip_damaged: leave out the archives that an earlier reading found to be damaged.
-        """
+        """Yield the messages. Memory is bounded, whatever their number."""
         self.messages = self.doubles = self.invalid = 0
         with closing(_Seen()) as seen:
             for found in self.filters.find(self.storage):
@@ -130,23 +129,11 @@ class _Seen:
         self._database.execute("BEGIN")
 
     def add(self, message: ArchivedMessage) -> bool:
-        """Note a message, and return whether it is new."""
         identity = message.message_id.bytes + message.publisher.encode()
         return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", [identity]).rowcount == 1
 
     def close(self) -> None:
         self._database.close()
-
-
-class JSONText(models.Expression):
-    """JSON text that is written as it is: Python would change its numbers."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(output_field=models.TextField())
-        self.text = text
-
-    def as_sql(self, compiler: SQLCompiler, connection: Any, **_: Any) -> tuple[str, list[Any]]:  # type: ignore[override]
-        return "%s", [self.text]
 
 
 class Restored(NamedTuple):
@@ -165,7 +152,6 @@ def batches(messages: Iterable[ArchivedMessage], size: int = BATCH_SIZE) -> Iter
 
 
 def count_present(messages: Sequence[ArchivedMessage], *, using: str) -> int:
-    """Return how many of these messages are in the table."""
     return len(_present(messages, using))
 
 
@@ -225,23 +211,11 @@ def _next_id(using: str) -> int:
 
 
 def _row(message: ArchivedMessage, status: Status, keep_id: bool) -> OutboxMessage:
-    row = OutboxMessage(
-        pk=message.id if keep_id else None,
-        message_id=message.message_id,
-        type=message.type,
-        topic=message.topic,
-        key=message.key,
-        publisher=message.publisher,
-        occurred_at=message.occurred_at,
-        error=message.error,
-        error_class=message.error_class,
-        first_error_at=message.first_error_at,
-        last_error_at=message.last_error_at,
-    )
-    row.payload = JSONText(message.payload)
-    row.headers = JSONText(message.headers)
+    row = OutboxMessage(pk=message.id if keep_id else None, **{name: getattr(message, name) for name in KEPT})
+    row.payload = json_text(message.payload)
+    row.headers = json_text(message.headers)
     row.history, row.original = (
-        None if text == "null" else JSONText(text) for text in (message.history, message.original)
+        None if text == "null" else json_text(text) for text in (message.history, message.original)
     )
     if status is Status.FAILED:
         row.available_at = None

@@ -59,15 +59,9 @@ class Manifest:
     """Describes one file.
 
     Attributes:
-        file: the name of the file in the storage.
-        database: the alias of the database that the messages were in.
-        reason: `purged` or `discarded`.
         by: the person or program that discarded the messages; blank if unknown.
         archived_at: time at which the file was written, by the clock of the writer.
-        count: number of messages.
         ids: ranges of the messages' ids: `((1, 500), (502, 502))`.
-        size: size of the file in bytes.
-        sha256: checksum of the file.
     """
 
     file: str
@@ -113,12 +107,7 @@ def ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class Spool:
-    """A temporary file without a name, which disappears with the process.
-
-    Attributes:
-        ids: the ids of its messages.
-        length: bytes of its lines before compression.
-    """
+    """A temporary file without a name, which disappears with the process."""
 
     def __init__(self) -> None:
         self.ids: array[int] = array("q")
@@ -130,7 +119,6 @@ class Spool:
         self._file.close()
 
     def add(self, rows: Iterable[FullRow]) -> None:
-        """Append rows, as `Removal.read` returns them."""
         lines = []
         for row in rows:
             self.ids.append(row[0])
@@ -140,7 +128,6 @@ class Spool:
         self._file.write(self._compressor.compress(text))
 
     def finish(self) -> tuple[int, str]:
-        """End the file, and return its size in bytes and its SHA-256."""
         self._file.write(self._compressor.flush())
         self._file.seek(0)
         size, digest = measure(iter(lambda: self._file.read(BLOCK), b""))
@@ -148,7 +135,6 @@ class Spool:
         return size, digest
 
     def as_file(self, name: str) -> "File[bytes]":
-        """Return the file as Django's storages take it."""
         return File(self._file, name=name)
 
 
@@ -166,7 +152,6 @@ class Archive:
     """An archive in the storage.
 
     Attributes:
-        name: the name of its files without their endings.
         manifest: None if there is none, or if it is damaged: the file was never finished, and nothing was deleted.
         committed: whether the deletion is known to be committed. If not, its messages may be in the table, or in
             another archive, as well.
@@ -227,7 +212,6 @@ class ArchiveStorage:
         return name, manifest
 
     def save(self, name: str, content: "File[bytes]") -> str:
-        """Write a file, wait until it is on the disk if it is a local one, and return its name in the storage."""
         saved = self._storage.save(name, content)
         # Django's storages raise it for files without a path: a remote storage has stored them when `save` returns.
         with suppress(NotImplementedError):
@@ -241,7 +225,6 @@ class ArchiveStorage:
                 raise OSError(f"{file} is not what was written to it")
 
     def mark_committed(self, name: str) -> None:
-        """Write the marker that the messages of an archive are deleted. A failure is only logged."""
         try:
             now = datetime.datetime.now(datetime.timezone.utc).isoformat()
             self.save(f"{name}{COMMITTED}", ContentFile(f'{{"committed_at": "{now}"}}\n'.encode()))
@@ -255,7 +238,6 @@ class ArchiveStorage:
             )
 
     def forget(self, name: str, manifest: Manifest) -> None:
-        """Remove an archive, because its messages were not deleted."""
         self._remove([f"{name}{MANIFEST}", manifest.file])
 
     def find(

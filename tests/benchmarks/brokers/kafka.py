@@ -19,7 +19,7 @@ from tests.benchmarks.measuring import BenchmarkError
 from tests.support.jars import KAFKA
 from tests.support.kafka.cluster import running_cluster
 from tests.support.kafka.shared import is_real, kafka_servers
-from tests.support.kafka.tools import create_topic, delete_topics
+from tests.support.kafka.tools import create_topic, delete_topics, find_offsets
 from tests.support.spawning import process, receive
 
 PATIENCE = 30
@@ -85,7 +85,7 @@ class Kafka(Broker):
         self._before += self.count()
 
     def count(self) -> int:
-        ends = [self._consumer.get_watermark_offsets(each, timeout=PATIENCE)[1] for each in self._partitions]
+        ends = [find_offsets(self._consumer, each)[1] for each in self._partitions]
         return sum(ends) - self._before
 
     @contextmanager

@@ -11,7 +11,7 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.kafka.gateway import Gateway
 from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.shared import kafka_servers
-from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, read_topic
+from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, find_offsets, read_topic
 from tests.support.proxies import Proxies
 
 SENT_AT = 1_700_000_000_000
@@ -78,7 +78,7 @@ class KafkaSource(Source):
         partitions = [TopicPartition(self.name, number) for number in range(self.partitions)]
         count = 0
         for each in self._reader.committed(partitions, timeout=PATIENCE):
-            _, high = self._reader.get_watermark_offsets(each, timeout=PATIENCE)
+            _, high = find_offsets(self._reader, each)
             count += high - max(each.offset, 0)
         return count
 

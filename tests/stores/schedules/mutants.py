@@ -12,6 +12,7 @@ from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import OwnedHeads, Span
 from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.stores.sqlite import SQLiteStore
 from tests.stores.schedules.model import Outcome
 from tests.stores.schedules.steps import End, Freeze, Hold, Interfere, Operate, Proceed, Step
 
@@ -24,7 +25,7 @@ SETTLING = ("DELETED", "PROCESSED", "FAILED", "RETRIED")
 
 def without_locks(patch: pytest.MonkeyPatch) -> None:
     """Let a claim take any key that has work, even if another relay owns it."""
-    lock = re.compile(r"pg_try_advisory_xact_lock\(.*?\n +\)", re.DOTALL)
+    lock = r"pg_try_advisory_xact_lock\(.*\)"
     patch.setattr(postgresql, "OWN_HEADS", replaced(lock, "%s::text IS NOT NULL", postgresql.OWN_HEADS))
     patch.setattr(mysql, "LOCK_SLOTS", replaced("FOR UPDATE SKIP LOCKED", "", mysql.LOCK_SLOTS))
     patch.setattr(sqlite, "LEASE_PARTITIONS", f"{sqlite.LEASE_PARTITIONS} WHERE 1 = 0")
@@ -49,7 +50,9 @@ def without_guard(patch: pytest.MonkeyPatch) -> None:
     for store in (PostgreSQLStore, MySQLStore):
         for name in SETTLING:
             patch.setattr(store, name, replaced(GUARD, r"\1 1 = 1", getattr(store, name)))
-    patch.setattr(sqlite, "MINE", "AND %s IS NOT NULL")
+    for name in SETTLING:
+        statement = getattr(SQLiteStore, name)
+        patch.setattr(SQLiteStore, name, replaced(re.escape(sqlite.MINE), "%s IS NOT NULL", statement))
 
 
 def with_the_head_locked_alone(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import confluent_kafka
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID = 0, 1, 3, 8, 22
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID = 0, 1, 2, 3, 8, 22
 """Kinds of requests: https://kafka.apache.org/protocol.html#protocol_api_keys."""
 
 _PRODUCER = 0
@@ -88,7 +88,7 @@ class MockCluster:
 
     def stop_failing(self) -> None:
         """Answer all requests again."""
-        for request in (PRODUCE, FETCH, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID):
+        for request in (PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, INIT_PRODUCER_ID):
             self._library.rd_kafka_mock_clear_request_errors(self._cluster, ctypes.c_int16(request))
 
     def fail_partition(self, topic: str, partition: int, request: int, *codes: int) -> None:

@@ -1,7 +1,8 @@
 """The cluster of Kafka that the tests of a run share.
 
 It is the one that KAFKA_URL names. Without it, the first test that asks for a cluster starts three brokers, if their
-programs are in the cache, and they end with the run. Otherwise each process of the run has a mock of a cluster.
+programs are in the cache, and they end with the run. Otherwise, or if KAFKA_URL is "mock", each process of the run has
+a mock of a cluster.
 """
 
 import functools
@@ -20,18 +21,18 @@ KEEPER = "OUTBOX_TEST_KAFKA"
 
 def is_real() -> bool:
     """Return whether the brokers are Kafka's own."""
-    return bool(os.environ.get(URL)) or KEEPER in os.environ
+    return os.environ.get(URL, "") not in {"", "mock"} or KEEPER in os.environ
 
 
 @functools.cache
 def kafka_servers() -> str:
     """Return the addresses of the brokers, and start them if nobody has."""
-    if os.environ.get(URL):
-        return os.environ[URL].removeprefix("kafka://")
-    if KEEPER not in os.environ:
+    if not is_real():
         from tests.support.kafka.mock import mock_cluster  # noqa: PLC0415 - this module is imported in every run
 
         return mock_cluster().servers
+    if KEEPER not in os.environ:
+        return os.environ[URL].removeprefix("kafka://")
     with Client(os.environ[KEEPER], family="AF_UNIX") as connection:
         servers, error = connection.recv()
     assert servers, error
@@ -82,4 +83,4 @@ class Keeper:
 
 def start_keeper() -> Keeper | None:
     """Return the keeper of the brokers, unless they run already or cannot be started."""
-    return Keeper() if not is_real() and KAFKA.is_usable else None
+    return Keeper() if KAFKA.is_usable and not os.environ.get(URL) else None

@@ -1,9 +1,10 @@
 """What tests do with Kafka's topics."""
 
 import functools
+import time
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -60,6 +61,22 @@ def delete_topics(servers: str, *names: str) -> None:
         admin(servers).delete_topics([*names])
 
 
+def find_offsets(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """Return the first offset of a partition and the next one.
+
+    A client knows no partitions until it has metadata, and those of a new topic may be missing from its first.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=PATIENCE)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._UNKNOWN_PARTITION or time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
+        consumer.list_topics(partition.topic, timeout=PATIENCE)
+
+
 def read_topic(servers: str, topic: str, positions: dict[int, int]) -> list[Any]:
     """Return the records of a topic from these offsets on, and advance them; a partition begins at 0."""
     consumer = Consumer(
@@ -70,7 +87,7 @@ def read_topic(servers: str, topic: str, positions: dict[int, int]) -> list[Any]
         ends = {}
         for number in sorted(found):
             partition = TopicPartition(topic, number)
-            low, high = consumer.get_watermark_offsets(partition, timeout=PATIENCE)
+            low, high = find_offsets(consumer, partition)
             assert low == 0, "the mock has dropped records"
             if high > positions.setdefault(number, 0):
                 ends[number] = high

@@ -6,6 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_outbox.conf import get_settings
 from django_outbox.inbox.deduplication import purge
+from django_outbox.inbox.models import HandledMessage
 from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
 from django_outbox.text import counted
@@ -20,6 +21,7 @@ class Command(OutboxCommand):
   manage.py inbox_purge                      delete as a running inbox does
   manage.py inbox_purge --older-than 90      keep 90 days
 """
+    models = (HandledMessage,)
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
@@ -32,7 +34,6 @@ class Command(OutboxCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self.verbosity = options["verbosity"]
         age = options["older_than"]
         if age is None and get_settings().inbox_retention is None:
             raise CommandError(

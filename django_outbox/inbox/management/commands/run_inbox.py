@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -12,7 +13,7 @@ from django_outbox.brokers.consumer import Consumer, Unavailable
 from django_outbox.deployment import REQUIRED, missing_schema
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.models import HandledMessage
-from django_outbox.inbox.state import LIMITS, InboxTally
+from django_outbox.inbox.state import LIMITS
 from django_outbox.management.live import LiveFigures, Rate
 from django_outbox.management.proof import CheckResult, check_deployment
 from django_outbox.management.service import ServiceCommand, print_line
@@ -28,7 +29,7 @@ class InboxFigures:
     def read(self) -> LiveFigures:
         tally = self._inbox.tally
         texts = [f"{self._rate.read(tally.received):,.0f} msg/s"]
-        texts += [f"{name} {getattr(tally, name):,}" for name in InboxTally.__dataclass_fields__]
+        texts += [f"{name} {count:,}" for name, count in asdict(tally).items()]
         if paused := list(self._inbox.paused):
             texts.insert(0, f"paused by the backlog: {', '.join(paused)}")
         aliases = [consumer.alias for consumer in self._inbox.consumers]
@@ -81,10 +82,10 @@ class Command(ServiceCommand):
             raise CommandError(str(error)) from error
         self.signals.stop(inbox)
         if options["only_check"]:
-            self.report_findings(check_inbox(inbox.using, inbox.consumers), options["verbosity"])
+            self.report_findings(check_inbox(inbox.using, inbox.consumers))
             return
         self.require_schema(inbox.using, [*REQUIRED, HandledMessage])
-        with self.working(inbox.using, InboxFigures(inbox).read, options["verbosity"]):
+        with self.working(inbox.using, InboxFigures(inbox).read):
             if options["drain"]:
                 inbox.drain()
             elif options["once"]:
@@ -92,7 +93,7 @@ class Command(ServiceCommand):
             else:
                 inbox.run()
         # An inbox that runs until it is stopped has its totals in the log.
-        if options["verbosity"] > 0 and (options["drain"] or options["once"]):
+        if self.verbosity > 0 and (options["drain"] or options["once"]):
             print_line(self.stdout, f"{inbox.tally}.")
 
 

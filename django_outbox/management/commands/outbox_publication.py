@@ -1,0 +1,103 @@
+"""`manage.py outbox_publication`: set up or remove the publication through which relays read PostgreSQL's log."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from django_outbox.conf import get_settings
+from django_outbox.deployment import describe_missing_schema
+from django_outbox.management.base import OutboxCommand
+from django_outbox.models import OutboxMessage, StreamPosition
+from django_outbox.stores import find_store
+from django_outbox.stores.log import PUBLICATION
+from django_outbox.stores.log_setup import LogSetup, Obstacle
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.text import counted, describe, one_line
+
+
+class Command(OutboxCommand):
+    help = (
+        'Set up the publication that relays need for publishers with the SOURCE "log",\n'
+        "and report everything else that they lack. Run it as the owner of the tables. It\n"
+        "may be run again. The exit code is 1 if relays cannot read the log afterwards."
+    )
+    examples = """
+  manage.py outbox_publication --role shop_relay    for relays of this role
+  manage.py outbox_publication --sql                print the SQL
+  manage.py outbox_publication --remove
+"""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_database_argument(parser)
+        parser.add_argument(
+            "--role", metavar="ROLE", help="Database role of the relays (default: the role of this connection)."
+        )
+        parser.add_argument("--remove", action="store_true", help="Remove the publication.")
+        parser.add_argument("--sql", action="store_true", help="Print the SQL, and change nothing.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        using = self.get_database(options)
+        try:
+            self._handle(using, options["role"], remove=options["remove"], only_sql=options["sql"])
+        except DatabaseError as error:
+            raise CommandError(f"Nothing was changed in the database {using!r}: {describe(error)}") from error
+
+    def _handle(self, using: str, role: str | None, *, remove: bool, only_sql: bool) -> None:
+        setup = LogSetup(_get_store(using), role)
+        if unfit := setup.find_unfit():
+            raise CommandError(_describe(using, unfit))
+        found = [] if remove else [*setup.find_obstacles(max(len(get_settings().from_log), 1))]
+        # The publication itself is what this command sets up.
+        obstacles = [each for each in found if each.check != "W056"]
+        statements = setup.list_statements(remove=remove)
+        if only_sql:
+            self._print_sql(using, statements, obstacles)
+            return
+        refusals = [*setup.find_refusals(remove=remove)] if statements else []
+        if refusals and not remove and obstacles == found:
+            # It has more than relays need, and they can read it.
+            statements, refusals = [], []
+        for obstacle in [*refusals, *obstacles]:
+            self.stderr.write(_describe(using, obstacle))
+        if refusals:
+            count = counted(len(refusals) + len(obstacles), "problem")
+            raise CommandError(f"Nothing was changed: {count} found. With --sql, the SQL is printed instead.")
+        setup.run(statements)
+        self.report(_report(using, statements, remove=remove))
+        if obstacles:
+            hint = "" if role else " If relays have another role, name it with --role."
+            raise CommandError(f"Relays cannot read the log yet: {counted(len(obstacles), 'problem')} found.{hint}")
+
+    def _print_sql(self, using: str, statements: Sequence[str], obstacles: Sequence[Obstacle]) -> None:
+        for obstacle in obstacles:
+            self.stdout.write(f"-- {one_line(_describe(using, obstacle))}")
+        for statement in ["BEGIN", *statements, "COMMIT"] if statements else ():
+            self.stdout.write(f"{statement};")
+
+
+def _get_store(using: str) -> PostgreSQLStore:
+    """Return the store of a database. Raises `CommandError` if it is not PostgreSQL, or lacks the tables."""
+    connection = connections[using]
+    store = find_store(connection)
+    if not isinstance(store, PostgreSQLStore):
+        raise CommandError(
+            f"The database {using!r} (vendor {connection.vendor!r}) has no log that relays can read: only PostgreSQL "
+            "has one. Messages are delivered from the table."
+        )
+    if problem := describe_missing_schema(connection, [OutboxMessage, StreamPosition]):
+        raise CommandError(problem)
+    return store
+
+
+def _describe(using: str, obstacle: Obstacle) -> str:
+    return f"The database {using!r} {obstacle.problem}. {obstacle.remedy}"
+
+
+def _report(using: str, statements: Sequence[str], *, remove: bool) -> str:
+    if not statements:
+        state = f"there is no publication {PUBLICATION}" if remove else f"the publication {PUBLICATION} is set up"
+        return f"Nothing was changed: {state}."
+    verb = "Removed" if remove else "Created" if len(statements) == 1 else "Replaced"
+    return f"{verb} the publication {PUBLICATION} in the database {using!r}."

@@ -1,0 +1,181 @@
+"""What a database must have so that relays can read its log."""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from django.db import transaction
+
+from django_outbox.models import StreamPosition
+from django_outbox.stores.log import (
+    ADMIT_ROLE,
+    COLUMNS,
+    DECODE_LOG,
+    PUBLICATION,
+    RAISE_LIMIT,
+    SET_UP,
+    find_publication,
+)
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.text import counted
+
+MIN_VERSION = 15
+"""The version of PostgreSQL that introduced lists of columns in publications."""
+
+SERVER = "SELECT current_setting('server_version_num')::integer / 10000, pg_is_in_recovery()"
+
+# A relay connects as the role of the session, even if Django assumes another one for its queries. On Amazon RDS,
+# membership in a role gives the privilege. The slots of this database's relays are free for them.
+CAPABILITIES = """
+WITH own AS (
+    SELECT slot_name, active_pid FROM pg_replication_slots
+    WHERE slot_name ~ '^outbox_' AND database = current_database()
+)
+SELECT quote_ident(rolname), rolname = session_user, current_setting('wal_level') = 'logical',
+    rolsuper OR rolreplication OR EXISTS (
+        SELECT FROM pg_roles rds WHERE rds.rolname = 'rds_replication' AND pg_has_role(role.oid, rds.oid, 'member')
+    ),
+    (
+        SELECT bool_and(has_table_privilege(coalesce(%s, current_user), '{positions}', privilege))
+        FROM unnest('{select,insert,update}'::text[]) privilege
+    ),
+    current_setting('max_replication_slots')::integer
+        - (SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT IN (SELECT slot_name FROM own)),
+    current_setting('max_wal_senders')::integer - (
+        SELECT count(*) FROM pg_stat_replication
+        WHERE pid NOT IN (SELECT active_pid FROM own WHERE active_pid IS NOT NULL)
+    )
+FROM pg_roles role
+WHERE rolname = coalesce(%s, session_user)
+"""
+
+TABLE = """
+SELECT format('%%I.%%I', nspname, relname), quote_ident(pg_get_userbyid(relowner)), pg_has_role(relowner, 'usage'),
+    quote_ident(current_database()), has_database_privilege(current_database(), 'create'), quote_ident(current_user)
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE pg_class.oid = '{table}'::regclass
+"""
+
+
+class Obstacle(NamedTuple):
+    """Something that prevents that the log is read, or that the publication is set up.
+
+    Attributes:
+        problem: the end of a sentence that begins with the name of the database.
+        remedy: a sentence.
+        check: the number of the system check; blank if there is none.
+    """
+
+    problem: str
+    remedy: str
+    check: str = ""
+
+
+class LogSetup:
+    """The publication of a database, and what else relays need to read the log.
+
+    Args:
+        role: the role of the relays; by default, that of the session.
+    """
+
+    def __init__(self, store: PostgreSQLStore, role: str | None = None) -> None:
+        self._store = store
+        self._role = role
+
+    def find_unfit(self) -> Obstacle | None:
+        """Return why nothing can be set up on this server."""
+        ((version, is_standby),) = self._store.fetch(SERVER)
+        if version < MIN_VERSION:
+            return Obstacle(f"is PostgreSQL {version}", f"Upgrade it to PostgreSQL {MIN_VERSION} or newer.", "W058")
+        if is_standby:
+            return Obstacle("is a standby", "Use the primary server.", "W058")
+        return None
+
+    def find_obstacles(self, readers: int) -> Iterator[Obstacle]:
+        """Find what prevents that this number of publishers is fed from the log."""
+        if unfit := self.find_unfit():
+            yield unfit
+            return
+        has_driver = find_spec("psycopg") is not None
+        if not has_driver:
+            yield Obstacle("is used without psycopg 3", "Install psycopg.", "W053")
+        yield from self._find_faults()
+        positions = self._store.connection.ops.quote_name(StreamPosition._meta.db_table)
+        capabilities = self._store.fetch(CAPABILITIES, [self._role, self._role])
+        if not capabilities:
+            yield Obstacle(f"has no role {self._role!r}", "Create it, or name the role of the relays.", "W055")
+            return
+        ((role, is_own, is_logical, may_read, may_move, slots, senders),) = capabilities
+        if not is_logical:
+            yield Obstacle("has a wal_level that does not support logical decoding", f"{DECODE_LOG}.", "W054")
+        if not may_read:
+            yield Obstacle(f"does not let the role {role} read the log", ADMIT_ROLE.format(role=role), "W055")
+        if not may_move:
+            remedy = f"Run: GRANT SELECT, INSERT, UPDATE ON {positions} TO {role}"
+            yield Obstacle(f"does not let the role {role} move the position of a stream", remedy, "W055")
+        for limit, free, noun in (
+            ("max_replication_slots", slots, "free replication slot"),
+            ("max_wal_senders", senders, "free WAL sender"),
+        ):
+            if free < readers:
+                problem = f"has {counted(max(free, 0), noun)}, but relays need {readers:,}"
+                yield Obstacle(problem, f"{RAISE_LIMIT.format(limit=limit)}.", "W057")
+        if is_own and may_read and senders > 0 and has_driver:
+            yield from self._find_refusal()
+
+    def _find_faults(self) -> Iterator[Obstacle]:
+        publication = find_publication(self._store)
+        if not publication.missing:
+            return
+        problem = f"has no publication {PUBLICATION}"
+        if publication.identity:
+            missing = ", ".join(sorted(publication.missing))
+            problem = f"has a publication {PUBLICATION} that lacks inserted rows of the table, or the columns {missing}"
+        yield Obstacle(problem, f"{SET_UP.format(alias=self._store.connection.alias)}.", "W056")
+
+    def _find_refusal(self) -> Iterator[Obstacle]:
+        # Only here, because a project may have another driver.
+        from django_outbox.stores.replication import find_refusal  # noqa: PLC0415
+
+        if refusal := find_refusal(self._store.connection.get_connection_params()):
+            remedy = "Connect to the server itself, without a connection pool in between."
+            yield Obstacle(f"refuses a connection that reads the log: {refusal.rstrip('.')}", remedy, "W059")
+
+    def list_statements(self, *, remove: bool = False) -> list[str]:
+        """Return the SQL that sets the publication up, or removes it; none if nothing is to be done.
+
+        A publication that has more than relays need, or less, is replaced. Those that read the log notice that.
+        """
+        publication = find_publication(self._store)
+        if not remove and publication.is_exact:
+            return []
+        statements = [f"DROP PUBLICATION {PUBLICATION}"] if publication.identity else []
+        if not remove:
+            ((table, *_),) = self._store.fetch(TABLE)
+            columns = ", ".join(COLUMNS)
+            statements.append(
+                f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {table} ({columns}) WITH (publish = 'insert')"
+            )
+        return statements
+
+    def find_refusals(self, *, remove: bool = False) -> Iterator[Obstacle]:
+        """Find the privileges that the role of the session lacks to run the statements."""
+        publication = find_publication(self._store)
+        ((table, owner, is_owned, database, may_create, role),) = self._store.fetch(TABLE)
+        if not publication.is_owned:
+            problem = f"has a publication {PUBLICATION} that belongs to the role {publication.owner}"
+            yield Obstacle(f"{problem}, not to {role}", f"Run this as {publication.owner}, or as a superuser.")
+        if remove:
+            return
+        if not is_owned:
+            problem = f"has the table {table}, which belongs to the role {owner}, not to {role}"
+            yield Obstacle(problem, f"Run this as {owner}, or as a superuser.")
+        if not may_create:
+            remedy = f"Run: GRANT CREATE ON DATABASE {database} TO {role}"
+            yield Obstacle(f"does not let the role {role} create a publication", remedy)
+
+    def run(self, statements: Sequence[str]) -> None:
+        """Run statements in one transaction."""
+        with transaction.atomic(using=self._store.connection.alias), self._store.connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)

@@ -1,0 +1,390 @@
+"""`outbox_publication` and the checks: what relays need to read the log, on a real server and with real roles."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from io import StringIO
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from django_outbox.checks import check_databases
+from django_outbox.stores.log import Publication, find_publication
+from django_outbox.stores.postgresql import PostgreSQLStore
+from tests.conftest import ALIASES
+from tests.faults.servers import PostgreSQL
+from tests.streams.conftest import LOG, execute, publish
+from tests.streams.test_log import assert_delivered_once_in_order
+from tests.support.messages import put
+from tests.support.pgbouncer import pgbouncer
+from tests.support.publishers import SCRIPTED, Script
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("scripted")
+
+OUTBOX: dict[str, Any] = {
+    "PUBLISHERS": {"default": {**SCRIPTED, "SOURCE": "log"}, "other": {**SCRIPTED, "SOURCE": "log"}}
+}
+
+TABLES = ("django_outbox_outboxmessage", "django_outbox_streamposition")
+
+CREATED = "Created the publication django_outbox in the database 'log'.\n"
+
+COLUMNS = "(xid, publisher, id, message_id, type, topic, key, payload, headers, occurred_at)"
+
+
+def run(*arguments: str, using: str = LOG) -> tuple[str, list[str], str]:
+    """Return the output, the lines of the error output, and the text of the CommandError."""
+    out, err, raised = StringIO(), StringIO(), ""
+    try:
+        call_command("outbox_publication", *arguments, database=using, stdout=out, stderr=err)
+    except CommandError as error:
+        raised = str(error)
+    return out.getvalue(), err.getvalue().splitlines(), raised
+
+
+def read(using: str = LOG) -> Publication:
+    return find_publication(PostgreSQLStore(connections[using]))
+
+
+def checks() -> list[str]:
+    found = check_databases(None, databases=[LOG])
+    assert all(warning.hint for warning in found)
+    return [str(warning.id).removeprefix("django_outbox.") for warning in found]
+
+
+@contextmanager
+def connected(**changes: Any) -> Iterator[None]:
+    """Connect with other settings for a while."""
+    connection = connections[LOG]
+    before = {name: connection.settings_dict[name] for name in changes}
+    connection.close()
+    connection.settings_dict.update(changes)
+    try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict.update(before)
+
+
+@pytest.fixture
+def roles(log: PostgreSQL) -> Iterator[None]:
+    """The role that owns the tables, and that of the relays; they have the rights that they need."""
+    execute("DROP PUBLICATION IF EXISTS django_outbox")
+    execute("CREATE ROLE shop_owner LOGIN; CREATE ROLE shop_relay LOGIN REPLICATION; CREATE ROLE shop_web LOGIN")
+    execute("GRANT CREATE ON DATABASE outbox TO shop_owner")
+    execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO shop_owner, shop_relay, shop_web")
+    execute("GRANT INSERT, UPDATE ON django_outbox_streamposition TO shop_relay")
+    for table in TABLES:
+        execute(f"ALTER TABLE {table} OWNER TO shop_owner")
+    try:
+        yield
+    finally:
+        execute("DROP PUBLICATION IF EXISTS django_outbox")
+        for table in TABLES:
+            execute(f"ALTER TABLE {table} OWNER TO relay")
+        execute("DROP OWNED BY shop_owner, shop_relay, shop_web; DROP ROLE shop_owner, shop_relay, shop_web")
+        publish()
+
+
+@pytest.mark.usefixtures("roles")
+class TestRoles:
+    def test_the_owner_sets_it_up_and_the_role_of_the_relays_can_read_the_log(self):
+        with connected(USER="shop_owner"):
+            assert run("--role", "shop_relay") == (CREATED, [], "")
+        with connected(USER="shop_relay"):
+            assert checks() == []
+            assert run() == ("Nothing was changed: the publication django_outbox is set up.\n", [], "")
+
+    @pytest.mark.parametrize(
+        ("change", "problem", "remedy"),
+        [
+            (
+                "ALTER ROLE shop_relay NOREPLICATION",
+                "does not let the role shop_relay read the log",
+                "ALTER ROLE shop_relay REPLICATION",
+            ),
+            (
+                "REVOKE INSERT ON django_outbox_streamposition FROM shop_relay",
+                "does not let the role shop_relay move the position",
+                'GRANT SELECT, INSERT, UPDATE ON "django_outbox_streamposition" TO shop_relay',
+            ),
+        ],
+        ids=["replication", "position"],
+    )
+    def test_it_is_set_up_although_the_role_of_the_relays_lacks_a_privilege(
+        self, change: str, problem: str, remedy: str
+    ):
+        execute(change)
+        with connected(USER="shop_owner"):
+            out, (line,), raised = run("--role", "shop_relay")
+        assert (out, raised) == (CREATED, "Relays cannot read the log yet: 1 problem found.")
+        assert line.startswith(f"The database 'log' {problem}")
+        assert remedy in line
+        with connected(USER="shop_relay"):
+            assert checks() == ["W055"]
+        execute(remedy)
+        with connected(USER="shop_relay"):
+            assert run()[2] == ""
+
+    @pytest.mark.parametrize(
+        ("user", "change", "problem"),
+        [
+            ("shop_owner", "REVOKE CREATE ON DATABASE outbox FROM shop_owner", "GRANT CREATE ON DATABASE outbox TO"),
+            (
+                "shop_web",
+                "GRANT CREATE ON DATABASE outbox TO shop_web",
+                "belongs to the role shop_owner, not to shop_web",
+            ),
+            ("shop_owner", "CREATE PUBLICATION django_outbox", "that belongs to the role relay, not to shop_owner"),
+        ],
+        ids=["create", "table", "publication"],
+    )
+    def test_nothing_is_changed_if_the_role_of_the_session_lacks_a_privilege(
+        self, user: str, change: str, problem: str
+    ):
+        execute(change)
+        before = read()
+        with connected(USER=user):
+            out, (line,), raised = run("--role", "shop_relay")
+            assert (out, raised.partition(".")[0]) == ("", "Nothing was changed: 1 problem found")
+            assert problem in line
+            # A script for an administrator can be made nevertheless.
+            assert "CREATE PUBLICATION" in run("--role", "shop_relay", "--sql")[0]
+        assert read() == before
+
+    def test_a_publication_that_has_more_than_relays_need_is_left_alone_by_a_role_that_cannot_replace_it(self):
+        execute("CREATE PUBLICATION django_outbox FOR ALL TABLES")
+        with connected(USER="shop_relay"):
+            assert run() == ("Nothing was changed: the publication django_outbox is set up.\n", [], "")
+
+    def test_everything_that_is_missing_is_reported_at_once(self):
+        execute("ALTER ROLE shop_relay NOREPLICATION")
+        execute("REVOKE INSERT ON django_outbox_streamposition FROM shop_relay")
+        with connected(USER="shop_web"):
+            _, lines, raised = run("--role", "shop_relay")
+        assert raised.startswith("Nothing was changed: 4 problems found.")
+        for word, line in zip(("table", "create", "read the log", "position"), lines, strict=True):
+            assert word in line
+
+    def test_the_owner_who_is_not_the_relay_is_told_of_the_flag(self):
+        with connected(USER="shop_owner"):
+            _, (line,), raised = run()
+        assert "the role shop_owner read the log" in line
+        assert "--role" in raised
+
+    def test_the_log_is_read_as_the_role_that_logs_in_and_not_as_the_one_that_is_assumed(self):
+        options = {**connections[LOG].settings_dict["OPTIONS"], "assume_role": "shop_owner"}
+        with connected(OPTIONS=options):
+            assert run() == (CREATED, [], "")
+        assert read().owner == "shop_owner"
+
+    def test_a_role_that_does_not_exist_is_reported(self):
+        assert "has no role 'nobody'" in run("--role", "nobody")[1][0]
+
+    def test_another_role_does_not_remove_it(self):
+        publish()
+        with connected(USER="shop_owner"):
+            out, (line,), raised = run("--remove")
+        assert (out, raised.partition(".")[0]) == ("", "Nothing was changed: 1 problem found")
+        assert "belongs to the role relay" in line
+        assert read().is_exact
+
+
+@pytest.fixture
+def unpublished(log: PostgreSQL) -> Iterator[None]:
+    """A server without the publication."""
+    execute("DROP PUBLICATION django_outbox")
+    yield
+    execute("DROP PUBLICATION IF EXISTS django_outbox")
+    publish()
+
+
+@pytest.mark.usefixtures("unpublished")
+class TestPublication:
+    def test_it_is_created_once(self):
+        assert checks() == ["W056"]
+        assert run() == (CREATED, [], "")
+        before = read()
+        assert before.is_exact
+        assert run()[0].startswith("Nothing was changed")
+        assert read() == before
+        assert checks() == []
+
+    @pytest.mark.parametrize(
+        ("content", "suffices"),
+        [
+            ("", False),
+            ("FOR TABLE django_outbox_pause", False),
+            (f"FOR TABLE django_outbox_outboxmessage {COLUMNS.replace('key, ', '')}", False),
+            (f"FOR TABLE django_outbox_outboxmessage {COLUMNS} WHERE (publisher = 'other')", False),
+            (f"FOR TABLE django_outbox_outboxmessage {COLUMNS} WITH (publish = 'update')", False),
+            (f"FOR TABLE django_outbox_outboxmessage {COLUMNS} WITH (publish = 'insert, delete')", True),
+            (f"FOR TABLE django_outbox_outboxmessage {COLUMNS}, django_outbox_pause WITH (publish = 'insert')", True),
+            ("FOR TABLE django_outbox_outboxmessage WITH (publish = 'insert')", True),
+            ("FOR ALL TABLES", True),
+            ("FOR TABLES IN SCHEMA public", True),
+        ],
+    )
+    def test_one_that_has_something_else_is_replaced(self, content: str, suffices: bool):
+        execute(f"CREATE PUBLICATION django_outbox {content}")
+        assert checks() == ([] if suffices else ["W056"])
+        assert run() == ("Replaced the publication django_outbox in the database 'log'.\n", [], "")
+        assert read().is_exact
+
+    @pytest.mark.parametrize("content", [None, "FOR ALL TABLES"])
+    def test_the_printed_sql_sets_it_up_for_sessions_with_any_search_path(self, content: str | None):
+        if content:
+            execute(f"CREATE PUBLICATION django_outbox {content}")
+        before = read()
+        sql, *rest = run("--sql")
+        assert rest == [[], ""]
+        assert read() == before
+        execute("SET search_path = ''")
+        execute(sql)
+        execute("RESET search_path")
+        assert read().is_exact
+        assert run("--sql") == ("", [], "")
+
+    def test_the_printed_sql_names_in_comments_what_is_missing(self):
+        sql = run("--sql", "--role", "nobody")[0]
+        comment, *statements = sql.splitlines()
+        assert comment.startswith("-- The database 'log' has no role 'nobody'")
+        assert [statement.split()[0] for statement in statements] == ["BEGIN;", "CREATE", "COMMIT;"]
+
+    def test_it_is_removed(self):
+        publish()
+        assert run("--remove", "--sql")[0] == "BEGIN;\nDROP PUBLICATION django_outbox;\nCOMMIT;\n"
+        assert run("--remove") == ("Removed the publication django_outbox in the database 'log'.\n", [], "")
+        assert read() == Publication()
+        assert run("--remove") == ("Nothing was changed: there is no publication django_outbox.\n", [], "")
+
+
+@pytest.mark.usefixtures("log")
+class TestServer:
+    def test_without_psycopg_3_there_is_a_warning(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("django_outbox.stores.log_setup.find_spec", lambda name: None)
+        assert checks() == ["W053"]
+
+    def test_slots_of_others_are_counted_and_those_of_relays_are_not(self):
+        slots = execute("SELECT current_setting('max_replication_slots')::integer")[0][0]
+        try:
+            execute("SELECT pg_create_logical_replication_slot('outbox_default', 'pgoutput')")
+            for number in range(slots - 2):
+                execute("SELECT pg_create_physical_replication_slot(%s)", [f"full_{number}"])
+            assert checks() == []
+            execute("SELECT pg_drop_replication_slot('outbox_default')")
+            execute("SELECT pg_create_physical_replication_slot('full')")
+            assert checks() == ["W057"]
+            (line,) = run()[1]
+            assert "has 1 free replication slot, but relays need 2. Raise max_replication_slots" in line
+        finally:
+            execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT active")
+
+    def test_connections_of_standbys_and_backups_are_counted_which_have_no_slot(self, log: PostgreSQL):
+        address = f"host=127.0.0.1 port={log.port} user=relay dbname=outbox"
+        senders = [psycopg.connect(f"{address} replication=true", autocommit=True) for _ in range(9)]
+        try:
+            (line,) = run()[1]
+            assert "has 1 free WAL sender, but relays need 2. Raise max_wal_senders" in line
+        finally:
+            for sender in senders:
+                sender.close()
+
+    def test_a_connection_pool_in_between_is_found(self, log: PostgreSQL):
+        with pgbouncer(connections[LOG].settings_dict, "session") as port, connected(PORT=port):
+            assert checks() == ["W059"]
+            _, (line,), raised = run()
+        assert "refuses a connection that reads the log: " in line
+        assert line.endswith("without a connection pool in between.")
+        assert raised.startswith("Relays cannot read the log yet")
+
+    def test_an_old_version_is_reported(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("django_outbox.stores.log_setup.MIN_VERSION", 99)
+        assert checks() == ["W058"]
+        assert run() == ("", [], "The database 'log' is PostgreSQL 15. Upgrade it to PostgreSQL 99 or newer.")
+
+    def test_a_server_that_is_away_is_reported(self, monkeypatch: pytest.MonkeyPatch):
+        with connected(PORT=1):
+            assert run()[2].startswith("Nothing was changed in the database 'log': OperationalError: ")
+
+
+@pytest.mark.django_db(databases=ALIASES)
+def test_the_publication_is_created_on_a_server_that_does_not_decode_its_log_but_the_command_fails():
+    if execute_on("postgresql", "SHOW wal_level") == "logical":
+        pytest.skip("it decodes its log")
+    out, lines, raised = run("--role", "postgres", using="postgresql")
+    assert out.startswith("Created")
+    assert any("wal_level" in line and "Set wal_level = logical" in line for line in lines)
+    assert raised.startswith("Relays cannot read the log yet")
+    assert read("postgresql").is_exact
+
+
+def execute_on(using: str, sql: str) -> Any:
+    with connections[using].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.django_db(databases=ALIASES)
+@pytest.mark.parametrize("using", ["default", "mariadb"])
+def test_other_databases_have_no_log(using: str):
+    _, _, raised = run(using=using)
+    assert "only PostgreSQL has one" in raised
+
+
+@contextmanager
+def writing(ids: list[int]) -> Iterator[None]:
+    """Write messages all the time, and add their ids."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with suppress(Exception), closing(connections[LOG]):
+            while not ended.is_set():
+                ids.extend(put(2, LOG, keys=3))
+                time.sleep(0.002)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def reads_log() -> bool:
+    return bool(execute("SELECT 1 FROM pg_replication_slots WHERE confirmed_flush_lsn > '0/0'"))
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("removed_for", ["a moment", "a while"])
+def test_nothing_is_lost_or_reordered_if_it_is_removed_while_a_relay_reads_the_log(
+    removed_for: str, scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("django_outbox.relay.sources.log.OPEN_INTERVAL", 0.1)
+    ids: list[int] = []
+
+    def delivers_more() -> None:
+        wanted = len(ids) + 50
+        eventually(lambda: len(scripted.published()) >= wanted)
+
+    with relays_in_threads(using=LOG, workers=2, limits=QUICK) as start:
+        start()
+        eventually(reads_log)
+        with writing(ids):
+            for _ in range(3):
+                delivers_more()
+                assert run("--remove")[0].startswith("Removed")
+                if removed_for == "a while":
+                    eventually(lambda: not reads_log(), "the relay searches the table")
+                    delivers_more()
+                assert run() == (CREATED, [], "")
+                eventually(reads_log, "the relay reads the log again")
+        eventually(lambda: len(scripted.published()) >= len(ids))
+    assert_delivered_once_in_order(scripted, ids)
