@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.cimpl import NewPartitions
 from django.db import connections
 
@@ -152,11 +151,7 @@ def test_records_of_partitions_that_are_added_are_received(source, make_inbox, o
         eventually(lambda: len(payloads("default")) == 20, "the first ones are stored", seconds=PATIENCE)
         admin(source.servers).create_partitions([NewPartitions(source.name, 8)])[source.name].result(60)
         source.partitions = 8
-        # One that knows of the new partitions.
-        producer = Producer({"bootstrap.servers": source.servers})
-        for number in (6, 7):
-            producer.produce(source.name, str(number).encode(), partition=number)
-        assert not producer.flush(PATIENCE)
+        source.write(*({"value": str(number), "partition": number} for number in (6, 7)))
         stored_all = partial(has_all, {*range(20), 6, 7}, 22)
         deadline = time.monotonic() + REFRESH
         while not stored_all():

@@ -11,7 +11,7 @@ from tests.publishers.subjects.base import unique_name
 from tests.support.kafka.gateway import Gateway
 from tests.support.kafka.mock import MockCluster
 from tests.support.kafka.shared import kafka_servers
-from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, find_offsets, read_topic
+from tests.support.kafka.tools import PATIENCE, create_topic, delete_topics, find_offsets, read_topic, write_records
 from tests.support.proxies import Proxies
 
 SENT_AT = 1_700_000_000_000
@@ -66,13 +66,11 @@ class KafkaSource(Source):
         return {"config": {"bootstrap.servers": servers, **QUICK}, "timeout": 2.0}
 
     def put(self, messages: Sequence[Sent]) -> None:
-        for each in messages:
-            known = {MESSAGE_ID: each.message_id, TYPE: each.type, KEY: each.key}
-            headers = [(name, text) for name, text in [*known.items(), *each.headers.items()] if text]
-            # A record always has a time. One that is sent again has the same.
-            fields = {"timestamp": 0 if each.message_id else SENT_AT, **each.properties}
-            self.producer.produce(self.name, each.body, each.key or None, headers=headers, **fields)
-        assert not self.producer.flush(PATIENCE)
+        self.write(*map(_record_of, messages))
+
+    def write(self, *records: dict[str, Any]) -> None:
+        """Write records, which are arguments of `produce`."""
+        write_records(self.producer, self.name, self.partitions, records)
 
     def unsettled(self) -> int:
         partitions = [TopicPartition(self.name, number) for number in range(self.partitions)]
@@ -92,6 +90,20 @@ class KafkaSource(Source):
         self._reader.close()
         del self._reader, self.producer
         delete_topics(self.servers, self.name, self.dead_letters)
+
+
+def _record_of(message: Sent) -> dict[str, Any]:
+    known = {MESSAGE_ID: message.message_id, TYPE: message.type, KEY: message.key}
+    headers = [(name, text) for name, text in [*known.items(), *message.headers.items()] if text]
+    # A record always has a time. One that is sent again has the same.
+    timestamp = 0 if message.message_id else SENT_AT
+    return {
+        "value": message.body,
+        "key": message.key or None,
+        "headers": headers,
+        "timestamp": timestamp,
+        **message.properties,
+    }
 
 
 class MockKafkaSource(KafkaSource):

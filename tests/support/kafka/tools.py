@@ -2,9 +2,10 @@
 
 import functools
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
@@ -75,6 +76,33 @@ def find_offsets(consumer: Consumer, partition: TopicPartition) -> tuple[int, in
                 raise
         time.sleep(0.02)
         consumer.list_topics(partition.topic, timeout=PATIENCE)
+
+
+def write_records(producer: Producer, topic: str, partitions: int, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write records in their order, and fail if one is refused.
+
+    A client refuses those of a partition that it has not heard of, and says so to `on_delivery` only.
+
+    Args:
+        producer: the client.
+        topic: the topic.
+        partitions: how many it has.
+        records: arguments of `produce`.
+    """
+    refused: list[KafkaError] = []
+
+    def note(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            refused.append(error)
+
+    def knows_partitions() -> bool:
+        return len(producer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions) == partitions
+
+    eventually(knows_partitions, "the client knows the partitions", seconds=PATIENCE)
+    for record in records:
+        producer.produce(topic, on_delivery=note, **record)
+    assert not producer.flush(PATIENCE)
+    assert not refused, refused
 
 
 def read_topic(servers: str, topic: str, positions: dict[int, int]) -> list[Any]:
