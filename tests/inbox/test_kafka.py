@@ -4,6 +4,7 @@ import datetime
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,7 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Refused, Unavailable
 from django_outbox.brokers.kafka import KafkaConsumer, KafkaPublisher
-from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT
+from django_outbox.brokers.kafka.connection import ConnectionState
+from django_outbox.brokers.kafka.consumer import LEAVE_TIMEOUT, KafkaConsumerConnection
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.models import Status
@@ -204,14 +206,8 @@ def test_what_the_kafka_publisher_sends_arrives_unchanged(source, make_inbox):
 
 
 def test_a_record_of_another_program_is_stored(source, make_inbox):
-    source.producer.produce(
-        source.name,
-        b'{"a": 1}',
-        b"order-7",
-        headers=[("trace", b"1"), ("trace", b"2"), ("none", None)],
-        timestamp=10**12,
-    )
-    source.producer.flush()
+    headers = [("trace", b"1"), ("trace", b"2"), ("none", None)]
+    source.write({"value": b'{"a": 1}', "key": b"order-7", "headers": headers, "timestamp": 10**12})
     make_inbox().drain()
     (message,) = stored("default")
     assert (message.type, message.topic, message.key) == (source.name, "", "order-7")
@@ -222,10 +218,9 @@ def test_a_record_of_another_program_is_stored(source, make_inbox):
 def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(source, make_inbox):
     attributes = {"specversion": "1.0", "id": "7", "source": "/a", "type": "order.paid"}
     binary = [*((f"ce_{name}", value.encode()) for name, value in attributes.items()), ("content-type", b"text/json")]
-    source.producer.produce(source.name, b'{"n": 1}', headers=binary)
-    structured = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
-    source.producer.produce(source.name, structured, headers=[("content-type", b"application/cloudevents+json")])
-    source.producer.flush()
+    document = json.dumps({**attributes, "source": "/b", "data": {"n": 2}})
+    structured = [("content-type", b"application/cloudevents+json")]
+    source.write({"value": b'{"n": 1}', "headers": binary}, {"value": document, "headers": structured})
     make_inbox().drain()
     # The two may be in different partitions.
     found = sorted(stored("default"), key=lambda message: message.payload["n"])
@@ -236,15 +231,13 @@ def test_a_cloudevent_of_another_program_is_identified_by_its_id_and_source(sour
 
 
 def test_a_record_without_a_value_has_the_payload_null(source, make_inbox):
-    source.producer.produce(source.name, None, b"order-7")
-    source.producer.flush()
+    source.write({"value": None, "key": b"order-7"})
     make_inbox(batch_size=2).drain()
     assert payloads("default") == [None]
 
 
 def test_a_record_whose_key_is_not_text_is_stored_as_failed(source, make_inbox):
-    source.producer.produce(source.name, b"1", b"\xff\xfe")
-    source.producer.flush()
+    source.write({"value": b"1", "key": b"\xff\xfe"})
     make_inbox().drain()
     (message,) = stored("default")
     assert message.status is Status.FAILED
@@ -313,6 +306,62 @@ def test_a_source_whose_end_cannot_be_found_is_not_drained(source):
         eventually(lambda: "Local: Unknown partition" in explain())
     finally:
         consumer.close()
+
+
+@on_a_mock
+def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(source, make_inbox, monkeypatch):
+    source.send(*range(8))
+    find, note = ConnectionState.list_topics, KafkaConsumerConnection._on_assign
+    assigned: list[int] = []
+
+    def find_and_forget(self, *arguments):
+        found = find(self, *arguments)
+        if not assigned:
+            source.cluster.set_topic_error(source.name, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return found
+
+    def note_and_hear(self, client, partitions):
+        assigned.append(len(partitions))
+        source.cluster.set_topic_error(source.name, 0)
+        note(self, client, partitions)
+
+    monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
+    monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
+    make_inbox().drain()
+    assert sorted(payloads("default")) == [*range(8)]
+    assert assigned == [0, source.partitions]
+
+
+@on_a_mock
+def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drained(source, monkeypatch):
+    monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
+    joins: Counter[KafkaConsumerConnection] = Counter()
+    join = KafkaConsumerConnection._join
+
+    def join_and_count(self):
+        joins[self] += 1
+        join(self)
+
+    monkeypatch.setattr(KafkaConsumerConnection, "_join", join_and_count)
+    source.send(1)
+    members = [KafkaConsumer(name, **source.options) for name in ("billing", "shipping")]
+
+    def are_done() -> bool:
+        for member in members:
+            member.settle(member.receive(0.02), ())
+        return max(joins.values()) == 3 and all(member.is_drained() for member in members)
+
+    try:
+        for member in members:
+            member.open()
+        eventually(are_done)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            are_done()
+        assert max(joins.values()) == 3
+    finally:
+        for member in members:
+            member.close()
 
 
 # Refusals

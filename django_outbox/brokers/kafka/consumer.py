@@ -1,5 +1,6 @@
 """`KafkaConsumer`: reads topics as a member of a consumer group."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -110,6 +111,13 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
 LEAVE_TIMEOUT = 5.0
 """Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
 
+REJOIN_AFTER = (1.0, 5.0, 30.0)
+"""Seconds without a partition after which a member joins the group again, for each time that it does.
+
+A group that forms while a broker has not heard of a new topic assigns nothing, and librdkafka does not notice when the
+broker has. The times are limited because a member is assigned nothing, too, if there are more members than partitions.
+"""
+
 Place = tuple[str, int]
 """A topic and the number of a partition."""
 
@@ -145,6 +153,8 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._assigned: set[Place] = set()
         self._ends: dict[Place, int] = {}
         self._has_joined = False
+        self._rejoin_waits = deque(REJOIN_AFTER)
+        self._rejoin_at = math.inf
         self._is_paused = False
         self._settled: dict[Place, int] = {}
         self._committed: dict[Place, int] = {}
@@ -163,9 +173,7 @@ class KafkaConsumerConnection(ConsumerConnection):
             if error is not None:
                 remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
                 raise Unavailable(f"topic {topic!r}: {error.str()}{': ' if remedy else ''}{remedy}")
-        self._client.subscribe(
-            list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-        )
+        self._join()
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._ahead:
@@ -210,7 +218,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         if self._problem or self._ahead or not self._has_joined:
             return False
         try:
-            return all(self._is_at_end(place) for place in sorted(self._assigned))
+            return all(self._is_at_end(place) for place in sorted(self._find_places()))
         except KafkaException as error:
             raise Unavailable(self._state.explain(error.args[0])) from error
 
@@ -225,12 +233,22 @@ class KafkaConsumerConnection(ConsumerConnection):
         with suppress(KafkaException, RuntimeError):
             self._client.close()
 
+    def _join(self) -> None:
+        self._has_joined = False
+        self._rejoin_at = math.inf
+        self._client.subscribe(
+            list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
     def _receive(self, max_records: int, seconds: float) -> None:
         if self._problem:
             raise Unavailable(self._problem)
         if self._has_failed_to_commit:
             self._has_failed_to_commit = False
             self._commit_settled()
+        if time.monotonic() > self._rejoin_at:
+            self._rejoin_waits.popleft()
+            self._join()
         try:
             # `consume` would wait for a whole batch.
             first = self._client.poll(seconds)
@@ -247,6 +265,15 @@ class KafkaConsumerConnection(ConsumerConnection):
                 raise Unavailable(self._state.explain(error))
             elif place in self._assigned:
                 self._ahead.append(record)
+
+    def _find_places(self) -> set[Place]:
+        """Return the assigned partitions, or all if none is although some should be."""
+        if self._assigned or not self._rejoin_waits:
+            return self._assigned
+        names = [topic for topic in self._topics if not topic.startswith("^")]
+        found = {name: self._client.list_topics(name, timeout=self._timeout).topics[name].partitions for name in names}
+        # A topic has a partition also if the broker has not heard of it.
+        return {(name, number) for name, partitions in found.items() for number in range(len(partitions) or 1)}
 
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
@@ -265,6 +292,8 @@ class KafkaConsumerConnection(ConsumerConnection):
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
         self._assigned.update(_places(partitions))
+        may_rejoin = not self._assigned and self._rejoin_waits
+        self._rejoin_at = time.monotonic() + self._rejoin_waits[0] if may_rejoin else math.inf
         if self._is_paused:
             client.pause(partitions)
 
