@@ -39,8 +39,14 @@ class OutboxCommand(BaseCommand):
         )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Raises `CommandError` if the database is unavailable, or lacks a table or column."""
+        """Run the command.
+
+        Raises:
+            CommandError: an argument is not text, or the database is unavailable, or lacks a table or column.
+        """
         self.verbosity = options["verbosity"]
+        for name, value in options.items():
+            require_text(name, value)
         try:
             return super().execute(*args, **options)
         except (DatabaseError, InterfaceError) as error:
@@ -96,6 +102,15 @@ class OutboxCommand(BaseCommand):
         if self.verbosity > 0 and self.stderr.isatty():
             self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
             self.stderr.flush()
+
+
+def require_text(name: str, value: object) -> None:
+    """Raise `CommandError` if the value of an argument has bytes that are not UTF-8, which Python makes surrogates."""
+    for each in value if isinstance(value, list | tuple) else [value]:
+        try:
+            str(each).encode()
+        except UnicodeEncodeError:
+            raise CommandError(f"The argument {name} is {each!r}, which is not text in UTF-8.") from None
 
 
 def explain(using: str, error: Exception, models: Sequence[type[Model]] = REQUIRED) -> str:

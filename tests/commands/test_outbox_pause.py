@@ -34,6 +34,12 @@ def test_a_publisher_is_paused_and_resumed(using: str):
     assert run("outbox_resume", "audit", *database).startswith("Nothing was changed: the publisher 'audit' is not")
 
 
+def test_an_argument_that_is_not_text_is_named():
+    # The shell may pass any bytes.
+    with pytest.raises(CommandError, match=r"The argument type is 'paid\\udcff', which is not text in UTF-8"):
+        run("outbox_pause", "default", "--type", "paid\udcff")
+
+
 def test_a_type_is_paused_and_its_held_messages_are_released(using: str):
     database = ("--database", using)
     ids = put(2, using, type="paid")

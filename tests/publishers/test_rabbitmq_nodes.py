@@ -58,11 +58,9 @@ def test_a_node_that_stops_responding_is_not_tried_first_again(
     assert (proxy.connections, other.connections) == (1, 0)
     proxy.hold_back()
     assert "has not responded for 6 s" in only_error(publisher.publish([make_message(queue)]), Verdict.UNANSWERED)
-    began = time.monotonic()
     assert publisher.publish([make_message(queue)]) == [ACCEPTED]
-    # The node was asked again over another connection.
+    # The node was asked again over another connection, and is not asked a third time.
     assert (proxy.connections, other.connections) == (2, 1)
-    assert time.monotonic() - began < 3
 
 
 def test_connecting_has_a_short_timeout_for_each_node(broker: Broker, proxy: TcpProxy, make_publisher: MakePublisher):

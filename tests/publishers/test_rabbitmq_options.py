@@ -88,6 +88,7 @@ def test_a_client_certificate_is_presented(
         ({"key_header": ""}, "key_header is blank; set it to the name of the header"),
         ({"key_header": "CC"}, "key_header is 'CC': RabbitMQ reads routing keys there"),
         ({"key_header": None}, "key_header is None; it must be a string"),
+        ({"key_header": "k\udcff"}, "key_header is 'k\\udcff'; it must be a string of at most 255 bytes in UTF-8"),
         ({"exchange": "e", "declare_exchange": "queue"}, "must be None or one of direct, topic, fanout, headers"),
         ({"exchange": "e", "declare_exchange": True}, "must be None or one of direct, topic, fanout, headers"),
         ({"declare_exchange": "topic"}, "exchange is blank; name the exchange to declare"),

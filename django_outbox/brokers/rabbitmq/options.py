@@ -1,6 +1,7 @@
 """The options of the RabbitMQ publisher and consumer: validate them, and read URLs as pika's parameters."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import SplitResult, parse_qs
 
@@ -148,6 +149,8 @@ def _set_tls(hosts: Sequence[pika.URLParameters], files: object) -> None:
 
 def require_short_string(option: str, value: object, min_bytes: int = 0) -> None:
     """Require text that AMQP carries as a name."""
-    if not isinstance(value, str) or not min_bytes <= len(value.encode("utf-8", "replace")) <= MAX_SHORT_STRING:
-        size = f"{min_bytes} to" if min_bytes else "at most"
-        raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of {size} {MAX_SHORT_STRING} bytes.")
+    with suppress(UnicodeEncodeError):
+        if isinstance(value, str) and min_bytes <= len(value.encode()) <= MAX_SHORT_STRING:
+            return
+    size = f"{min_bytes} to {MAX_SHORT_STRING}" if min_bytes else f"at most {MAX_SHORT_STRING}"
+    raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of {size} bytes in UTF-8.")
