@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka.cimpl import NewPartitions
 from django.db import connections
 
+from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import outbox_of, payloads, running, stored
 from tests.inbox.processes import FORK_INBOXES
@@ -54,8 +55,8 @@ PROTOCOLS = {
 
 
 @pytest.fixture
-def source() -> Iterator[KafkaSource]:
-    source = KafkaSource(partitions=6)
+def source(request: pytest.FixtureRequest) -> Iterator[KafkaSource]:
+    source = KafkaSource(partitions=getattr(request, "param", 6))
     yield source
     source.close()
 
@@ -164,6 +165,20 @@ def test_records_of_partitions_that_are_added_are_received(source, make_inbox, o
             assert time.monotonic() < deadline, f"only {payloads('default')}"
             time.sleep(0.05)
         eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
+
+
+@pytest.mark.parametrize("source", [1], indirect=True)
+@pytest.mark.parametrize("options", [QUICK, NEW_PROTOCOL], ids=["classic", "new"])
+def test_a_member_that_is_assigned_nothing_has_drained_what_the_others_have_read(source, make_inbox, options):
+    chosen = config(source, options)
+    with running(make_inbox("postgresql", config=chosen)):
+        source.send(*range(5))
+        eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
+        drains = Threads()
+        drains.start(make_inbox("postgresql", config=chosen).drain, name="drain")
+        assert drains.wait(PATIENCE), "the drain does not end"
+        assert not drains.errors
+    assert payloads("postgresql") == [*range(5)]
 
 
 def has_all(expected: set[int], count: int) -> bool:

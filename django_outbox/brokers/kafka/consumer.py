@@ -142,6 +142,10 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._alias = alias
         self._config = config
         self._topics = topics
+        self._names = [topic for topic in topics if not topic.startswith("^")]
+        # With the protocol of Kafka 4, a member is not told that it is assigned nothing. Which topics match a pattern is
+        # known to the brokers only.
+        self._is_silent = config.get("group.protocol") == "consumer" and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
         self._state = ConnectionState(config)
@@ -215,7 +219,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._client.resume(self._client.assignment())
 
     def is_drained(self) -> bool:
-        if self._problem or self._ahead or not self._has_joined:
+        if self._problem or self._ahead or not (self._has_joined or self._is_silent):
             return False
         try:
             return all(self._is_at_end(place) for place in sorted(self._find_places()))
@@ -267,13 +271,13 @@ class KafkaConsumerConnection(ConsumerConnection):
                 self._ahead.append(record)
 
     def _find_places(self) -> set[Place]:
-        """Return the assigned partitions, or all if none is although some should be."""
-        if self._assigned or not self._rejoin_waits:
+        """Return the assigned partitions. If none is, return all, which other members may have read."""
+        if self._assigned or (self._has_joined and not self._rejoin_waits):
             return self._assigned
-        names = [topic for topic in self._topics if not topic.startswith("^")]
-        found = {name: self._client.list_topics(name, timeout=self._timeout).topics[name].partitions for name in names}
+        found = self._client.list_topics
+        counts = {name: len(found(name, timeout=self._timeout).topics[name].partitions) for name in self._names}
         # A topic has a partition also if the broker has not heard of it.
-        return {(name, number) for name, partitions in found.items() for number in range(len(partitions) or 1)}
+        return {(name, number) for name, count in counts.items() for number in range(max(count, 1))}
 
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
