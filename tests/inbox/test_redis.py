@@ -239,6 +239,19 @@ def test_a_consumer_with_a_name_gets_the_entries_of_that_name_first_and_at_once(
     assert payloads("default") == [1, 2, 3]
 
 
+def test_consumers_with_names_that_were_killed_do_not_wait_for_each_other(source, make_inbox):
+    source.send(*range(12))
+    source.client.xgroup_create(source.name, source.group, id="0")
+    for name, count in (("billing-1", 3), ("billing-2", 2), ("billing-1", 4)):
+        source.client.xreadgroup(source.group, name, {source.name: ">"}, count=count)
+    second = make_inbox("postgresql", claim_idle=300.0, consumer="billing-2")
+    first = make_inbox("postgresql", claim_idle=300.0, consumer="billing-1")
+    with running(second), running(first):
+        eventually(lambda: len(payloads("postgresql")) == 12)
+        eventually(lambda: not source.unsettled())
+    assert payloads("postgresql")[:9] == [*range(9)]
+
+
 def test_the_name_of_a_consumer_tells_whether_its_process_has_ended():
     assert not is_gone(make_name())
     for name in ("", "another", "a-b-c-d-e", "web-1234-5678"):

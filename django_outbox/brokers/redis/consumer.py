@@ -227,17 +227,34 @@ class RedisConsumerConnection(ConsumerConnection):
         Every method that reads raises `Unavailable` if the connection has ended, or if Redis refuses.
         """
         if self._waits_since is not None:
-            if self._others_are_busy(self._waits_since):
-                time.sleep(min(seconds, POLL_INTERVAL))
-                return []
+            if busy := self._list_busy(self._waits_since):
+                entries = self._read_own_before(busy, count)
+                if not entries:
+                    time.sleep(min(seconds, POLL_INTERVAL))
+                return entries
             self._waits_since = None
         if self._own_id is not None:
-            reply = self._command(*self._reading(count), "STREAMS", self._options.stream, self._own_id)
-            entries = _read_streams(reply)
+            entries = self._read_own(self._own_id, count)
             self._own_id = entries[-1].id if entries else None
             if entries:
                 return entries
         return self._claim(count) or self._read_new(count) or self._await_new(count, seconds)
+
+    def _read_own(self, start: bytes, count: int) -> list[StreamEntry]:
+        return _read_streams(self._command(*self._reading(count), "STREAMS", self._options.stream, start))
+
+    def _read_own_before(self, others: Sequence[str], count: int) -> list[StreamEntry]:
+        """Return this consumer's entries that come before all entries of the others.
+
+        Otherwise, consumers that begin with entries of an earlier process would wait for each other.
+        """
+        pages = [self._command("XPENDING", *self._place, "-", "+", 1, name) for name in others]
+        firsts = [page[0][0] for page in pages if page]
+        if not firsts:
+            return []
+        end = b"(" + min(firsts, key=_number)
+        own = self._command("XPENDING", *self._place, "-", end, count, self._consumer)
+        return self._read_own(b"0", len(own)) if own else []
 
     @property
     def has_begun(self) -> bool:
@@ -327,8 +344,8 @@ class RedisConsumerConnection(ConsumerConnection):
         self._add_losses(len(found) - len(entries) + sum(map(len, deleted)))
         return entries
 
-    def _others_are_busy(self, since: float) -> bool:
-        """Take over what others have left, and return whether they have entries that this consumer must wait for."""
+    def _list_busy(self, since: float) -> list[str]:
+        """Take over what others have left, and list the others with entries that this consumer must wait for."""
         *_, consumers = self._command("XPENDING", *self._place)
         names = [name.decode("utf-8", "replace") for name, _ in consumers or ()]
         others = [name for name in names if name != self._consumer]
@@ -349,7 +366,7 @@ class RedisConsumerConnection(ConsumerConnection):
                 subject=self._owner,
                 seconds=self._options.claim_idle,
             )
-        return bool(busy)
+        return busy
 
     def _take_over(self, name: str) -> None:
         start, count = b"-", 0
