@@ -143,8 +143,8 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._config = config
         self._topics = topics
         self._names = [topic for topic in topics if not topic.startswith("^")]
-        # With the protocol of Kafka 4, a member is not told that it is assigned nothing. Which topics match a pattern is
-        # known to the brokers only.
+        # With the protocol of Kafka 4, a member is not told that it is assigned nothing. Which topics match a pattern
+        # is known to the brokers only.
         self._is_silent = config.get("group.protocol") == "consumer" and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
