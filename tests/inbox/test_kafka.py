@@ -309,7 +309,10 @@ def test_a_source_whose_end_cannot_be_found_is_not_drained(source):
 
 
 @on_a_mock
-def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(source, make_inbox, monkeypatch):
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
+    source, make_inbox, monkeypatch, strategy
+):
     source.send(*range(8))
     find, note = ConnectionState.list_topics, KafkaConsumerConnection._on_assign
     assigned: list[int] = []
@@ -327,8 +330,12 @@ def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(so
 
     monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
     monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
-    make_inbox().drain()
-    assert sorted(payloads("default")) == [*range(8)]
+    config = {**source.options["config"], "partition.assignment.strategy": strategy}
+    drains = Threads()
+    drains.start(make_inbox("postgresql", config=config).drain, name="drain")
+    assert drains.wait(PATIENCE), "the drain does not end"
+    assert not drains.errors
+    assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [0, source.partitions]
 
 

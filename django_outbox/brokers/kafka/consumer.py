@@ -143,8 +143,8 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._config = config
         self._topics = topics
         self._names = [topic for topic in topics if not topic.startswith("^")]
-        # With the protocol of Kafka 4, a member is not told that it is assigned nothing. Which topics match a pattern
-        # is known to the brokers only.
+        # With the protocol of Kafka 4, a member is not informed that it is assigned nothing. Only the brokers know
+        # which topics match a pattern.
         self._is_silent = config.get("group.protocol") == "consumer" and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
@@ -252,6 +252,8 @@ class KafkaConsumerConnection(ConsumerConnection):
             self._commit_settled()
         if time.monotonic() > self._rejoin_at:
             self._rejoin_waits.popleft()
+            # With a cooperative assignor, librdkafka ignores a subscription that is the same as before.
+            self._client.unsubscribe()
             self._join()
         try:
             # `consume` would wait for a whole batch.
