@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import Consumer as Client
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers import Refused, Unavailable
@@ -369,6 +370,15 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drain
     finally:
         for member in members:
             member.close()
+
+
+def test_records_of_a_topic_whose_committed_offsets_are_beyond_its_end_are_drained(source, make_inbox):
+    source.send(*range(8))
+    client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
+    client.commit(offsets=[TopicPartition(source.name, number, 100) for number in range(4)], asynchronous=False)
+    client.close()
+    make_inbox().drain()
+    assert sorted(payloads("default")) == [*range(8)]
 
 
 # Refusals

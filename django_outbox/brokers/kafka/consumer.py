@@ -285,14 +285,14 @@ class KafkaConsumerConnection(ConsumerConnection):
         partition = TopicPartition(*place)
         low, high = self._client.get_watermark_offsets(partition, timeout=self._timeout)
         # The last offsets of a transaction or of a compacted topic may belong to no record.
-        if low == high or self._ends.get(place, 0) >= high:
+        if low == high or self._ends.get(place) == high:
             return True
-        (position,) = self._client.position([partition])
-        if position.offset >= 0:
-            return position.offset >= high
-        (committed,) = self._client.committed([partition], timeout=self._timeout)
-        if committed.offset >= 0:
-            return committed.offset >= high
+        (found,) = self._client.position([partition])
+        if found.offset < 0:
+            (found,) = self._client.committed([partition], timeout=self._timeout)
+        # An offset beyond the end belongs to a topic that was deleted and created again. The client ignores it.
+        if 0 <= found.offset <= high:
+            return found.offset == high
         return str(self._config.get("auto.offset.reset")) in ("latest", "end", "largest")
 
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
