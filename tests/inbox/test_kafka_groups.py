@@ -6,11 +6,12 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import NewPartitions
 from django.db import connections
 
@@ -22,7 +23,7 @@ from tests.inbox.sources.base import Sent
 from tests.inbox.sources.kafka import QUICK, KafkaSource
 from tests.support.jars import KAFKA
 from tests.support.kafka.shared import is_real
-from tests.support.kafka.tools import admin
+from tests.support.kafka.tools import admin, create_topic
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually
 
@@ -165,6 +166,26 @@ def test_records_of_partitions_that_are_added_are_received(source, make_inbox, o
             assert time.monotonic() < deadline, f"only {payloads('default')}"
             time.sleep(0.05)
         eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
+
+
+@pytest.mark.parametrize("source", [1], indirect=True)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_no_offset_of_a_topic_is_committed_after_it_was_deleted_and_created_again(source, make_inbox, protocol):
+    with running(make_inbox(config=config(source, PROTOCOLS[protocol]))):
+        source.send(*range(20))
+        eventually(lambda: not source.unsettled(), "all offsets are committed", seconds=PATIENCE)
+        admin(source.servers).delete_topics([source.name])[source.name].result(60)
+        eventually(partial(is_created_again, source), "the topic is created again", seconds=PATIENCE)
+    source.send(*range(20, 50))
+    make_inbox().drain()
+    assert sorted(payloads("default")) == [*range(50)]
+
+
+def is_created_again(source: KafkaSource) -> bool:
+    with suppress(KafkaException):
+        create_topic(source.servers, source.name, source.partitions)
+        return True
+    return False
 
 
 @pytest.mark.parametrize("source", [1], indirect=True)

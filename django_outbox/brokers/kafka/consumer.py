@@ -350,8 +350,9 @@ class KafkaConsumerConnection(ConsumerConnection):
 
     def _commit_settled(self) -> None:
         # A synchronous commit waits forever if the coordinator does not respond. librdkafka leaves the group after the
-        # commits under way. Records that are not committed are delivered again, and recognized.
-        self._commit(self._settled)
+        # commits under way. Records that are not committed are delivered again, and recognized. Confirmed offsets are
+        # not committed again: if the topic was deleted and created again, they would skip its first records.
+        self._commit({place: offset for place, offset in self._settled.items() if self._committed.get(place) != offset})
 
 
 def _places(partitions: Iterable[TopicPartition]) -> set[Place]:
