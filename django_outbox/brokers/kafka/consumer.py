@@ -145,7 +145,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._names = [topic for topic in topics if not topic.startswith("^")]
         # With the protocol of Kafka 4, a member is not informed that it is assigned nothing. Only the brokers know
         # which topics match a pattern.
-        self._is_silent = config.get("group.protocol") == "consumer" and len(self._names) == len(topics)
+        self._is_silent = str(config.get("group.protocol")).lower() == "consumer" and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
         self._state = ConnectionState(config)
@@ -278,7 +278,7 @@ class KafkaConsumerConnection(ConsumerConnection):
             return self._assigned
         found = self._client.list_topics
         counts = {name: len(found(name, timeout=self._timeout).topics[name].partitions) for name in self._names}
-        # A topic has a partition also if the broker has not heard of it.
+        # Every topic has a partition, even if the broker has not heard of it yet.
         return {(name, number) for name, count in counts.items() for number in range(max(count, 1))}
 
     def _is_at_end(self, place: Place) -> bool:
@@ -293,7 +293,7 @@ class KafkaConsumerConnection(ConsumerConnection):
         # An offset beyond the end belongs to a topic that was deleted and created again. The client ignores it.
         if 0 <= found.offset <= high:
             return found.offset == high
-        return str(self._config.get("auto.offset.reset")) in ("latest", "end", "largest")
+        return str(self._config.get("auto.offset.reset")).lower() in ("latest", "end", "largest")
 
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
