@@ -137,7 +137,7 @@ class RedisConsumerConnection(ConsumerConnection):
 
     A consumer that begins takes over the entries of consumers that are gone, and waits until the others have settled
     the entries that they had by then. Otherwise, later entries would be stored before the entries of a process that was
-    killed.
+    killed. Meanwhile it reads only its own entries that come before all of theirs.
 
     Acknowledgements are sent without waiting; their replies are read before the next command.
 
