@@ -372,6 +372,29 @@ def test_a_member_that_is_one_too_many_joins_again_a_few_times_only_and_is_drain
             member.close()
 
 
+@on_a_mock
+def test_a_drain_without_a_partition_ends_after_it_has_joined_again_although_records_are_left(source, monkeypatch):
+    monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
+    source.send(1)
+    members = [KafkaConsumer(name, **source.options) for name in ("billing", "shipping")]
+
+    def is_one_drained() -> bool:
+        for member in members:
+            member.receive(0.02)
+        return any(member.is_drained() for member in members if not member._current._assigned)
+
+    try:
+        for member in members:
+            member.open()
+        eventually(is_one_drained)
+        assert source.unsettled() == 1
+        joined_again = [len(member._current._rejoin_waits) for member in members if not member._current._assigned]
+        assert joined_again == [0]
+    finally:
+        for member in members:
+            member.close()
+
+
 def test_records_of_a_topic_whose_committed_offsets_are_beyond_its_end_are_drained(source, make_inbox):
     source.send(*range(8))
     client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
