@@ -27,6 +27,7 @@ from tests.inbox.conftest import outbox_of, payloads, running, stored
 from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.redis import RedisSource
 from tests.support.claimed import make_message
+from tests.support.redis.server import RedisServer
 from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.script_fixtures"]
@@ -366,6 +367,28 @@ def test_dead_letters_that_cannot_be_stored_are_not_acknowledged(source, make_in
     make_inbox(invalid="reject").drain()
     assert len(source.take_dead()) == 1
     assert source.unsettled() == 0
+
+
+def test_a_reply_that_comes_too_late_is_not_taken_for_another_one(tmp_path):
+    with RedisServer(tmp_path) as server:
+        for number in range(4):
+            server.client.xadd("orders", {"payload": number})
+        server.client.xgroup_create("orders", "billing", id="0")
+        server.client.xreadgroup("billing", "billing-1", {"orders": ">"})
+        consumer = RedisStreamsConsumer(
+            "billing", url=server.url, stream="orders", group="billing", consumer="billing-1", batch_size=1, timeout=0.5
+        )
+        consumer.open()
+        batch = consumer.receive(0.01)
+        # Another consumer has taken it over and settled it, so the reply is 0, as if nothing were pending.
+        server.client.xack("orders", "billing", batch[0].position.split()[1])
+        server.freeze()
+        consumer.settle(batch, [])
+        with pytest.raises(Unavailable):
+            consumer.receive(0.01)
+        server.thaw()
+        consumer.close()
+        assert server.client.xpending("orders", "billing")["pending"] == 3
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {

@@ -483,6 +483,8 @@ class RedisConsumerConnection(ConsumerConnection):
             try:
                 self._connection.receive(replies, len(owed), time.monotonic() + self._timeout)
             except Lost as error:
+                # A reply that came late would be taken for the reply to the next command.
+                self._connection.close()
                 raise Unavailable(str(error)) from error
             dead = [id for position, id in enumerate(owed) if id is not None and position not in replies.errors]
             self._settle(dead, [])
