@@ -331,6 +331,18 @@ def test_entries_of_a_killed_process_that_were_trimmed_are_reported_with_their_n
     assert source.unsettled() == 0
 
 
+def test_entries_that_were_trimmed_while_a_consumer_had_them_in_hand_are_reported(source, caplog):
+    source.send(*range(6))
+    consumer = RedisStreamsConsumer("billing", **source.options, batch_size=4)
+    consumer.open()
+    assert len(consumer.receive(0.01)) == 4
+    source.client.xtrim(source.name, maxlen=3, approximate=False)
+    with caplog.at_level("ERROR", "django_outbox"):
+        consumer.close()
+    assert "3 entries were trimmed or deleted before they were stored" in caplog.text
+    assert source.client.xpending(source.name, source.group)["pending"] == 1
+
+
 def test_nothing_is_reported_of_a_stream_that_is_trimmed_after_it_was_read(source, make_inbox, caplog):
     with caplog.at_level("ERROR", "django_outbox"):
         for start in (0, 10, 20):
@@ -345,6 +357,15 @@ def test_a_consumer_that_ends_leaves_no_name_behind(source, make_inbox):
     source.send(1)
     make_inbox().drain()
     assert source.client.xinfo_consumers(source.name, source.group) == []
+
+
+def test_a_consumer_that_ends_gives_entries_back_that_it_has_taken_over_and_not_read(source, make_inbox):
+    source.send(*range(6))
+    killed_reader(source, 6)
+    make_inbox(claim_idle=300.0, batch_size=2, arguments={"max_messages": 2}).run()
+    assert payloads("default") == [0, 1]
+    (left,) = source.client.xpending(source.name, source.group)["consumers"]
+    assert (left["name"], left["pending"]) == (b"outbox-released", 4)
 
 
 def test_dead_letters_that_cannot_be_stored_are_not_acknowledged(source, make_inbox):

@@ -304,16 +304,13 @@ class RedisConsumerConnection(ConsumerConnection):
 
     def close(self) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
-        unsettled = [entry.id for entry in self._unsettled.values()]
         is_known = bool(self._refusal)
-        self._log_losses()
         with suppress(Unavailable):
-            self._read_owed()
-            if unsettled:
-                self._command("XCLAIM", *self._place, RELEASED, 0, *unsettled, "IDLE", self._claim_ms, "JUSTID")
+            self._move(self._consumer, RELEASED, "IDLE", self._claim_ms)
             # Deleting a consumer would delete its pending entries, too.
             if not self._pending("0", self._consumer):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
+        self._log_losses()
         if self._refusal and not is_known:
             logger.error(
                 "%(subject)s: messages could not be settled and will come again: %(reason)s",
@@ -369,17 +366,7 @@ class RedisConsumerConnection(ConsumerConnection):
         return busy
 
     def _take_over(self, name: str) -> None:
-        start, count = b"-", 0
-        while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
-            ids = [each[0] for each in page]
-            # Another consumer that has taken over an entry in this moment keeps it, because it is no longer idle.
-            idle = min(each[2] for each in page)
-            claimed = self._command("XCLAIM", *self._place, self._consumer, idle, *ids, "JUSTID")
-            count += len(claimed)
-            if missing := set(ids).difference(claimed):
-                left = self._command("XPENDING", *self._place, ids[0], ids[-1], len(ids))
-                self._add_losses(len(missing.difference(each[0] for each in left)))
-            start = b"(" + ids[-1]
+        count = self._move(name, self._consumer)
         if name != RELEASED:
             self._command("XGROUP", "DELCONSUMER", *self._place, name)
             logger.info(
@@ -391,6 +378,21 @@ class RedisConsumerConnection(ConsumerConnection):
                 subject=self._owner,
                 count=count,
             )
+
+    def _move(self, name: str, target: str, *arguments: str | int) -> int:
+        """Give all entries of a consumer to another one, and return their number."""
+        start, count = b"-", 0
+        while page := self._command("XPENDING", *self._place, start, "+", CLAIM_COUNT, name):
+            ids = [each[0] for each in page]
+            # Another consumer that has taken over an entry in this moment keeps it, because it is no longer idle.
+            idle = min(each[2] for each in page)
+            claimed = self._command("XCLAIM", *self._place, target, idle, *ids, *arguments, "JUSTID")
+            count += len(claimed)
+            if missing := set(ids).difference(claimed):
+                left = self._command("XPENDING", *self._place, ids[0], ids[-1], len(ids))
+                self._add_losses(len(missing.difference(each[0] for each in left)))
+            start = b"(" + ids[-1]
+        return count
 
     def _read_new(self, count: int) -> list[StreamEntry]:
         """Return new entries if there are any, and count entries that were trimmed before the group has read them."""
