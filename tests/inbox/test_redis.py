@@ -85,6 +85,38 @@ def test_a_group_is_created_where_the_option_says(source, make_inbox, create, ex
         eventually(lambda: payloads("default") == expected)
 
 
+@pytest.mark.parametrize("id", ["*", "1-1"], ids=["later IDs", "lower IDs"])
+def test_no_entry_is_left_out_if_the_stream_is_created_again_while_a_consumer_reads_its_end(source, id):
+    source.send(1)
+    consumer = RedisStreamsConsumer("billing", **source.options, create_group="end")
+    consumer.open()
+    assert not consumer.receive(0.01)
+    source.client.delete(source.name)
+    source.client.xadd(source.name, {"payload": "2"}, id=id)
+    with pytest.raises(Unavailable, match="does not exist"):
+        consumer.receive(0.01)
+    consumer.open()
+    assert [each.body for each in consumer.receive(0.01)] == [b"2"]
+    consumer.close()
+
+
+def test_a_group_that_is_deleted_begins_again_where_the_consumer_began(source):
+    source.send(1)
+    consumer = RedisStreamsConsumer("billing", **source.options, create_group="end")
+    consumer.open()
+    source.send(2)
+    batch = consumer.receive(0.01)
+    source.client.xgroup_destroy(source.name, source.group)
+    source.send(3)
+    consumer.settle(batch, [])
+    with pytest.raises(Unavailable, match="does not exist"):
+        consumer.receive(0.01)
+    consumer.open()
+    # The entries that were stored are recognized.
+    assert [each.body for each in consumer.receive(0.01)] == [b"2", b"3"]
+    consumer.close()
+
+
 def test_a_user_with_the_documented_permissions_can_read_and_reject(source, make_inbox):
     (line,) = re.findall(r"^ACL SETUSER billing .*", Path("docs/how-to/redis.md").read_text(), re.MULTILINE)
     user = f"billing-{uuid.uuid4().hex}"

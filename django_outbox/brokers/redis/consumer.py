@@ -108,6 +108,8 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         self._name = ""
         self._pid = 0
         self._begins = True
+        # The entry after which it began to read, so that no later one is left out if the group must be created again.
+        self._start: bytes | None = None
 
     @property
     def source(self) -> str:
@@ -122,7 +124,11 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
         except Lost as error:
             self._servers.forget()
             raise Unavailable(str(error)) from error
-        return RedisConsumerConnection(connection, self, self._name, begins=self._begins)
+        return RedisConsumerConnection(connection, self, self._name, begins=self._begins, start=self._start)
+
+    def open(self, max_messages: int | None = None) -> None:
+        super().open(max_messages)
+        self._start = self._current.start
 
     def close(self) -> None:
         if self._connection is not None:
@@ -143,14 +149,24 @@ class RedisConsumerConnection(ConsumerConnection):
 
     Args:
         begins: whether the consumer has not read new entries yet.
+        start: the ID of the entry after which the consumer began to read; None if this is its first connection.
     """
 
-    def __init__(self, connection: RedisConnection, options: RedisStreamsConsumer, name: str, *, begins: bool) -> None:
+    def __init__(
+        self,
+        connection: RedisConnection,
+        options: RedisStreamsConsumer,
+        name: str,
+        *,
+        begins: bool,
+        start: bytes | None,
+    ) -> None:
         self._owner = f"Stream {options.stream!r}, group {options.group!r}"
         self._connection = connection
         self._options = options
         self._place = options.stream, options.group
         self._consumer = name
+        self.start = start
         self._timeout = options.timeout
         self._last_tag = 0
         self._unsettled: dict[int, StreamEntry] = {}
@@ -179,18 +195,29 @@ class RedisConsumerConnection(ConsumerConnection):
         options = self._options
         try:
             if options.create_group is not None:
-                start = "0" if options.create_group == "beginning" else "$"
                 try:
-                    self._command("XGROUP", "CREATE", *self._place, start, "MKSTREAM")
+                    self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
                 except Unavailable as error:
                     if "BUSYGROUP" not in str(error):
                         raise
+            if self.start is None:
+                self.start = self._read_group()[b"last-delivered-id"]
             dead = options.dead_letters
             if dead and self._command("TYPE", dead) not in (b"none", b"stream"):
                 raise Unavailable(f"dead_letters {dead!r} is the key of a value that is not a stream; correct it")
         except Unavailable:
             self._connection.close()
             raise
+
+    def _choose_start(self) -> str | bytes:
+        """Return the ID of the entry after which the group begins if it does not exist."""
+        if self._options.create_group == "beginning":
+            return "0"
+        if self.start is None:
+            return "$"
+        last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
+        # If the stream was deleted and created again, its IDs may be lower.
+        return self.start if last and _number(last[0][0]) >= _number(self.start) else "0"
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._received:
