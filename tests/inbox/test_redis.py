@@ -444,6 +444,24 @@ def test_a_reply_that_comes_too_late_is_not_taken_for_another_one(tmp_path):
         assert server.client.xpending("orders", "billing")["pending"] == 3
 
 
+def test_a_stream_is_read_while_redis_has_no_memory_left(tmp_path):
+    with RedisServer(tmp_path) as server:
+        for number in range(2):
+            server.client.xadd("orders", {"payload": number})
+        server.client.xgroup_create("orders", "billing", id="0")
+        server.client.config_set("maxmemory", 1)
+        consumer = RedisStreamsConsumer("billing", url=server.url, stream="orders", group="billing")
+        consumer.open()
+        batch = consumer.receive(0.01)
+        assert len(batch) == 2
+        consumer.settle(batch, [])
+        assert consumer.is_drained()
+        consumer.close()
+        missing = RedisStreamsConsumer("billing", url=server.url, stream="orders", group="shipping")
+        with pytest.raises(Unavailable, match="no memory left"):
+            missing.open()
+
+
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is missing"),
     "group": ({"group": None}, "group is missing"),

@@ -195,11 +195,7 @@ class RedisConsumerConnection(ConsumerConnection):
         options = self._options
         try:
             if options.create_group is not None:
-                try:
-                    self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
-                except Unavailable as error:
-                    if "BUSYGROUP" not in str(error):
-                        raise
+                self._create_group()
             if self.start is None:
                 self.start = self._read_group()[b"last-delivered-id"]
             dead = options.dead_letters
@@ -207,6 +203,19 @@ class RedisConsumerConnection(ConsumerConnection):
                 raise Unavailable(f"dead_letters {dead!r} is the key of a value that is not a stream; correct it")
         except Unavailable:
             self._connection.close()
+            raise
+
+    def _create_group(self) -> None:
+        try:
+            self._command("XGROUP", "CREATE", *self._place, self._choose_start(), "MKSTREAM")
+        except Unavailable as error:
+            if "BUSYGROUP" in str(error):
+                return
+            if isinstance(error.__cause__, redis.OutOfMemoryError):
+                # Redis refuses the command although the group may exist; it can be read without memory.
+                with suppress(Unavailable):
+                    self._command("XPENDING", *self._place)
+                    return
             raise
 
     def _choose_start(self) -> str | bytes:
