@@ -41,6 +41,7 @@ class Reader:
         self._end_at: int | None = None
         self._is_paused = False
         self._broker_outages = 0
+        self._has_received = False
         self._failed_attempts = 0
         self._patience: int | None = None
         self._has_settled = False
@@ -93,6 +94,9 @@ class Reader:
         self._open()
         self._pause_or_resume()
         batch = self._consumer.receive(self._limits.receive_time)
+        if self._has_received or not batch:
+            self._end_outage()
+        self._has_received = True
         if self._has_settled:
             # A broker that refuses a settlement reports it here.
             self._has_settled = False
@@ -165,8 +169,7 @@ class Reader:
         self._opened_at = time.monotonic()
         self._is_paused = False
         self._state.set_paused(self._consumer.alias, False)
-        self._broker_outages = 0
-        self._state.outages.end(self._name)
+        self._has_received = False
 
     def _close(self) -> None:
         self._is_open = False
@@ -208,7 +211,9 @@ class Reader:
 
     def _is_drained(self) -> bool:
         try:
-            return self._is_open and self._consumer.is_drained()
+            if self._is_open and self._consumer.is_drained():
+                self._end_outage()
+                return True
         except Refused as error:
             self._count_failure(str(error))
         except Unavailable:
@@ -227,6 +232,11 @@ class Reader:
         name = self._consumer.broker_name
         self._state.outages.note(self._name, reason, seconds, name=name)
         self._state.pause(seconds)
+
+    def _end_outage(self) -> None:
+        """Note that the broker delivers messages, and has not refused to settle the first ones of this connection."""
+        self._broker_outages = 0
+        self._state.outages.end(self._name)
 
     def _count_failure(self, reason: str) -> None:
         self._has_settled = False

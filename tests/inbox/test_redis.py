@@ -462,6 +462,28 @@ def test_a_stream_is_read_while_redis_has_no_memory_left(tmp_path):
             missing.open()
 
 
+@pytest.mark.parametrize("command", ["xreadgroup", "xack", "xadd"])
+def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplog, command):
+    user = f"billing-{uuid.uuid4().hex}"
+    rights = f"on >secret allkeys +@all -{command}"
+    address = urlsplit(source.options["url"])
+    url = address._replace(netloc=f"{user}:secret@{address.hostname}:{address.port}").geturl()
+    source.client.execute_command("ACL", "SETUSER", user, *rights.split())
+    try:
+        source.send(raw=b"{" if command == "xadd" else b"1")
+        with running(make_inbox(url=url, invalid="reject")) as inbox:
+            eventually(lambda: inbox.outages)
+            time.sleep(0.5)
+            assert inbox.outages
+            source.client.acl_setuser(user, commands=[f"+{command}"], enabled=True)
+            eventually(lambda: not inbox.outages)
+            eventually(lambda: not source.unsettled())
+    finally:
+        source.client.acl_deluser(user)
+    assert len([text for text in caplog.messages if "is unavailable" in text]) == 1
+    assert len([text for text in caplog.messages if "is available again" in text]) == 1
+
+
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"stream": ""}, "stream is missing"),
     "group": ({"group": None}, "group is missing"),
