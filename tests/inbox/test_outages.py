@@ -67,6 +67,13 @@ def test_a_queue_that_is_deleted_and_declared_again_is_read_again(source, make_i
         eventually(lambda: payloads("default") == [1, 2])
 
 
+def test_a_stream_is_refused(source, make_inbox):
+    stream = source.broker.queue("stream")
+    source.broker.channel.basic_publish("", stream, b"1")
+    with pytest.raises(RelayUnavailable, match="it is a stream; read a classic queue or a quorum queue instead"):
+        make_inbox(queue=stream).drain()
+
+
 def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
     monkeypatch.setattr(rabbitmq, "MAX_HOLD_TIME", 0.05)
     source.send(*range(300))

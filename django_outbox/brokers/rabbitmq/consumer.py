@@ -88,6 +88,10 @@ class Window:
         return size if self._left is None else min(size, self._left)
 
 
+REFUSED_BY_STREAMS = {"x-priority": 0}
+"""The default priority of a consumer, which RabbitMQ refuses only if the queue is a stream. Each consumer of a stream
+begins at its end, and `Window` begins another consumer again and again: the messages in between would be skipped."""
+
 CHANNEL_INTERVAL = 0.01
 """Seconds between two checks that a channel is closed."""
 
@@ -249,7 +253,7 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     def _consume(self, channel: Channel, _frame: object) -> None:
         if channel.is_open:
             # The wire takes the deliveries.
-            self._consumer_tag = channel.basic_consume(self._queue, lambda *_: None)
+            self._consumer_tag = channel.basic_consume(self._queue, lambda *_: None, arguments=REFUSED_BY_STREAMS)
 
     # Reading
 

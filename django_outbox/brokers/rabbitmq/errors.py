@@ -12,6 +12,7 @@ _QUEUE_REMEDIES = (
     (404, "no queue", "declare the queue, or correct the option queue"),
     (403, "in exclusive use", "another consumer reads it exclusively"),
     (403, "access to queue", "give the user of the url permission to read the queue"),
+    (406, "queue type rabbit_stream_queue", "it is a stream; read a classic queue or a quorum queue instead"),
     (406, "timeout value", "the database took longer than the broker's consumer_timeout"),
 )
 
