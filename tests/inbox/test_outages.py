@@ -74,6 +74,21 @@ def test_a_stream_is_refused(source, make_inbox):
         make_inbox(queue=stream).drain()
 
 
+def test_a_queue_that_refuses_every_consumer_is_one_outage(source, make_inbox, caplog):
+    caplog.set_level("INFO")
+    exclusive = source.broker.channel.basic_consume(source.name, lambda *_: None, exclusive=True)
+    # The refusal comes before the end of this time.
+    with running(make_inbox(arguments={"limits": replace(QUICK, receive_time=5.0)})) as inbox:
+        eventually(lambda: caplog.text.count("reads queue") > 4)
+        assert "another consumer reads it exclusively" in inbox.outages[0].reason
+        assert caplog.text.count("is unavailable") == 1
+        assert "available again" not in caplog.text
+        source.broker.channel.basic_cancel(exclusive)
+        source.send(1)
+        eventually(lambda: payloads("default") == [1])
+    assert caplog.text.count("available again") == 1
+
+
 def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
     monkeypatch.setattr(rabbitmq, "MAX_HOLD_TIME", 0.05)
     source.send(*range(300))
