@@ -172,7 +172,9 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def is_drained(self) -> bool:
-        """Return whether the source has no message that could be received now.
+        """Return whether the source has no message that is not settled.
+
+        A broker that does not provide the number of messages that others have received may leave these out.
 
         Raises:
             Refused: the broker has refused dead letters since the last call.

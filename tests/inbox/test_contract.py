@@ -22,6 +22,7 @@ from django_outbox.inbox.reading import Reader
 from django_outbox.inbox.storing import Storing, id_of_incoming
 from django_outbox.models import OutboxMessage, Status
 from django_outbox.rates import Throttle
+from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
 from tests.inbox.processes import RUN_INBOX
@@ -245,6 +246,30 @@ def test_two_inboxes_share_a_source(source, make_inbox):
         # What two members of a group had at once comes again, and is recognized.
         eventually(lambda: source.unsettled() == 0)
     assert sorted(payloads("postgresql")) == [*range(300)]
+
+
+def test_a_drain_ends_when_messages_that_another_process_has_received_are_stored(source, make_inbox):
+    if isinstance(source, RabbitMQSource):
+        pytest.skip("RabbitMQ does not provide the number of messages that others have received")
+    source.send(*range(10), key="order-1")
+    eventually(lambda: source.receivable() == 10)
+    received: list[Incoming] = []
+    (other,) = make_inbox().consumers
+    other.open()
+
+    def has_all() -> bool:
+        received.extend(other.receive(0.1))
+        return len(received) == 10
+
+    eventually(has_all)
+    threads = Threads()
+    with closing(other):
+        threads.start(make_inbox("postgresql").drain, name="drain")
+        time.sleep(0.5)
+    assert threads.wait(60)
+    assert not threads.errors
+    assert payloads("postgresql") == [*range(10)]
+    assert source.unsettled() == 0
 
 
 def test_an_inbox_pauses_while_the_backlog_is_too_large(source, make_inbox, monkeypatch):

@@ -328,15 +328,13 @@ class RedisConsumerConnection(ConsumerConnection):
         self._is_paused = False
 
     def is_drained(self) -> bool:
-        return not self._received and not self._has_more()
-
-    def _has_more(self) -> bool:
+        if self._received:
+            return False
         last = self._command("XREVRANGE", self._options.stream, "+", "-", "COUNT", 1)
         if last and _number(last[0][0]) > _number(self._read_group()[b"last-delivered-id"]):
-            return True
-        if self._own_id is not None and self._pending("0", self._consumer):
-            return True
-        return self._pending(str(self._claim_ms), "")
+            return False
+        # Entries that other consumers have received can be taken over if they are not settled.
+        return not self._pending()
 
     def close(self) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
@@ -344,7 +342,7 @@ class RedisConsumerConnection(ConsumerConnection):
         with suppress(Unavailable):
             self._move(self._consumer, RELEASED, "IDLE", self._claim_ms)
             # Deleting a consumer would delete its pending entries, too.
-            if not self._pending("0", self._consumer):
+            if not self._pending(self._consumer):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         self._log_losses()
         if self._refusal and not is_known:
@@ -388,7 +386,7 @@ class RedisConsumerConnection(ConsumerConnection):
             self._take_over(name)
         self._autoclaim(b"0-0", CLAIM_COUNT, "JUSTID")
         self._claim_cursor = b"0-0"
-        busy = [name for name in others if not is_gone(name) and self._pending("0", name, self._last_of_others)]
+        busy = [name for name in others if not is_gone(name) and self._pending(name, self._last_of_others)]
         if busy and not self._is_wait_logged and time.monotonic() - since > QUIET_WAIT:
             self._is_wait_logged = True
             logger.warning(
@@ -495,9 +493,10 @@ class RedisConsumerConnection(ConsumerConnection):
         name = self._options.group.encode()
         return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
 
-    def _pending(self, idle: str, consumer: str, last: bytes = b"+") -> bool:
+    def _pending(self, consumer: str = "", last: bytes = b"+") -> bool:
+        """Return whether a consumer, or any one, has entries to settle."""
         named = [consumer] if consumer else []
-        return bool(self._command("XPENDING", *self._place, "IDLE", idle, "-", last, 1, *named))
+        return bool(self._command("XPENDING", *self._place, "-", last, 1, *named))
 
     def _reading(self, count: int) -> tuple[str | int, ...]:
         return "XREADGROUP", "GROUP", self._options.group, self._consumer, "COUNT", count
