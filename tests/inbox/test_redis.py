@@ -16,7 +16,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from django_outbox.brokers import Unavailable
+from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.redis import RedisStreamsConsumer, RedisStreamsPublisher
 from django_outbox.brokers.redis.consumer import is_gone, make_name
 from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
@@ -176,6 +176,21 @@ def test_a_new_consumer_waits_no_longer_than_until_the_others_have_settled_what_
     (found,) = consumer.receive(0.01)
     assert found.body == b"4"
     consumer.settle([found], [])
+    consumer.close()
+
+
+def test_a_new_consumer_does_not_wait_for_one_that_receives_its_entries_again_and_again(source):
+    source.send(1, 2)
+    source.client.xgroup_create(source.name, source.group, id="0")
+    source.client.xreadgroup(source.group, "another", {source.name: ">"}, count=1)
+    consumer = RedisStreamsConsumer("billing", **source.options)
+    consumer.open()
+
+    def receive() -> list[Incoming]:
+        source.client.xreadgroup(source.group, "another", {source.name: "0"})
+        return consumer.receive(0.01)
+
+    assert [each.body for each in eventually(receive)] == [b"2"]
     consumer.close()
 
 

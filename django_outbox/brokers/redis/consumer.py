@@ -384,8 +384,11 @@ class RedisConsumerConnection(ConsumerConnection):
             self._last_of_others = self._read_group()[b"last-delivered-id"]
         for name in filter(is_gone, others):
             self._take_over(name)
-        self._autoclaim(b"0-0", CLAIM_COUNT, "JUSTID")
+        found = self._autoclaim(b"0-0", CLAIM_COUNT, "JUSTID")
         self._claim_cursor = b"0-0"
+        if not found and time.monotonic() - since > self._options.claim_idle + POLL_INTERVAL:
+            # What others still have, they received again since then, such as a consumer that cannot settle it.
+            return []
         busy = [name for name in others if not is_gone(name) and self._pending(name, self._last_of_others)]
         if busy and not self._is_wait_logged and time.monotonic() - since > QUIET_WAIT:
             self._is_wait_logged = True
