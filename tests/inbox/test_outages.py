@@ -22,6 +22,7 @@ from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.processes import RUN_INBOX
 from tests.support.ports import free_port
+from tests.support.proxies import Proxies
 from tests.support.rabbitmq.tools import broker_address, broker_url
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually, stays_same
@@ -72,6 +73,28 @@ def test_a_stream_is_refused(source, make_inbox):
     source.broker.channel.basic_publish("", stream, b"1")
     with pytest.raises(RelayUnavailable, match="it is a stream; read a classic queue or a quorum queue instead"):
         make_inbox(queue=stream).drain()
+
+
+def test_a_drain_waits_for_a_quorum_queue_without_a_leader(source, make_inbox):
+    """RabbitMQ reports neither messages nor consumers then; a proxy reports the same of a queue with a leader."""
+    queue = source.name.encode()
+    report = bytes([0, 50, 0, 11, len(queue)]) + queue
+    reports: list[bytes] = []
+
+    def report_nothing(data: bytes) -> bytes:
+        before, found, rest = data.partition(report)
+        if not found or len(reports) > 5:
+            return data
+        reports.append(rest)
+        return before + found + bytes(8) + rest[8:]
+
+    with Proxies() as proxies:
+        proxy = proxies.open(source.port, make_filters=lambda: (lambda data: data, report_nothing))
+        inbox = make_inbox(**source.at(proxy.port))
+        inbox.drain()
+    # One when it connects, and then the drain asks again and again.
+    assert len(reports) == 6
+    assert inbox.tally.received == 0
 
 
 def test_a_queue_that_refuses_every_consumer_is_one_outage(source, make_inbox, caplog):

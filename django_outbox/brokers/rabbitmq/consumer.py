@@ -208,7 +208,9 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
                 channel.queue_declare(self._queue, passive=True, callback=note)
 
         def note(frame: Any) -> None:
-            answers.put(not frame.method.message_count)
+            # Without its leader, a quorum queue has 0 messages, but also 0 consumers.
+            is_known = frame.method.consumer_count > 0 or not self._is_reading
+            answers.put(is_known and not frame.method.message_count)
 
         self._call(ask)
         while not self.error:
