@@ -5,15 +5,25 @@ their sums are not monotonic. A relay's own process has counters; see `prometheu
 databases, publishers, consumers, codes, results and states, never a relay, a type or a key.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from django_outbox.monitoring.figures import CONSUMER_STATES, NOT_READ, PublisherStatus, StreamStatus
+from django_outbox.monitoring.figures import (
+    CONSUMER_STATES,
+    NOT_READ,
+    ConsumerStatus,
+    PublisherStatus,
+    Status,
+    StreamStatus,
+)
 from django_outbox.monitoring.readings import Reading
 
 Sample = tuple[tuple[str, ...], float]
 """The values of the labels, and the value."""
+
+Value: TypeAlias = float | Mapping[str, float] | None
+"""The value of a publisher, a consumer or a stream; values by a further label; or None if it has none."""
 
 RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
 """The results for messages that an inbox receives."""
@@ -44,61 +54,38 @@ class Gauge:
                 yield (reading.using, *labels), float(value)
 
 
-def _publisher_gauge(name: str, help: str, value: Callable[[PublisherStatus], float], unit: str = "") -> Gauge:
+def _samples(alias: str, value: Value) -> Iterator[Sample]:
+    if isinstance(value, Mapping):
+        for label, each in value.items():
+            yield (alias, label), each
+    elif value is not None:
+        yield (alias,), value
+
+
+def _publisher_gauge(
+    name: str, help: str, value: Callable[[PublisherStatus, Status], Value], label: str = "", unit: str = ""
+) -> Gauge:
     def read(reading: Reading) -> Iterator[Sample]:
-        for publisher in reading.status.publishers:
-            yield (publisher.alias,), value(publisher)
+        for each in reading.status.publishers:
+            yield from _samples(each.alias, value(each, reading.status))
+
+    return Gauge(name, help, ("database", "publisher", *filter(None, [label])), read, unit)
+
+
+def _consumer_gauge(name: str, help: str, value: Callable[[ConsumerStatus], Value], label: str = "") -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for each in reading.status.consumers:
+            yield from _samples(each.alias, value(each))
+
+    return Gauge(name, help, ("database", "consumer", *filter(None, [label])), read)
+
+
+def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], Value], unit: str = "") -> Gauge:
+    def read(reading: Reading) -> Iterator[Sample]:
+        for each in reading.status.streams:
+            yield from _samples(each.publisher, value(each))
 
     return Gauge(name, help, ("database", "publisher"), read, unit)
-
-
-def _stream_gauge(name: str, help: str, value: Callable[[StreamStatus], float | None], unit: str = "") -> Gauge:
-    def read(reading: Reading) -> Iterator[Sample]:
-        for stream in reading.status.streams:
-            if (known := value(stream)) is not None:
-                yield (stream.publisher,), known
-
-    return Gauge(name, help, ("database", "publisher"), read, unit)
-
-
-def _open_transaction(reading: Reading) -> Iterator[Sample]:
-    if reading.status.streams:
-        yield (), reading.open_transaction_seconds or 0.0
-
-
-def _blocked_keys(reading: Reading) -> Iterator[Sample]:
-    blocked = Counter(key.publisher for key in reading.status.blocked_keys)
-    for publisher in reading.status.publishers:
-        yield (publisher.alias,), blocked[publisher.alias]
-
-
-def _truncated_counts(publisher: PublisherStatus) -> int:
-    counts = ("due", "blocked", "retrying", "delayed", "failed", "blocking")
-    return sum(getattr(publisher, name).more for name in counts)
-
-
-def _outages(reading: Reading) -> Iterator[Sample]:
-    for publisher in reading.status.publishers:
-        lasted = reading.status.at - (publisher.outage_since or reading.status.at)
-        yield (publisher.alias,), max(lasted.total_seconds(), 0.0)
-
-
-def _breaker_states(reading: Reading) -> Iterator[Sample]:
-    for publisher in reading.status.publishers:
-        for state in BREAKER_STATES:
-            yield (publisher.alias, state), publisher.breaker == state
-
-
-def _inbox_messages(reading: Reading) -> Iterator[Sample]:
-    for consumer in reading.status.consumers:
-        for result in RESULTS:
-            yield (consumer.alias, result), getattr(consumer, result)
-
-
-def _consumer_states(reading: Reading) -> Iterator[Sample]:
-    for consumer in reading.status.consumers:
-        for state in (*CONSUMER_STATES, NOT_READ):
-            yield (consumer.alias, state), consumer.state == state
 
 
 GAUGES = (
@@ -121,84 +108,79 @@ GAUGES = (
         lambda reading: [((each.publisher, each.consumer, each.code), each.level) for each in reading.findings],
     ),
     _publisher_gauge(
-        "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p: p.due.number
+        "due_messages", "Messages that relays can deliver now, in the order of each key.", lambda p, _: p.due.number
     ),
     _publisher_gauge(
         "oldest_due",
         "Time for which the oldest due message has been waiting; 0 if none is due.",
-        lambda p: p.oldest_due or 0.0,
+        lambda p, _: p.oldest_due or 0.0,
         unit="s",
     ),
     _publisher_gauge(
         "blocked_messages",
         "Messages that would be due, but wait behind one of their key that is not.",
-        lambda p: p.blocked.number,
+        lambda p, _: p.blocked.number,
     ),
-    _publisher_gauge("retrying_messages", "Messages that wait for another attempt.", lambda p: p.retrying.number),
+    _publisher_gauge("retrying_messages", "Messages that wait for another attempt.", lambda p, _: p.retrying.number),
     _publisher_gauge(
-        "delayed_messages", "Messages that wait for the time that enqueue was given.", lambda p: p.delayed.number
+        "delayed_messages", "Messages that wait for the time that enqueue was given.", lambda p, _: p.delayed.number
     ),
     _publisher_gauge(
-        "failed_messages", "Failed messages that wait for a person's decision.", lambda p: p.failed.number
+        "failed_messages", "Failed messages that wait for a person's decision.", lambda p, _: p.failed.number
     ),
-    _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p: p.blocking.number),
-    Gauge(
+    _publisher_gauge("blocking_messages", "Failed messages that block their key.", lambda p, _: p.blocking.number),
+    _publisher_gauge(
         "blocked_keys",
         "Keys with messages behind one that cannot be delivered.",
-        ("database", "publisher"),
-        _blocked_keys,
+        lambda p, status: sum(key.publisher == p.alias for key in status.blocked_keys),
     ),
     _publisher_gauge(
         "truncated_counts",
         "Number of counts of messages that stopped at their limit, so that there may be more.",
-        _truncated_counts,
+        lambda p, _: sum(count.more for count in (p.due, p.blocked, p.retrying, p.delayed, p.failed, p.blocking)),
     ),
     _publisher_gauge(
         "last_minute_processed_messages",
         "Messages that were delivered in the last full minute, or in the current one if they are more.",
-        lambda p: p.processed_per_minute,
+        lambda p, _: p.processed_per_minute,
     ),
     _publisher_gauge(
         "last_minute_failed_messages",
         "Messages that failed in the last full minute, or in the current one if they are more.",
-        lambda p: p.failed_per_minute,
+        lambda p, _: p.failed_per_minute,
     ),
-    Gauge(
+    _publisher_gauge(
         "outage",
         "Time for which the publisher has been unavailable; 0 if it is available.",
-        ("database", "publisher"),
-        _outages,
+        lambda p, status: max((status.at - (p.outage_since or status.at)).total_seconds(), 0.0),
         unit="s",
     ),
-    Gauge(
+    _publisher_gauge(
         "breaker_state",
         "1 for the worst state of the circuit breakers of the relays that serve the publisher, 0 for other states.",
-        ("database", "publisher", "state"),
-        _breaker_states,
+        lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
+        label="state",
     ),
-    _publisher_gauge("relays", "Relays that serve the publisher and were seen lately.", lambda p: p.relays),
-    _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p: p.configured),
-    _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p: p.paused is not None),
+    _publisher_gauge("relays", "Relays that serve the publisher and were seen lately.", lambda p, _: p.relays),
+    _publisher_gauge("publisher_configured", "Whether the publisher is in the settings.", lambda p, _: p.configured),
+    _publisher_gauge("publisher_paused", "Whether the publisher is paused.", lambda p, _: p.paused is not None),
     _publisher_gauge(
-        "paused_types", "Number of types of the publisher's messages that are paused.", lambda p: len(p.paused_types)
+        "paused_types", "Number of types of the publisher's messages that are paused.", lambda p, _: len(p.paused_types)
     ),
-    Gauge(
-        "inboxes",
-        "Processes of run_inbox that read the consumer and were seen lately.",
-        ("database", "consumer"),
-        lambda reading: [((each.alias,), each.inboxes) for each in reading.status.consumers],
+    _consumer_gauge(
+        "inboxes", "Processes of run_inbox that read the consumer and were seen lately.", lambda c: c.inboxes
     ),
-    Gauge(
+    _consumer_gauge(
         "last_minute_inbox_messages",
         "Messages that the inboxes of the consumer received in the last minute, by result.",
-        ("database", "consumer", "result"),
-        _inbox_messages,
+        lambda c: {result: getattr(c, result) for result in RESULTS},
+        label="result",
     ),
-    Gauge(
+    _consumer_gauge(
         "consumer_state",
         "1 for the worst state of the consumer that its inboxes report, 0 for other states.",
-        ("database", "consumer", "state"),
-        _consumer_states,
+        lambda c: {state: c.state == state for state in (*CONSUMER_STATES, NOT_READ)},
+        label="state",
     ),
     _stream_gauge("stream_messages", "Messages of the stream that are not delivered.", lambda s: s.waiting.number),
     _stream_gauge(
@@ -228,7 +210,7 @@ GAUGES = (
         "open_transaction",
         "Time for which the oldest transaction with a change has been open, if there are streams: its messages wait.",
         ("database",),
-        _open_transaction,
+        lambda reading: [((), reading.open_transaction_seconds or 0.0)] if reading.status.streams else [],
         unit="s",
     ),
 )
