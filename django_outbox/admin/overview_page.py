@@ -49,9 +49,6 @@ REMEDIES = {
 }
 """The page that each verdict links to. Every address is tested against the documentation."""
 
-LEVELS = {Level.OK: "ok", Level.WARNING: "warning", Level.CRITICAL: "critical"}
-"""The names of the levels in CSS classes."""
-
 LABELS: dict[Level, Any] = {
     Level.OK: gettext_lazy("OK"),
     Level.WARNING: gettext_lazy("Warning"),
@@ -147,7 +144,7 @@ def _totals(publishers: Sequence[PublisherStatus]) -> list[tuple[str, str]]:
 
 def _verdict(finding: Finding) -> dict[str, Any]:
     return {
-        "level": LEVELS[finding.level],
+        "level": finding.level.name.lower(),
         "label": LABELS[finding.level],
         "sentence": finding.sentence,
         "remedy": REMEDIES.get(finding.code, ""),
@@ -274,32 +271,8 @@ MIN_BAR = 2.0
 """Height of the smallest bar: a single message is visible."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One period. Positions are in the units of the SVG, as text with a decimal point in every language."""
-
-    x: str
-    width: str
-    up_y: str
-    up_height: str
-    down_height: str
-    title: str
-    time: str
-    delivered: str
-    failed: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    bars: list[Bar]
-    summary: str
-    top: str
-    bottom: str
-    first: str
-    last: str
-
-
-def draw(periods: Sequence[PeriodCount]) -> Chart | None:
+def draw(periods: Sequence[PeriodCount]) -> dict[str, Any] | None:
+    """Return the chart. Positions are in the units of the SVG, as text with a decimal point in every language."""
     if not periods:
         return None
     most = max(period.processed for period in periods)
@@ -308,33 +281,31 @@ def draw(periods: Sequence[PeriodCount]) -> Chart | None:
     bars = []
     for index, period in enumerate(periods):
         up = _height(period.processed, most, UP)
-        down = _height(period.failed, most_failed, DOWN)
         values = {"time": exact(period.start), "delivered": number(period.processed), "failed": number(period.failed)}
         bars.append(
-            Bar(
-                x=f"{LEFT + index * step:.2f}",
-                width=f"{step * 0.8:.2f}",
-                up_y=f"{BASE - up:.2f}",
-                up_height=f"{up:.2f}",
-                down_height=f"{down:.2f}",
-                title=_("%(time)s: %(delivered)s delivered, %(failed)s failed") % values,
-                time=clock(period.start),
-                delivered=values["delivered"],
-                failed=values["failed"],
-            )
+            {
+                **values,
+                "title": _("%(time)s: %(delivered)s delivered, %(failed)s failed") % values,
+                "time": clock(period.start),
+                "x": f"{LEFT + index * step:.2f}",
+                "width": f"{step * 0.8:.2f}",
+                "up_y": f"{BASE - up:.2f}",
+                "up_height": f"{up:.2f}",
+                "down_height": f"{_height(period.failed, most_failed, DOWN):.2f}",
+            }
         )
     totals = {
         "delivered": number(sum(period.processed for period in periods)),
         "failed": number(sum(period.failed for period in periods)),
     }
-    return Chart(
-        bars=bars,
-        summary=_("%(delivered)s delivered, %(failed)s failed") % totals,
-        top=_("delivered, at most %(number)s") % {"number": number(most)},
-        bottom=_("failed, at most %(number)s") % {"number": number(most_failed)},
-        first=clock(periods[0].start),
-        last=clock(periods[-1].start),
-    )
+    return {
+        "bars": bars,
+        "summary": _("%(delivered)s delivered, %(failed)s failed") % totals,
+        "top": _("delivered, at most %(number)s") % {"number": number(most)},
+        "bottom": _("failed, at most %(number)s") % {"number": number(most_failed)},
+        "first": bars[0]["time"],
+        "last": bars[-1]["time"],
+    }
 
 
 def _height(count: int, most: int, room: int) -> float:

@@ -392,8 +392,8 @@ class TestText:
         periods = [PeriodCount(NOW, processed=100_000), PeriodCount(NOW, failed=1), PeriodCount(NOW, failed=1000)]
         chart = overview_page.draw(periods)
         assert chart is not None
-        assert [float(bar.down_height) for bar in chart.bars] == [0.0, overview_page.MIN_BAR, overview_page.DOWN]
-        assert chart.summary == "100,000 delivered, 1,001 failed"
+        assert [float(bar["down_height"]) for bar in chart["bars"]] == [0.0, overview_page.MIN_BAR, overview_page.DOWN]
+        assert chart["summary"] == "100,000 delivered, 1,001 failed"
         assert overview_page.draw([]) is None
 
 
