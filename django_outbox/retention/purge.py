@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django.db import connections, router, transaction
@@ -204,40 +204,34 @@ def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_s
     while not left.wait(interval):
         began = time.monotonic()
         if _others:
-            try:
-                with own_connection(using):
-                    _purge_others(using, is_stopping)
-            except Exception as error:
-                logger.warning(
-                    "Purging other apps' records failed and will be retried: %(reason)s",
-                    event="purge.failed",
-                    database=using,
-                    reason=describe(error),
-                )
+            with _own_attempt(using, "Purging other apps' records failed and will be retried: %(reason)s"):
+                _purge_others(using, is_stopping)
         archive = get_settings().archive
         if archive is not None and began < next_archive:
             # Few large files are better than one each minute.
             continue
-        try:
-            with own_connection(using):
-                deadline = time.monotonic() + interval
-                _, complete = _purge(
-                    using, get_settings().retention, deadline=deadline, is_stopping=is_stopping, position=position
-                )
+        with _own_attempt(using, "Purging old messages failed and will be retried: %(reason)s"):
+            deadline = time.monotonic() + interval
+            _, complete = _purge(
+                using, get_settings().retention, deadline=deadline, is_stopping=is_stopping, position=position
+            )
             # A purge that the deadline has ended continues at the next interval.
             if archive is not None and complete:
                 next_archive = began + archive.interval
-        except ArchiveUnavailable as error:
-            logger.error(
-                "Old messages could not be archived, so they were not deleted: %(reason)s",
-                event="archive.failed",
-                database=using,
-                reason=error,
-            )
-        except Exception as error:
-            logger.warning(
-                "Purging old messages failed and will be retried: %(reason)s",
-                event="purge.failed",
-                database=using,
-                reason=describe(error),
-            )
+
+
+@contextmanager
+def _own_attempt(using: str, problem: str) -> Iterator[None]:
+    """Give the block its own connection, and log its error."""
+    try:
+        with own_connection(using):
+            yield
+    except ArchiveUnavailable as error:
+        logger.error(
+            "Old messages could not be archived, so they were not deleted: %(reason)s",
+            event="archive.failed",
+            database=using,
+            reason=error,
+        )
+    except Exception as error:
+        logger.warning(problem, event="purge.failed", database=using, reason=describe(error))

@@ -25,8 +25,8 @@ from django_outbox.retention.archive.restoring import (
     Restored,
     Selection,
     batches,
-    count_present,
     describe_result,
+    find_present,
     restore,
     to_json,
 )
@@ -155,7 +155,7 @@ class Command(OutboxCommand):
         for batch in batches(islice(selection.read(skip_damaged=True), limit)):
             choice.groups.update((message.type, message.error_class) for message in batch)
             choice.found += len(batch)
-            choice.present += count_present(batch, using=database)
+            choice.present += len(find_present(batch, database))
             self.show_progress(f"{choice.found:,} found")
         self.show_progress("")
         choice.doubles = selection.doubles

@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -80,15 +80,13 @@ class Selection:
 
     storage: ArchiveStorage
     filters: Filters
-    messages: int = 0
     doubles: int = 0
-    invalid: int = 0
     damaged: set[str] = field(default_factory=set)
 
     def read(self, *, skip_damaged: bool = False) -> Iterator[ArchivedMessage]:
         """Yield the messages. Memory is bounded, whatever their number."""
-        self.messages = self.doubles = self.invalid = 0
-        with closing(_Seen()) as seen:
+        self.doubles = 0
+        with closing(_open_table_of_ids()) as seen:
             for found in self.filters.find(self.storage):
                 if found.manifest is None or (skip_damaged and found.name in self.damaged):
                     continue
@@ -97,8 +95,8 @@ class Selection:
                         message = self._decode(line, found)
                         if message is None or not self.filters.take(message):
                             continue
-                        if seen.add(message):
-                            self.messages += 1
+                        identity = message.message_id.bytes + message.publisher.encode()
+                        if seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", [identity]).rowcount:
                             yield message
                         else:
                             self.doubles += 1
@@ -109,7 +107,6 @@ class Selection:
         try:
             return decode(line)
         except InvalidLine as error:
-            self.invalid += 1
             logger.warning(
                 "A line of the archive %(file)s was left out: %(reason)s",
                 event="archive.line_left_out",
@@ -119,21 +116,13 @@ class Selection:
             return None
 
 
-class _Seen:
-    """The `message_id` and publisher of each message that was read, in a temporary file that SQLite deletes."""
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None)
-        self._database.execute("PRAGMA journal_mode = OFF")
-        self._database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._database.execute("BEGIN")
-
-    def add(self, message: ArchivedMessage) -> bool:
-        identity = message.message_id.bytes + message.publisher.encode()
-        return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?)", [identity]).rowcount == 1
-
-    def close(self) -> None:
-        self._database.close()
+def _open_table_of_ids() -> sqlite3.Connection:
+    """Return a database in a temporary file, which SQLite deletes: there may be more IDs than fit into memory."""
+    database = sqlite3.connect("", isolation_level=None)
+    database.execute("PRAGMA journal_mode = OFF")
+    database.execute("CREATE TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID")
+    database.execute("BEGIN")
+    return database
 
 
 class Restored(NamedTuple):
@@ -144,15 +133,9 @@ class Restored(NamedTuple):
     refused: int
 
 
-def batches(messages: Iterable[ArchivedMessage], size: int = BATCH_SIZE) -> Iterable[list[ArchivedMessage]]:
-    """Yield messages in lists of at most `size`."""
-    iterator = iter(messages)
-    while batch := list(islice(iterator, size)):
+def batches(messages: Iterator[ArchivedMessage]) -> Iterator[list[ArchivedMessage]]:
+    while batch := list(islice(messages, BATCH_SIZE)):
         yield batch
-
-
-def count_present(messages: Sequence[ArchivedMessage], *, using: str) -> int:
-    return len(_present(messages, using))
 
 
 def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) -> Restored:
@@ -184,7 +167,7 @@ def restore(messages: Sequence[ArchivedMessage], status: Status, *, using: str) 
 
 def _write(messages: Sequence[ArchivedMessage], status: Status, using: str) -> int:
     with transaction.atomic(using=using):
-        present = _present(messages, using)
+        present = find_present(messages, using)
         missing = [message for message in messages if (message.message_id, message.publisher) not in present]
         if missing:
             next_id = _next_id(using)
@@ -195,7 +178,7 @@ def _write(messages: Sequence[ArchivedMessage], status: Status, using: str) -> i
     return len(missing)
 
 
-def _present(messages: Sequence[ArchivedMessage], using: str) -> set[tuple[Any, str]]:
+def find_present(messages: Sequence[ArchivedMessage], using: str) -> set[tuple[Any, str]]:
     ids = [message.message_id for message in messages]
     found = OutboxMessage.objects.using(using).filter(message_id__in=ids)
     return set(found.values_list("message_id", "publisher"))

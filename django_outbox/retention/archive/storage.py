@@ -50,10 +50,6 @@ BLOCK = 1024 * 1024
 """Bytes that are read at a time."""
 
 
-class InvalidManifest(ValueError):
-    """A manifest cannot be read."""
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """Describes one file.
@@ -77,22 +73,6 @@ class Manifest:
     def to_json(self) -> bytes:
         values = {"version": VERSION, **asdict(self), "archived_at": self.archived_at.isoformat()}
         return (json.dumps(values, ensure_ascii=False) + "\n").encode()
-
-
-def read_manifest(text: bytes) -> Manifest:
-    """Read the text of a manifest; an InvalidManifest if it is incomplete, or of a newer version."""
-    try:
-        values: dict[str, Any] = json.loads(text)
-        version = values.pop("version")
-        if version != VERSION:
-            raise InvalidManifest(f"its version is {version}; this release reads {VERSION}")
-        values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
-        values["ids"] = tuple((first, last) for first, last in values["ids"])
-        return Manifest(**values)
-    except InvalidManifest:
-        raise
-    except Exception as error:
-        raise InvalidManifest(f"it is not a manifest ({type(error).__name__})") from None
 
 
 def ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
@@ -284,8 +264,14 @@ class ArchiveStorage:
         with self._reporting(f"Reading the manifest {name}"), self._storage.open(name) as file:
             text = file.read()
         try:
-            return read_manifest(text)
-        except InvalidManifest as error:
+            values: dict[str, Any] = json.loads(text)
+            if (version := values.pop("version")) != VERSION:
+                raise ValueError(f"its version is {version}; this release reads {VERSION}")
+            values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
+            values["ids"] = tuple((first, last) for first, last in values["ids"])
+            return Manifest(**values)
+        except Exception as error:
+            # It is incomplete, or of a newer version.
             logger.warning(
                 "The manifest %(file)s cannot be read: %(reason)s",
                 event="archive.manifest_unreadable",
