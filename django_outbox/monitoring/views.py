@@ -1,6 +1,7 @@
 """The pages that machines read: health checks and metrics. They show no payload, key, address or name of a person."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_not_required
@@ -37,18 +38,29 @@ def for_machines(view: View) -> View:
     return login_not_required(view)
 
 
+def for_databases(view: Callable[[HttpRequest, Sequence[str]], HttpResponse]) -> View:
+    """Give a view for machines the aliases in `?database=`, by default the router's; 404 if one holds no outbox."""
+
+    @for_machines
+    @wraps(view)
+    def read(request: HttpRequest) -> HttpResponse:
+        aliases = list(dict.fromkeys(request.GET.getlist("database"))) or default_databases()
+        if not all(map(holds_outbox, aliases)):
+            return JsonResponse({"error": "There is no outbox in a database with that alias."}, status=404)
+        return view(request, aliases)
+
+    return read
+
+
 @for_machines
 def live(request: HttpRequest) -> HttpResponse:
     """Answer 200. It shows that the process handles requests, and touches no database."""
     return JsonResponse({"level": "ok"})
 
 
-@for_machines
-def ready(request: HttpRequest) -> HttpResponse:
+@for_databases
+def ready(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
     """Answer 200 if each database answers a query, otherwise 503."""
-    databases = requested_databases(request)
-    if databases is None:
-        return unknown_database()
     answers = {using: _answers(using) for using in databases}
     level = Level.OK if all(answers.values()) else Level.CRITICAL
     return JsonResponse(
@@ -60,24 +72,18 @@ def ready(request: HttpRequest) -> HttpResponse:
     )
 
 
-@for_machines
-def health(request: HttpRequest) -> HttpResponse:
+@for_databases
+def health(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
     """Answer 200 with the verdicts, or 503 if one is critical."""
-    databases = requested_databases(request)
-    if databases is None:
-        return unknown_database()
     readings = read_all(databases)
     level = max(reading.level for reading in readings)
     body = {"level": name_of(level), "databases": {reading.using: _describe(reading) for reading in readings}}
     return JsonResponse(body, status=http_status(level))
 
 
-@for_machines
-def metrics(request: HttpRequest) -> HttpResponse:
+@for_databases
+def metrics(request: HttpRequest, databases: Sequence[str]) -> HttpResponse:
     """Answer with the figures as text for Prometheus, or 501 if `prometheus_client` is not installed."""
-    databases = requested_databases(request)
-    if databases is None:
-        return unknown_database()
     try:
         from django_outbox.monitoring.prometheus import expose  # noqa: PLC0415 - an optional dependency
     except ModuleNotFoundError as error:
@@ -86,16 +92,6 @@ def metrics(request: HttpRequest) -> HttpResponse:
         return HttpResponse(NO_CLIENT, status=501, content_type="text/plain; charset=utf-8")
     text, content_type = expose(databases, request.headers.get("Accept", ""))
     return HttpResponse(text, content_type=content_type)
-
-
-def requested_databases(request: HttpRequest) -> Sequence[str] | None:
-    """Return the aliases in `?database=`, by default the router's; None if one of them holds no outbox."""
-    aliases = list(dict.fromkeys(request.GET.getlist("database"))) or default_databases()
-    return aliases if all(map(holds_outbox, aliases)) else None
-
-
-def unknown_database() -> HttpResponse:
-    return JsonResponse({"error": "There is no outbox in a database with that alias."}, status=404)
 
 
 def name_of(level: Level) -> str:
@@ -124,12 +120,7 @@ def _describe(reading: Reading) -> dict[str, Any]:
     return {
         "level": name_of(reading.level),
         "verdicts": [
-            {
-                "level": name_of(each.level),
-                "code": each.code,
-                "publisher": each.publisher,
-                "consumer": each.consumer,
-            }
+            {"level": name_of(each.level), "code": each.code, "publisher": each.publisher, "consumer": each.consumer}
             for each in reading.findings
         ],
         "publishers": {
