@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,15 +82,13 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _key_presses() -> Iterator[Callable[[float], bytes]]:
-    try:
-        import termios  # noqa: PLC0415 - Windows lacks it
-        import tty  # noqa: PLC0415
-    except ImportError:
+    # Windows has no termios.
+    if not is_terminal(sys.stdin) or not find_spec("termios"):
         yield _sleep
         return
-    if not is_terminal(sys.stdin):
-        yield _sleep
-        return
+    import termios  # noqa: PLC0415
+    import tty  # noqa: PLC0415
+
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     tty.setcbreak(keyboard)
