@@ -29,7 +29,7 @@ from django_outbox.admin.listing import (
 )
 from django_outbox.conf import get_settings
 from django_outbox.deployment import publishers_in_use
-from django_outbox.models import EARLIEST, LATEST, OutboxMessage, OutboxMessageQuerySet, Status, StreamPosition
+from django_outbox.models import EARLIEST, LATEST, OutboxMessage, Status, StreamPosition
 from django_outbox.monitoring.queues import ERROR_START, fingerprint
 from django_outbox.stores import get_store
 
@@ -41,14 +41,16 @@ class Wanted(NamedTuple):
     matches: Callable[[Any], bool]
 
 
-class ChoiceFilter(admin.SimpleListFilter, abc.ABC):
-    """A filter with exactly one selected choice."""
+class ChoiceFilter(admin.SimpleListFilter):
+    """A filter with exactly one selected choice. Unless it has a `queryset`, `MessageList` applies it."""
 
     parameter_name: str
 
-    @abc.abstractmethod
     def chosen(self) -> str:
-        """Return the selected choice."""
+        return self.value() or ""
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return None
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, name in self.lookup_choices:
@@ -82,7 +84,7 @@ class StateFilter(ChoiceFilter):
     def chosen(self) -> str:
         return self.state
 
-    def queryset(self, request: HttpRequest, queryset: Any) -> OutboxMessageQuerySet:
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return in_state(queryset, self.state)
 
     def text_of(self, value: str, name: Any, changelist: Any) -> Any:
@@ -91,10 +93,7 @@ class StateFilter(ChoiceFilter):
 
 
 class PublisherFilter(ChoiceFilter):
-    """One publisher, or all except for pending messages. Hidden if there is only one choice.
-
-    `MessageList` filters the list, because Django drops a filter that is hidden.
-    """
+    """One publisher, or all except for pending messages. Hidden if there is only one choice: Django then drops it."""
 
     title = _("publisher")
     parameter_name = PUBLISHER_PARAMETER
@@ -116,10 +115,7 @@ class PublisherFilter(ChoiceFilter):
         return names if len(names) > (1 if self.of_pending else 2) else []
 
     def chosen(self) -> str:
-        return self.pending_publisher if self.of_pending else self.value() or ""
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> None:
-        return None
+        return self.pending_publisher if self.of_pending else super().chosen()
 
     def wanted(self) -> Wanted | None:
         chosen = "" if self.of_pending else self.chosen()
@@ -208,12 +204,6 @@ class Grouping(ChoiceFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         of_failed = state_of(request) == Status.FAILED and not request.GET.get(SEARCH_VAR)
         return [("", _("Each message")), ("cause", _("By cause"))] if of_failed else []
-
-    def chosen(self) -> str:
-        return self.value() or ""
-
-    def queryset(self, request: HttpRequest, queryset: Any) -> None:
-        return None
 
 
 class CauseFilter(TypedFilter):
