@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from django_outbox.models import OutboxMessage
-from django_outbox.testing.draining import Drained, DrainFailure
+from django_outbox.testing.draining import Drained, DrainFailure, memory_publishers
 from django_outbox.testing.outbox import Outbox, OutboxTestMixin, isolated_events, isolated_handlers
-from django_outbox.testing.publishers import memory_publishers
 
 __all__ = [
     "DrainFailure",

@@ -1,15 +1,58 @@
-"""Deliver in a test, and report failures with the exception that a handler raised."""
+"""Deliver in a test: publishers in memory, and a report of failures with the exceptions that handlers raised."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
+from django.conf import settings
+from django.test.utils import override_settings
+
+from django_outbox.brokers import memory
+from django_outbox.brokers.publisher import TransactionalPublisher
+from django_outbox.brokers.registry import import_backend
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
 from django_outbox.relay import Relay
-from django_outbox.testing.publishers import find_celery_app
 from django_outbox.text import counted, describe
 from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
+
+MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
+
+
+@contextmanager
+def memory_publishers() -> Iterator[None]:
+    """Replace each publisher of `OUTBOX` by a `MemoryPublisher`, except publishers that call handlers.
+
+    `django_outbox.brokers.memory.published` is empty at the beginning.
+    """
+    outbox = settings.OUTBOX
+    publishers = {alias: _in_memory(entry) for alias, entry in outbox["PUBLISHERS"].items()}
+    memory.published.clear()
+    with (
+        override_settings(OUTBOX={**outbox, "PUBLISHERS": publishers}),
+        mock.patch.dict(_replaced, outbox["PUBLISHERS"]),
+    ):
+        yield
+
+
+_replaced: dict[str, Any] = {}
+"""The entries of the publishers that are replaced."""
+
+
+def find_celery_app(publisher_alias: str) -> str | None:
+    """Return the path of the Celery app of a publisher, which may be replaced; None if it names none."""
+    publishers: Mapping[str, Any] = {**settings.OUTBOX["PUBLISHERS"], **_replaced}
+    path: str | None = publishers.get(publisher_alias, {}).get("OPTIONS", {}).get("app")
+    return path
+
+
+def _in_memory(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Tests need no driver.
+    if issubclass(import_backend(entry["BACKEND"]), TransactionalPublisher):
+        return entry
+    return {**{name: value for name, value in entry.items() if name != "OPTIONS"}, "BACKEND": MEMORY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +92,16 @@ class Drained:
 def drain_outbox(using: str, *, raise_failures: bool, max_seconds: float, run_tasks: bool) -> Drained:
     """Deliver the messages that are due, as `Outbox.drain` does."""
     ends_at = time.monotonic() + max_seconds
-    with _recorded() as recorder:
+    recorder = _OutcomeTracer()
+    add_tracer(recorder)
+    try:
         while True:
             with Relay(using=using) as relay:
                 relay.drain(max_seconds=max(ends_at - time.monotonic(), 0))
             if not (run_tasks and recorder.run_calls()) or time.monotonic() > ends_at:
                 break
+    finally:
+        remove_tracer(recorder)
     drained = recorder.result()
     if raise_failures and drained.failures:
         listed = "\n".join(f"  {failure}" for failure in drained.failures)
@@ -103,13 +150,3 @@ class _OutcomeTracer(Tracer):
                 if outcome is not ACCEPTED
             ),
         )
-
-
-@contextmanager
-def _recorded() -> Iterator[_OutcomeTracer]:
-    recorder = _OutcomeTracer()
-    add_tracer(recorder)
-    try:
-        yield recorder
-    finally:
-        remove_tracer(recorder)

@@ -20,8 +20,7 @@ from django_outbox.handlers.registry import registry as handlers
 from django_outbox.handlers.registry import type_of
 from django_outbox.messages import Message
 from django_outbox.models import OutboxMessage
-from django_outbox.testing.draining import Drained, drain_outbox
-from django_outbox.testing.publishers import memory_publishers
+from django_outbox.testing.draining import Drained, drain_outbox, memory_publishers
 from django_outbox.text import one_line, shorten
 
 MAX_LISTED = 20
