@@ -31,14 +31,14 @@ def make_json_schemas(event_types: Iterable[EventType]) -> dict[str, Any]:
 
 def make_asyncapi(event_types: Iterable[EventType], *, title: str, version: str) -> dict[str, Any]:
     """Return an AsyncAPI 3.0 document of the events that this project sends."""
-    names = _Names()
+    names: dict[str, str] = {}
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     schemas: dict[str, Any] = {}
     for each in event_types:
-        name = names.name(each.type)
+        name = _name(each.type, names)
         address = each.topic or each.type
-        channel = names.name(address)
+        channel = _name(address, names)
         schemas[name] = _schema(each, f"#/components/schemas/{name}")
         messages[name] = _message(each, name)
         entry = channels.setdefault(channel, {"address": address, "messages": {}})
@@ -107,16 +107,11 @@ def _pointer(name: str) -> str:
     return quote(name.replace("~", "~0").replace("/", "~1"), safe="~.-_")
 
 
-class _Names:
-    """Names that all tools for AsyncAPI accept as keys: letters, digits, hyphens and underscores."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-
-    def name(self, text: str) -> str:
-        if text not in self._found:
-            name = re.sub(r"[^A-Za-z0-9_-]", "-", text)
-            while name in self._found.values():
-                name += "-"
-            self._found[text] = name
-        return self._found[text]
+def _name(text: str, names: dict[str, str]) -> str:
+    """Return a name that all tools for AsyncAPI accept as a key (letters, digits, `-` and `_`), and that is unique."""
+    if text not in names:
+        name = re.sub(r"[^A-Za-z0-9_-]", "-", text)
+        while name in names.values():
+            name += "-"
+        names[text] = name
+    return names[text]

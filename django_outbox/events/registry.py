@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
@@ -13,6 +12,7 @@ from django_outbox.enqueueing.events import ATTRIBUTE
 from django_outbox.events.event_type import VERSION_HEADER, EventType, is_version
 from django_outbox.exceptions import InvalidEvent, UnknownEvent
 from django_outbox.messages import Message
+from django_outbox.text import did_you_mean
 
 __all__ = ["decode_event", "event", "upgrade"]
 
@@ -59,10 +59,6 @@ class EventRegistry:
             modules = sys.modules.keys() - modules
             imported = {type: each for type, each in self._types.items() if each.cls.__module__ in modules}
             self._types, self.conflicts = {**imported, **types}, conflicts
-
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._types)
 
 
 registry = EventRegistry()
@@ -166,7 +162,7 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> 
     version = _read_version(type, headers)
     event_type = registry.find(type)
     if event_type is None:
-        similar = "".join(f"Did you mean {name}? " for name in get_close_matches(type, registry.names, n=1))
+        similar = did_you_mean(type, [each.type for each in registry])
         raise UnknownEvent(
             type,
             version,
@@ -179,9 +175,7 @@ def decode_event(type: str, payload: Any, headers: Mapping[str, Any] | None) -> 
 def decode_message(message: Message) -> Any:
     """Return the event of a message, or its decoded payload if no event is registered for its type.
 
-    Raises:
-        ValueError: the payload cannot be decoded, or does not match the class of the event.
-        UnknownEvent: the version of the event is newer than the class.
+    Raises ValueError or UnknownEvent, as `decode_event` does.
     """
     if registry.find(message.type) is None:
         return json.loads(message.payload)

@@ -62,7 +62,7 @@ def test_a_newer_version_is_an_error_that_says_what_to_deploy():
 
 
 def test_an_unknown_type_is_an_error_that_suggests_a_known_one():
-    with pytest.raises(UnknownEvent, match=r"No class is registered for the event order.create. Did you mean order"):
+    with pytest.raises(UnknownEvent, match=r"No class is registered for the event order.create. Did you mean 'order"):
         decode_event("order.create", b"{}", {})
 
 
