@@ -28,17 +28,9 @@ LONGEST_RETRY_AFTER = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The waits after 1, 2, 3... failures in a row. It never gives up.
+    """The waits after 1, 2, 3... failures in a row. It never gives up. The fields are explained at `RetryPolicy`.
 
-    Args:
-        delay: seconds to wait after the first failure, above 0.
-        factor: how many times longer each further wait is than the one before, at least 1; for "exponential" only.
-        max_delay: longest wait in seconds, before jitter: clients that have reached the ceiling must not return
-            together either.
-        jitter: maximum share of the wait that is added at random, 0 to 1, so that clients that failed together do not
-            return together.
-        kind: how the wait grows: "fixed" (not at all), "linear" (by `delay` each time) or "exponential" (by `factor`
-            each time).
+    `max_delay` is before jitter: clients that have reached the ceiling must not return together either.
     """
 
     delay: float = 1.0
@@ -48,12 +40,7 @@ class Backoff:
     kind: Kind = "exponential"
 
     def after(self, failures: int, *, rand: Callable[[], float] = random.random) -> float:
-        """Return the seconds to wait, never more than `max_delay * (1 + jitter)`.
-
-        Args:
-            failures: number of failures in a row, at least 1.
-            rand: a source of numbers from 0 to 1, for the jitter.
-        """
+        """Return the seconds to wait after at least one failure, never more than `max_delay * (1 + jitter)`."""
         try:
             seconds = min(_GROWTH[self.kind](self, failures), self.max_delay)
         except OverflowError:
@@ -74,11 +61,13 @@ class RetryPolicy:
 
     Args:
         max_attempts: number of attempts after which a message fails, at least 1.
-        backoff: how the delay grows; see `Backoff.kind`.
+        backoff: how the delay grows: "fixed" (not at all), "linear" (by `delay` each time) or "exponential" (by
+            `factor` each time).
         delay: seconds before the second attempt.
         factor: how many times longer each further delay is than the one before, at least 1; for "exponential" only.
         max_delay: longest delay in seconds, before jitter.
-        jitter: maximum share of the delay that is added at random, 0 to 1.
+        jitter: maximum share of the delay that is added at random, 0 to 1, so that messages that failed together are
+            not retried together.
         include: exception classes. If there are any, an exception is retried only if it, or one that it was raised
             from, is an instance of one of them.
         exclude: exception classes that are not retried, whether as the exception itself or as one that it was raised

@@ -44,11 +44,7 @@ def exact(time: datetime.datetime) -> str:
 def with_age(
     time: datetime.datetime | None, text: str = "%(age)s", now: datetime.datetime | None = None
 ) -> SafeString | str:
-    """Return HTML of a text with the age of a time, and the exact time in the tooltip; blank without a time.
-
-    Args:
-        text: the text around `%(age)s`.
-    """
+    """Return HTML of a text with the age of a time, and the exact time in the tooltip; blank without a time."""
     if time is None:
         return ""
     shown = text % {"age": age(time, now)}

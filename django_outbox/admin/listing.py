@@ -209,11 +209,7 @@ ORDER BY oldest.available_at, oldest.id
 
 
 class Due(NamedTuple):
-    """Ids of pending messages in the order in which they are due.
-
-    Attributes:
-        exact: False if an older message may exist among those with a key that were not read.
-    """
+    """Ids of pending messages by due time; not `exact` if an older one with a key may exist that was not read."""
 
     ids: list[int]
     more: bool

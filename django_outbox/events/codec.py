@@ -106,11 +106,7 @@ class Codec:
         return found
 
     def schema(self, ref_template: str, *, by_alias: bool = True) -> dict[str, Any]:
-        """Return the JSON Schema (draft 2020-12) of the encoded instances.
-
-        Args:
-            by_alias: whether fields have their aliases, as they are written.
-        """
+        """Return the JSON Schema (draft 2020-12) of the encoded instances, which have the aliases of fields."""
         try:
             return self._adapter.json_schema(
                 mode="serialization", by_alias=by_alias, ref_template=ref_template, schema_generator=_SchemaOfOutput

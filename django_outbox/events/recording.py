@@ -109,9 +109,6 @@ class Recorded:
     instead, the event is pending again.
 
     When it is garbage-collected with events, and nothing has tried to save them, it warns.
-
-    Attributes:
-        enqueued: the enqueued events, until they are committed.
     """
 
     def __init__(self, owner: str) -> None:

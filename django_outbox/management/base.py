@@ -22,10 +22,7 @@ class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
 class OutboxCommand(BaseCommand):
     """A command that works on one database, with examples at the end of its help.
 
-    Attributes:
-        examples: lines to show at the end of the help.
-        models: the models that the command works on.
-        verbosity: 0 to print nothing but errors and questions.
+    With a verbosity of 0, it prints nothing but errors and questions.
     """
 
     examples = ""
@@ -39,11 +36,7 @@ class OutboxCommand(BaseCommand):
         )
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command.
-
-        Raises:
-            CommandError: an argument is not text, or the database is unavailable, or lacks a table or column.
-        """
+        """Run the command; a CommandError if an argument is not text, or the database cannot be used."""
         self.verbosity = options["verbosity"]
         for name, value in options.items():
             require_text(name, value)
@@ -61,7 +54,7 @@ class OutboxCommand(BaseCommand):
         )
 
     def get_database(self, options: dict[str, Any]) -> str:
-        """Return the alias of the database to work on. Raises `CommandError` if there is no such database."""
+        """Return the alias of the database to work on, or raise CommandError."""
         alias: str = options["database"] or router.db_for_write(OutboxMessage)
         if alias not in connections:
             raise CommandError(f"There is no database {alias!r}; DATABASES has {', '.join(sorted(connections))}.")

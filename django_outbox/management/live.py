@@ -54,9 +54,6 @@ def live_line(using: str, read: Callable[[], LiveFigures], stream: IO[str] | Non
     """Show figures on a terminal until the end of the block; other output of the process appears above them.
 
     Nothing is shown if the terminal cannot wipe a line, or if `rich` is not installed.
-
-    Args:
-        using: the alias of the database that `read` may query.
     """
     if stream is None or not is_terminal(stream) or os.environ.get("TERM") == "dumb":
         yield

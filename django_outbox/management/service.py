@@ -26,17 +26,14 @@ from django_outbox.text import counted
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 LEVELS = {0: logging.WARNING, 1: logging.INFO}
-"""The least level that is shown, by `--verbosity`; at higher values, everything is shown."""
+"""The least level that is shown, by `--verbosity`; at higher values, everything is shown, such as every batch."""
 
 
 class ServiceCommand(OutboxCommand):
-    """A command that delivers or reads messages until SIGTERM or SIGINT.
-
-    Attributes:
-        unfinished: the report if the batches in hand are not finished in time after a signal.
-    """
+    """A command that delivers or reads messages until SIGTERM or SIGINT."""
 
     unfinished: str
+    """The report if the batches in hand are not finished in time after a signal."""
     signals: StopSignals
 
     def add_stop_arguments(self, parser: CommandParser) -> None:
@@ -135,9 +132,6 @@ def shown_log(verbosity: int) -> Iterator[None]:
 
     If the project has a handler for it (in `LOGGING`, for this logger or the root), that one decides instead. Without
     any, Python would show warnings only, and a relay in a container would be silent until something goes wrong.
-
-    Args:
-        verbosity: 0 for warnings and errors, 1 for everything that an operator needs, 2 for every batch.
     """
     log = logging.getLogger("django_outbox")
     if log.hasHandlers():

@@ -33,13 +33,10 @@ BREAKER_STATES = ("closed", "half-open", "open")
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """One gauge.
+    """One gauge: `read` returns its samples in one database, with the values of all labels but `database`.
 
     Args:
-        name: its name without the prefix and the unit.
-        labels: the names of its labels; the first one is `database`.
-        read: returns its samples in the figures of one database, with the values of the other labels.
-        unit: `s` for seconds, `By` for bytes, otherwise blank.
+        unit: `s` for seconds, `By` for bytes, otherwise blank. The name is without it.
     """
 
     name: str

@@ -76,11 +76,7 @@ def _family(gauge: Gauge) -> GaugeMetricFamily:
 
 
 class RelayMetrics:
-    """Counts what the relays of this process deliver. It counts once for each batch and type, not for each message.
-
-    Args:
-        registry: where the metrics are registered, until `close`.
-    """
+    """Counts what the relays of this process deliver. It counts once for each batch and type, not for each message."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -80,14 +80,7 @@ RETRYING = "SELECT id {heads} WHERE state = 'retrying' ORDER BY id LIMIT %s"
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Figures of a publisher's heads.
-
-    Args:
-        retrying: the heads that wait for another attempt.
-        waiting: messages whose own time has come, behind heads that are not due.
-        oldest_due: since when the oldest due head has been due.
-        blocked_keys: the keys with messages behind a head that failed or was deferred.
-    """
+    """Figures of a publisher's heads. Messages are `waiting` if they would be due, but their head is not."""
 
     complete: bool = True
     retrying: Count = NONE
@@ -273,13 +266,7 @@ class _Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The newest failed messages.
-
-    Args:
-        complete: False if older ones were not read.
-        failed, blocking: the number of failed messages, and of messages that block their key, by publisher.
-        blocking_ids: the newest message that blocks its key, for each publisher and partition.
-    """
+    """The newest failed messages; `blocking_ids` is the newest one that blocks its key, by publisher and partition."""
 
     groups: tuple[FailureGroup, ...]
     complete: bool
@@ -334,11 +321,7 @@ def _group_by_cause(failures: Sequence[_Failure]) -> dict[tuple[str, str, str, s
 def find_blocked_keys(
     using: str, failures: Failures, known: Iterable[BlockedKey], publishers: Collection[str]
 ) -> tuple[BlockedKey, ...]:
-    """Return the keys that failed messages block, in addition to the keys known from the heads.
-
-    Args:
-        publishers: publishers with heads that were not read.
-    """
+    """Return the keys that failed messages block, of publishers with heads that were not read."""
     messages = OutboxMessage.objects.using(using)
     ids = {key.id for key in known}
     further = [
