@@ -1,5 +1,6 @@
 """Text for log lines, columns and commands: errors from outside, made safe, and numbers, ids and durations."""
 
+import re
 import threading
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
@@ -66,6 +67,11 @@ def stand_in(error: BaseException, max_depth: int = MAX_CHAIN) -> Exception:
     elif max_depth > 1 and error.__context__ is not None and not error.__suppress_context__:
         shown.__context__ = stand_in(error.__context__, max_depth - 1)
     return shown
+
+
+def wildcard(pattern: str, flags: int = 0) -> re.Pattern[str]:
+    """Return an expression for a pattern, in which `*` stands for any characters."""
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL | flags)
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:

@@ -182,8 +182,7 @@ class MessageList(ChangeList):
 
     @cached_property
     def due(self) -> Due:
-        of_publisher: Any = self.root_queryset.filter(publisher=self.pending_publisher)
-        return due_first(of_publisher, limit=LIMIT)
+        return due_first(self.root_queryset.filter(publisher=self.pending_publisher))
 
     def _matches(self, values: Any) -> bool:
         return all(wanted.matches(value) for wanted, value in zip(self.wanted, values, strict=True))

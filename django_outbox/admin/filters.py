@@ -2,6 +2,7 @@
 
 import abc
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,8 +23,6 @@ from django_outbox.admin.listing import (
     STREAMED,
     TIME_OF,
     in_state,
-    part,
-    pattern,
     pending_publisher,
     state_of,
 )
@@ -32,13 +31,14 @@ from django_outbox.deployment import publishers_in_use
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage, Status, StreamPosition
 from django_outbox.monitoring.queues import ERROR_START, fingerprint
 from django_outbox.stores import get_store
+from django_outbox.text import wildcard
 
 
 class Wanted(NamedTuple):
     """A condition on one field, for which there is no index."""
 
     field: Any
-    matches: Callable[[Any], bool]
+    matches: Callable[[Any], object]
 
 
 class ChoiceFilter(admin.SimpleListFilter):
@@ -172,11 +172,11 @@ class TypeFilter(TypedFilter):
     example = "order.*"
 
     def wanted(self) -> Wanted | None:
-        return Wanted("type", pattern(self.value)) if self.value else None
+        return Wanted("type", wildcard(self.value).fullmatch) if self.value else None
 
 
 class ErrorClassFilter(TypedFilter):
-    """Failed messages by a part of their error class. The page of a message links to it with its error class."""
+    """Failed messages by a part of their error class, whatever its case unless an upper-case letter is given."""
 
     title = OutboxMessage._meta.get_field("error_class").verbose_name
     parameter_name = "error_class"
@@ -191,7 +191,10 @@ class ErrorClassFilter(TypedFilter):
         return self.of_failed
 
     def wanted(self) -> Wanted | None:
-        return Wanted("error_class", part(self.value)) if self.value and self.of_failed else None
+        if not (self.value and self.of_failed):
+            return None
+        is_lower = self.value == self.value.lower()
+        return Wanted("error_class", wildcard(self.value, re.IGNORECASE if is_lower else 0).search)
 
 
 class Grouping(ChoiceFilter):

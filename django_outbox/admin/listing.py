@@ -1,8 +1,6 @@
 """The admin's list: its states, its search, and bounded queries."""
 
-import re
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -135,23 +133,6 @@ def read_identity(text: str) -> dict[str, Any]:
         return {}
 
 
-def pattern(text: str) -> Callable[[str], bool]:
-    """Return a function that returns whether a text is the given one, in which `*` stands for any characters."""
-    parts = map(re.escape, text.split("*"))
-    expression = re.compile(".*".join(parts), re.DOTALL)
-    return lambda value: expression.fullmatch(value) is not None
-
-
-def part(text: str) -> Callable[[str], bool]:
-    """Return a function that returns whether a text contains the given one, in which `*` stands for any characters.
-
-    Upper and lower case differ only if the given text has an upper-case letter.
-    """
-    flags = re.DOTALL if text != text.lower() else re.DOTALL | re.IGNORECASE
-    expression = re.compile(".*".join(map(re.escape, text.split("*"))), flags)
-    return lambda value: expression.search(value) is not None
-
-
 COUNT_LIMIT = 100_000
 """Maximum number of messages of a state that are counted."""
 
@@ -216,33 +197,32 @@ class Due(NamedTuple):
     exact: bool
 
 
-def due_first(messages: OutboxMessageQuerySet, *, limit: int, keyed_limit: int | None = None) -> Due:
+def due_first(messages: OutboxMessageQuerySet) -> Due:
     """Return the pending messages of one publisher by due time.
 
     One index orders messages without a key by due time. Those with a key are ordered by partition in another one, so
     a limited number of them is read and sorted. Failed messages that block their keys count towards that limit.
     """
-    keyed_limit = KEYED_LIMIT if keyed_limit is None else keyed_limit
     connection = connections[messages.db]
     # No more conditions than the index needs: with more, PostgreSQL expects far too few rows, and then reads and sorts
     # all of them. Failed messages are therefore left out afterwards.
     blocking = messages.filter(blocks_key=True)
     if not connection.features.supports_partial_indexes:
         blocking = blocking.filter(processed_at=None)
-    keyed = blocking.order_by("partition", "id")[: keyed_limit + 1]
-    unkeyed = messages.pending().filter(WITHOUT_KEY).order_by("available_at", "id")[: limit + 1]
+    keyed = blocking.order_by("partition", "id")[: KEYED_LIMIT + 1]
+    unkeyed = messages.pending().filter(WITHOUT_KEY).order_by("available_at", "id")[: LIMIT + 1]
     parts, params = [], []
     for part in (keyed, unkeyed):
         sql, values = part.values("available_at", "id").query.get_compiler(connection=connection).as_sql()
         parts.append(sql)
         params += values
-    statement = OLDEST.format(keyed=parts[0], unkeyed=parts[1], limit=limit + 1)
+    statement = OLDEST.format(keyed=parts[0], unkeyed=parts[1], limit=LIMIT + 1)
     with connection.cursor() as cursor:
         cursor.execute(statement, params)
         rows = cursor.fetchall()
     ids = [id for _, id in rows if id is not None]
-    exact = rows[0][0] <= keyed_limit
-    return Due(ids[:limit], len(ids) > limit or not exact, exact)
+    exact = rows[0][0] <= KEYED_LIMIT
+    return Due(ids[:LIMIT], len(ids) > LIMIT or not exact, exact)
 
 
 def by_id(messages: OutboxMessageQuerySet, ids: list[int]) -> list[OutboxMessage]:

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -19,7 +18,7 @@ from django_outbox.models import OutboxMessage, Status
 from django_outbox.retention.archive.lines import ArchivedMessage, InvalidLine, decode, reason_not_restorable
 from django_outbox.retention.archive.storage import Archive, ArchiveStorage, Damaged
 from django_outbox.stores.removal import JSON
-from django_outbox.text import counted
+from django_outbox.text import counted, wildcard
 
 BATCH_SIZE = 500
 """Number of messages that one transaction writes."""
@@ -66,7 +65,7 @@ class Filters:
 
 
 def _matches(text: str, patterns: tuple[str, ...]) -> bool:
-    return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) for pattern in patterns)
+    return any(wildcard(pattern).fullmatch(text) for pattern in patterns)
 
 
 @dataclass
