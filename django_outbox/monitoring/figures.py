@@ -132,8 +132,8 @@ class PublisherStatus:
             retry, or is delayed or held.
         retrying: messages that wait for another attempt.
         delayed: messages that wait for the time that `enqueue` was given.
-        processed_per_minute: messages delivered in the last full minute, or in the current one if they are more.
-        failed_per_minute: messages that failed, likewise.
+        processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last full minute, or in
+            the current one if they are more.
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`;
             blank if no relay serves it.
         outage: why it is unavailable; blank if it is available.
@@ -171,10 +171,8 @@ class StreamStatus:
     """The figures of a publisher's stream.
 
     Args:
-        publisher: the publisher's alias.
         relay: the relay that moved the position last; blank if none did. With several positions, all of these relays.
         owned: whether that relay was seen lately and has not ended, for every position.
-        positions: the number of positions.
         owned_positions: the number of positions of living relays.
         moved_at: when a relay moved one of them last.
         standbys: the other living relays that serve the publisher, one of which takes over.
@@ -225,10 +223,8 @@ class BlockedKey:
     """A key with messages that wait behind one that failed or waits for its retry.
 
     Args:
-        id, type: the message that blocks them.
-        failed: whether it failed; otherwise it will be retried.
+        id, type, failed: the message that blocks them, and whether it failed; otherwise it will be retried.
         since: the time of its first error, or of its failure.
-        waiting: the number of messages behind it.
     """
 
     publisher: str
@@ -256,10 +252,8 @@ class RelayStatus:
     Args:
         name: host name, process id and a random part, such as `web-7f9c:7:3fa2c1`.
         alive: whether it was seen lately and has not ended. Drains report when they end, so they are never alive.
-        seconds_since_seen: the age of the report.
         mode: `run`, `drain` or `once`.
         publishers: the state of each publisher's circuit breaker, by alias.
-        outages: the outages of publishers, by alias.
     """
 
     name: str
@@ -332,7 +326,6 @@ class Finding:
     """A conclusion from the figures, in one sentence.
 
     Args:
-        level: how urgent it is.
         code: a stable name, one of `CODES`.
         text: the sentence, to be translated, with named placeholders for `values`.
         publisher: the alias of the publisher that it is about; blank for a consumer or the whole outbox.
@@ -366,7 +359,6 @@ class Status:
         blocked_keys_are_complete: False if there may be more.
         relays: the latest report of each relay, the newest first.
         consumers: the figures of each consumer that `run_inbox` reads or has read lately, by alias.
-        streams: the figures of each stream.
         open_transaction: the oldest open transaction of the database, if there are streams.
         last_hour: counts of each minute, the oldest first.
         last_day: counts of each quarter of an hour, the oldest first.
