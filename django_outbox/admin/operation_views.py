@@ -272,7 +272,7 @@ class OperationsAdmin(ReadOnly):
             action_url=self._url(request, operation.name),
             back_url=self._url(request, "changelist"),
             ids=",".join(str(target.id) for target in targets),
-            groups=[(*names, number(count)) for *names, count in groups[:MAX_GROUPS]],
+            groups=[(*names, number(count)) for names, count in groups[:MAX_GROUPS]],
             not_shown=len(groups) - MAX_GROUPS,
             not_shown_number=number(len(groups) - MAX_GROUPS),
             skipped=len(asked) - len(targets),

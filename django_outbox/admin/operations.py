@@ -199,12 +199,6 @@ class Target(NamedTuple):
     blocks_key: bool
 
 
-class TypeCount(NamedTuple):
-    type: str
-    error_class: str
-    size: int
-
-
 class Applied(NamedTuple):
     targets: list[Target]
     changed: int
@@ -226,10 +220,9 @@ def find_targets(operation: Operation, ids: Sequence[int]) -> list[Target]:
     return targets + _read_waiting(ids) if operation in OF_STREAMS else targets
 
 
-def group(targets: Iterable[Target]) -> list[TypeCount]:
-    """Return the messages by type and error class, the largest group first."""
-    counts = Counter((target.type, target.error_class) for target in targets)
-    return [TypeCount(*names, count) for names, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+def group(targets: Iterable[Target]) -> list[tuple[tuple[str, str], int]]:
+    """Return the types and error classes with the number of their messages, the largest group first."""
+    return Counter(sorted((target.type, target.error_class) for target in targets)).most_common()
 
 
 def effects_on_keys(operation: Operation, targets: Iterable[Target]) -> list[str]:
@@ -262,7 +255,12 @@ def apply(operation: Operation, ids: Sequence[int], user_id: Any, reason: str = 
         locked = OutboxMessage.objects.using(alias).filter(pk__in=[target.id for target in targets])
         count = operation.run(locked, by, reason)
         if count:
-            text = summary(with_count(operation.done, count), group(targets), reason)
+            groups = [
+                f"{number(size)} {type} ({error_class})" if error_class else f"{number(size)} {type}"
+                for (type, error_class), size in group(targets)
+            ]
+            listed = ", ".join([*groups[:LOGGED_GROUPS], "…"] if len(groups) > LOGGED_GROUPS else groups)
+            text = with_reason(f"{with_count(operation.done, count)} {listed}.", reason)
             log(user_id, operation.log_flag, text, ids=[target.id for target in targets])
         return Applied(targets, count)
 
@@ -310,15 +308,6 @@ def logged_change(using: str) -> Iterator[None]:
     """
     with transaction.atomic(using=using), transaction.atomic(using=router.db_for_write(LogEntry)):
         yield
-
-
-def summary(text: str, groups: Sequence[TypeCount], reason: str) -> str:
-    """Return the text of an entry of the log: the change, the types and error classes, and the reason."""
-    named = [f"{name.type} ({name.error_class})" if name.error_class else name.type for name in groups[:LOGGED_GROUPS]]
-    parts = [f"{with_count('%(count)s', one.size)} {name}" for one, name in zip(groups, named, strict=False)]
-    if len(groups) > LOGGED_GROUPS:
-        parts.append("…")
-    return with_reason(f"{text} {', '.join(parts)}.", reason)
 
 
 def with_reason(text: str, reason: str) -> str:
