@@ -170,7 +170,7 @@ class OverviewAdmin(ReadOnly):
     def pause_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for the type and a reason, and pause a publisher or a type."""
         self._require(request, VIEW, PAUSE)
-        using, publisher, type = self._database(request), self._publisher(request), self._value(request, "type")
+        using, publisher, type = self._target(request)
         if publisher not in get_settings().publishers:
             raise Http404
         if len(type.encode()) > MAX_NAME_LENGTH:
@@ -189,7 +189,9 @@ class OverviewAdmin(ReadOnly):
     def resume_view(self, request: HttpRequest) -> HttpResponse:
         """Ask for confirmation, and resume a publisher or a type; held messages are released in steps."""
         self._require(request, VIEW, PAUSE)
-        using, publisher, type = self._database(request), self._publisher(request), self._value(request, "type")
+        using, publisher, type = self._target(request)
+        if not publisher:
+            raise Http404
         what = subject(publisher, type)
         title = _("Resume %(subject)s") % {"subject": what}
         if request.method != "POST":
@@ -294,11 +296,8 @@ class OverviewAdmin(ReadOnly):
             raise Http404
         return using
 
-    def _publisher(self, request: HttpRequest) -> str:
-        publisher = self._value(request, "publisher")
-        if not publisher:
-            raise Http404
-        return publisher
+    def _target(self, request: HttpRequest) -> tuple[str, str, str]:
+        return self._database(request), self._value(request, "publisher"), self._value(request, "type")
 
     def _value(self, request: HttpRequest, name: str) -> str:
         values = request.POST if name in request.POST else request.GET
