@@ -105,8 +105,10 @@ class FailedMessagesCommand(OutboxCommand):
                 self.stdout.write(line)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
-        elif choice.ids and self._confirmed(len(choice.ids), options):
-            self._change(messages, choice)
+        elif choice.ids:
+            question = f"{self.verb.capitalize()} {counted(len(choice.ids), 'message')}?{self.warning}"
+            if self.confirm(question, options):
+                self._change(messages, choice)
 
     def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> FailedChoice:
         rows = messages.order_by("failed_at", "id").values_list("id", "type", "error_class", "failed_at", "blocks_key")
@@ -124,9 +126,6 @@ class FailedMessagesCommand(OutboxCommand):
                 self.stdout.write(line)
         blocking = f", {choice.blocking:,} of which block their key" if choice.blocking else ""
         self.stdout.write(f"Found {counted(len(choice.ids), 'failed message')}{blocking}.")
-
-    def _confirmed(self, count: int, options: dict[str, Any]) -> bool:
-        return self.confirm(f"{self.verb.capitalize()} {counted(count, 'message')}?{self.warning}", options)
 
     def _change(self, messages: OutboxMessageQuerySet, choice: FailedChoice) -> None:
         changed = tried = 0

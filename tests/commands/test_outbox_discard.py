@@ -83,7 +83,7 @@ def test_messages_that_fail_after_the_question_are_left_alone(using: str, monkey
         late.extend(put(Status.FAILED, 2, using=using))
         return True
 
-    monkeypatch.setattr(outbox_discard.Command, "_confirmed", confirm)
+    monkeypatch.setattr(outbox_discard.Command, "confirm", confirm)
     assert run(using, "--all").splitlines()[-1] == "3 messages discarded."
     assert statuses(using) == dict.fromkeys(late, Status.FAILED)
 

@@ -264,7 +264,7 @@ def test_a_message_that_is_no_longer_failed_is_left_alone(using: str, monkeypatc
         messages.filter(pk=ids[0]).update(failed_at=None, processed_at=timezone.now())
         return True
 
-    monkeypatch.setattr(outbox_requeue.Command, "_confirmed", meanwhile)
+    monkeypatch.setattr(outbox_requeue.Command, "confirm", meanwhile)
     assert run(using, "--all").splitlines()[-2:] == [
         "2 messages requeued.",
         "1 message was no longer failed and was left alone.",
@@ -280,7 +280,7 @@ def test_messages_that_fail_after_the_question_are_left_alone(using: str, monkey
         late.extend(put(Status.FAILED, 2, using=using))
         return True
 
-    monkeypatch.setattr(outbox_requeue.Command, "_confirmed", confirm)
+    monkeypatch.setattr(outbox_requeue.Command, "confirm", confirm)
     assert run(using, "--all").splitlines()[-1] == "3 messages requeued."
     assert {row(using, id).status for id in late} == {Status.FAILED}
 
