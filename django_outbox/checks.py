@@ -46,9 +46,7 @@ DISTRIBUTION = "django-transactional-outbox"
 TAG = "django_outbox"
 """Selects the checks of this app: `manage.py check --tag django_outbox`."""
 
-
 CELERY_PUBLISHER = "django_outbox.brokers.celery.CeleryPublisher"
-
 
 Check = Callable[..., list[CheckMessage]]
 

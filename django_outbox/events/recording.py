@@ -17,8 +17,6 @@ from django_outbox.enqueueing.events import ATTRIBUTE, Event, as_message
 from django_outbox.exceptions import InvalidMessage, TransactionRequired, UnsavedEvents
 from django_outbox.models import OutboxMessage
 
-__all__ = ["EventCollector", "RecordsEvents", "collect_events"]
-
 
 class EventCollector:
     """The events of a unit of work, in the order in which they were recorded.

@@ -14,12 +14,7 @@ from django_outbox.exceptions import InvalidEvent, UnknownEvent
 from django_outbox.messages import Message
 from django_outbox.text import did_you_mean
 
-__all__ = ["decode_event", "event", "upgrade"]
-
-
 _Class = TypeVar("_Class", bound=type)
-
-
 _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 

@@ -14,25 +14,6 @@ from django.utils.translation import ngettext_lazy
 from django_outbox.stores.stream import OpenTransaction
 from django_outbox.text import duration
 
-__all__ = [
-    "MAX_AGE",
-    "BlockedKey",
-    "ConsumerStatus",
-    "Count",
-    "FailureGroup",
-    "Finding",
-    "Level",
-    "OutageFigure",
-    "PausedType",
-    "PeriodCount",
-    "PublisherStatus",
-    "RelayStatus",
-    "Status",
-    "StreamStatus",
-    "judge",
-]
-
-
 CODES = (
     "not_delivering",
     "unavailable",

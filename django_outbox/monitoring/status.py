@@ -44,8 +44,6 @@ from django_outbox.stores.log import LogStream
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.stores.stream import Waiting, find_oldest_transaction
 
-__all__ = ["status"]
-
 CACHE_SECONDS = 2.0
 """Age up to which figures are returned again: callers within two seconds share one reading."""
 

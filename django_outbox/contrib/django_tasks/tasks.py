@@ -31,8 +31,6 @@ from django_outbox.contrib.django_tasks.records import (
 )
 from django_outbox.db.fields import uuid7
 
-__all__ = ["run_task"]
-
 NAME = "django_outbox.contrib.django_tasks.tasks.run_task"
 
 MAX_LOST_ATTEMPTS = 5
