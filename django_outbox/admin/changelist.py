@@ -19,7 +19,6 @@ from django_outbox.admin.listing import (
     ORDER,
     TITLES,
     Due,
-    by_id,
     count_states,
     due_first,
     find,
@@ -208,7 +207,9 @@ class MessageList(ChangeList):
         if self.ids is None:
             self.result_list = page.object_list
         else:
-            self.result_list = by_id(self.root_queryset, list(page.object_list))
+            # Messages may have been deleted since.
+            found = {message.pk: message for message in self._by_id(page.object_list)}
+            self.result_list = [found[pk] for pk in page.object_list if pk in found]
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.can_show_all = self.show_full_result_count = False

@@ -130,7 +130,7 @@ def history(attempts: Any) -> SafeString | str:
         "",
         "<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
         (
-            (_attempt_time(row.get("at")), breakable(_text(row.get("error_class"))), _text(row.get("error")))
+            (_attempt_time(row.get("at")), breakable(_encodable(row.get("error_class"))), _encodable(row.get("error")))
             for row in rows
         ),
     )
@@ -176,11 +176,7 @@ def _attempt_time(value: Any) -> SafeString | str:
         time = datetime.datetime.fromisoformat(str(value).replace("Z", "+00:00"))
         return with_time(time if timezone.is_aware(time) else timezone.make_aware(time))
     except (ValueError, OverflowError):
-        return _text(value)
-
-
-def _text(value: Any) -> str:
-    return _encodable(str(value))
+        return _encodable(value)
 
 
 def key_state(message: OutboxMessage) -> str:
@@ -227,6 +223,6 @@ def _pre(text: str) -> SafeString:
     )  # fmt: skip
 
 
-def _encodable(text: str) -> str:
+def _encodable(value: Any) -> str:
     # JSON may contain a lone surrogate, which a page cannot.
-    return text.encode("utf-8", "backslashreplace").decode()
+    return str(value).encode("utf-8", "backslashreplace").decode()

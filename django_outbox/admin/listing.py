@@ -77,15 +77,8 @@ def in_state(messages: OutboxMessageQuerySet, state: str) -> OutboxMessageQueryS
     return messages if state == ALL else messages.with_status(Status(state))
 
 
-class Found(NamedTuple):
-    """Ids of the messages that were found, the last enqueued first; `complete` if all messages were looked at."""
-
-    ids: list[int]
-    complete: bool
-
-
-def find(messages: OutboxMessageQuerySet, text: str) -> Found:
-    """Return the messages with this ID, message ID or key.
+def find(messages: OutboxMessageQuerySet, text: str) -> tuple[list[int], bool]:
+    """Return ids of the messages with this ID, message ID or key, the newest first, and whether all were looked at.
 
     An index leads to the messages of a key that are pending or block it. Of other failed messages, and of processed
     ones, only the newest `LIMIT` each are searched for the key.
@@ -100,7 +93,7 @@ def find(messages: OutboxMessageQuerySet, text: str) -> Found:
             rows = list(part.values_list("pk", "key")[: LIMIT + 1])
             complete = complete and len(rows) <= LIMIT
             found.update(pk for pk, key in rows[:LIMIT] if key == text)
-    return Found(sorted(found, reverse=True)[:LIMIT], complete and len(found) <= LIMIT)
+    return sorted(found, reverse=True)[:LIMIT], complete and len(found) <= LIMIT
 
 
 def _parts_with_key(messages: OutboxMessageQuerySet, key: str) -> "list[OutboxMessageQuerySet]":
@@ -223,12 +216,6 @@ def due_first(messages: OutboxMessageQuerySet) -> Due:
     ids = [id for _, id in rows if id is not None]
     exact = rows[0][0] <= KEYED_LIMIT
     return Due(ids[:LIMIT], len(ids) > LIMIT or not exact, exact)
-
-
-def by_id(messages: OutboxMessageQuerySet, ids: list[int]) -> list[OutboxMessage]:
-    """Return messages in the order of `ids`, without their content. Deleted messages are left out."""
-    found = {message.pk: message for message in messages.filter(pk__in=ids).order_by("-pk").defer("payload", "headers")}
-    return [found[id] for id in ids if id in found]
 
 
 QUEUE_LIMIT = 1000

@@ -31,15 +31,14 @@ from django_outbox.redaction import Shown, redacted
 
 def _time(name: str) -> Callable[[Any, OutboxMessage], str]:
     """Return a column that shows the exact time in a field, and its age."""
-    field: Any = OutboxMessage._meta.get_field(name)
 
-    @admin.display(description=field.verbose_name)
-    def shown(self: Any, message: OutboxMessage) -> str:
+    def show(message: OutboxMessage) -> str:
         # A held message has no time at which it becomes due.
         is_held = name == "available_at" and message.is_held
         return gettext("held") if is_held else admin_display.with_time(getattr(message, name))
 
-    return shown
+    field: Any = OutboxMessage._meta.get_field(name)
+    return _column(show, field.verbose_name)
 
 
 def _column(show: Callable[[Any], Any], title: Any) -> Callable[[Any, OutboxMessage], str]:

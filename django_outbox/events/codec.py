@@ -132,7 +132,11 @@ class Codec:
             # The other lines are about pydantic's own API. `describe` writes line breaks as `\n`.
             return describe(error).partition("\\n")[0].rstrip(".")
         word = re.compile(rf"\b{re.escape(name)}\b")
-        fields = [field for field, annotation in _annotations(self._cls) if word.search(annotation)]
+        annotations: dict[str, Any] = {}
+        # From Python 3.14 on, reading them evaluates them.
+        with suppress(NameError):
+            annotations = getattr(self._cls, "__annotations__", {})
+        fields = [field for field, annotation in annotations.items() if word.search(str(annotation))]
         where = fields[0] if fields else self._cls.__qualname__
         return f"{where}: its annotation names {name!r}, which is not defined in {self._cls.__module__}"
 
@@ -192,15 +196,6 @@ class Codec:
             f"{cls.__qualname__} is not a dataclass, a pydantic model, a TypedDict or a NamedTuple. "
             "For a dataclass, write @event above @dataclass."
         )
-
-
-def _annotations(cls: type) -> Iterator[tuple[str, str]]:
-    found: dict[str, Any] = {}
-    # From Python 3.14 on, reading them evaluates them.
-    with suppress(NameError):
-        found = getattr(cls, "__annotations__", {})
-    for name, annotation in found.items():
-        yield name, annotation if isinstance(annotation, str) else repr(annotation)
 
 
 def _find_secrets(schema: Any, name: str) -> Iterator[str]:
