@@ -49,6 +49,8 @@ from django_outbox.models import MAX_NAME_LENGTH, OutboxMessage, OutboxMessageQu
 from django_outbox.models.message import BATCH_SIZE
 from django_outbox.monitoring import status
 from django_outbox.monitoring.figures import NONE, Count
+from django_outbox.monitoring.readings import holds_outbox
+from django_outbox.monitoring.views import outside_transactions
 from django_outbox.pausing import pause, resume
 from django_outbox.text import describe
 
@@ -114,7 +116,7 @@ class OverviewAdmin(ReadOnly):
             setattr(admin_site, "get_app_list", _with_overview_first(admin_site))  # noqa: B010 - mypy
 
     def get_urls(self) -> list[URLPattern]:
-        views: dict[str, Any] = {"pause": self.pause_view, "resume": _without_transaction(self.resume_view)}
+        views: dict[str, Any] = {"pause": self.pause_view, "resume": outside_transactions(self.resume_view)}
         views.update({operation.name: partial(self.group_view, operation=operation) for operation in GROUP_OPERATIONS})
         named = [
             path(f"{name}/", self.admin_site.admin_view(view), name=f"django_outbox_overview_{name}")
@@ -342,9 +344,7 @@ class OverviewAdmin(ReadOnly):
 
 def find_databases() -> list[str]:
     """Return the aliases of the databases that may have an outbox, the router's first."""
-    first = router.db_for_write(OutboxMessage)
-    others = (alias for alias in connections if router.allow_migrate_model(alias, OutboxMessage))
-    return list(dict.fromkeys([first, *others]))
+    return list(dict.fromkeys([router.db_for_write(OutboxMessage), *filter(holds_outbox, connections)]))
 
 
 def subject(publisher: str, type: str) -> str:
@@ -357,15 +357,3 @@ def last_operations() -> list[LogEntry]:
     types = ContentType.objects.get_for_models(OutboxMessage, Overview, for_concrete_models=False).values()
     entries = LogEntry.objects.filter(content_type__in=list(types)).select_related("user")
     return list(entries.order_by("-pk")[:SHOWN_OPERATIONS])
-
-
-def _without_transaction(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Let a view run outside the transactions of `ATOMIC_REQUESTS`."""
-
-    @wraps(view)
-    def outside(request: HttpRequest) -> HttpResponse:
-        return view(request)
-
-    for alias in connections:
-        outside = transaction.non_atomic_requests(alias)(outside)
-    return outside

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ class _PanelTracer(Tracer):
             recording.add(messages)
 
 
-_tracers: list[_PanelTracer] = []
+@cache
+def _add_tracer() -> None:
+    add_tracer(_PanelTracer())
 
 
 class OutboxPanel(Panel):
@@ -84,9 +87,7 @@ class OutboxPanel(Panel):
         return counted(self.get_stats().get("count", 0), "message")
 
     def enable_instrumentation(self) -> None:
-        if not _tracers:
-            _tracers.append(_PanelTracer())
-            add_tracer(_tracers[0])
+        _add_tracer()
         self._recorded = _Recording()
         _recording.set(self._recorded)
 

@@ -68,7 +68,7 @@ def shown(settings: Any) -> Iterator[Callable[[Callable[[], object]], dict[str, 
     hooks._tracers[:] = tracers
     from django_outbox.contrib import debug_toolbar  # noqa: PLC0415
 
-    debug_toolbar._tracers.clear()
+    debug_toolbar._add_tracer.cache_clear()
 
 
 def test_the_panel_shows_what_a_request_has_enqueued_and_where(shown):
