@@ -171,8 +171,6 @@ def _leave(
 def _read_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return headers that every database and broker can carry, or raise ValueError."""
     found = dict(headers)
-    if not found:
-        return found
     text = "".join([*found, *found.values()])
     if not (text.isascii() and text.isprintable()) or len(text) > MAX_HEADERS_LENGTH:
         raise ValueError(f"the headers of a trace are not ASCII, or longer than {MAX_HEADERS_LENGTH:,} characters")

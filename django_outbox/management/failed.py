@@ -6,7 +6,7 @@ from abc import abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from django.core.management.base import CommandError, CommandParser
@@ -42,31 +42,8 @@ class FailedGroup:
     blocking: int = 0
 
 
-@dataclass(slots=True)
-class FailedChoice:
-    """The ids of the chosen messages, and the messages in groups."""
-
-    ids: "array[int]" = field(default_factory=lambda: array("q"))
-    groups: dict[tuple[str, str], FailedGroup] = field(default_factory=dict)
-
-    @property
-    def blocking(self) -> int:
-        return sum(group.blocking for group in self.groups.values())
-
-    def add(self, id: int, type: str, error_class: str, failed_at: Any, blocks_key: bool) -> None:
-        """Add a message that failed no earlier than those before it."""
-        group = self.groups.setdefault((type, error_class), FailedGroup(failed_at, failed_at))
-        group.newest = failed_at
-        group.count += 1
-        group.blocking += blocks_key
-        self.ids.append(id)
-
-    def lines(self) -> list[str]:
-        lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
-        for (type, error_class), group in sorted(self.groups.items(), key=lambda item: -item[1].count):
-            names = (printable(type), printable(error_class) or "-")
-            lines.append((*names, f"{group.count:,}", f"{group.blocking:,}", _time(group.oldest), _time(group.newest)))
-        return align(lines)
+Groups = dict[tuple[str, str], FailedGroup]
+"""The chosen messages by type and error class."""
 
 
 class FailedMessagesCommand(OutboxCommand):
@@ -96,44 +73,55 @@ class FailedMessagesCommand(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         check_filters(options)
         messages = OutboxMessageQuerySet(OutboxMessage, using=self.get_database(options))
-        choice = self._choose(chosen(messages, options), options["limit"])
+        ids, groups = self._choose(chosen(messages, options), options["limit"])
         # A question needs its context.
-        if self.verbosity > 0 or (choice.ids and self.is_asking(options)):
-            self._describe(choice)
-        if not choice.ids and self.verbosity > 0:
+        if self.verbosity > 0 or (ids and self.is_asking(options)):
+            self._describe(groups)
+        if not ids and self.verbosity > 0:
             for line in describe_others(messages, options):
                 self.stdout.write(line)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
-        elif choice.ids:
-            question = f"{self.verb.capitalize()} {counted(len(choice.ids), 'message')}?{self.warning}"
+        elif ids:
+            question = f"{self.verb.capitalize()} {counted(len(ids), 'message')}?{self.warning}"
             if self.confirm(question, options):
-                self._change(messages, choice)
+                self._change(messages, ids)
 
-    def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> FailedChoice:
+    def _choose(self, messages: OutboxMessageQuerySet, limit: int | None) -> "tuple[array[int], Groups]":
         rows = messages.order_by("failed_at", "id").values_list("id", "type", "error_class", "failed_at", "blocks_key")
-        choice = FailedChoice()
-        for row in rows[: min(limit or sys.maxsize, sys.maxsize)].iterator(chunk_size=self.read_size):
-            choice.add(*row)
-            if len(choice.ids) % self.read_size == 0:
-                self.show_progress(f"{len(choice.ids):,} found")
+        ids: array[int] = array("q")
+        groups: Groups = {}
+        first: Any = rows[: min(limit or sys.maxsize, sys.maxsize)].iterator(chunk_size=self.read_size)
+        for id, type, error_class, failed_at, blocks_key in first:
+            group = groups.setdefault((type, error_class), FailedGroup(failed_at, failed_at))
+            group.newest = failed_at
+            group.count += 1
+            group.blocking += blocks_key
+            ids.append(id)
+            if len(ids) % self.read_size == 0:
+                self.show_progress(f"{len(ids):,} found")
         self.show_progress("")
-        return choice
+        return ids, groups
 
-    def _describe(self, choice: FailedChoice) -> None:
-        if choice.groups:
-            for line in choice.lines():
-                self.stdout.write(line)
-        blocking = f", {choice.blocking:,} of which block their key" if choice.blocking else ""
-        self.stdout.write(f"Found {counted(len(choice.ids), 'failed message')}{blocking}.")
+    def _describe(self, groups: Groups) -> None:
+        lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
+        for (type, error_class), group in sorted(groups.items(), key=lambda item: -item[1].count):
+            names = (printable(type), printable(error_class) or "-")
+            lines.append((*names, f"{group.count:,}", f"{group.blocking:,}", _time(group.oldest), _time(group.newest)))
+        for line in align(lines) if groups else []:
+            self.stdout.write(line)
+        count = sum(group.count for group in groups.values())
+        blocking = sum(group.blocking for group in groups.values())
+        blocked = f", {blocking:,} of which block their key" if blocking else ""
+        self.stdout.write(f"Found {counted(count, 'failed message')}{blocked}.")
 
-    def _change(self, messages: OutboxMessageQuerySet, choice: FailedChoice) -> None:
+    def _change(self, messages: OutboxMessageQuerySet, ids: "array[int]") -> None:
         changed = tried = 0
         try:
-            for batch in batches(choice.ids):
+            for batch in batches(ids):
                 changed += self.change(messages.filter(pk__in=batch))
                 tried += len(batch)
-                self.show_progress(f"{tried:,} of {len(choice.ids):,} {self.participle}")
+                self.show_progress(f"{tried:,} of {len(ids):,} {self.participle}")
         finally:
             self.show_progress("")
             self.report(f"{counted(changed, 'message')} {self.participle}.")
