@@ -4,7 +4,6 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from django.db import connections, models, router, transaction
@@ -16,6 +15,9 @@ from django_outbox.enqueueing.enqueue import enqueue_messages
 from django_outbox.enqueueing.events import ATTRIBUTE, Event, as_message
 from django_outbox.exceptions import InvalidMessage, TransactionRequired, UnsavedEvents
 from django_outbox.models import OutboxMessage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class EventCollector:
@@ -45,9 +47,6 @@ class EventCollector:
             raise InvalidMessage("event", f"must be an event, not {type(event).__qualname__}.")
         self.events.append(event)
 
-    def _end(self) -> None:
-        self._ended = True
-
 
 @contextmanager
 def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
@@ -70,7 +69,7 @@ def collect_events(*, using: str | None = None) -> Iterator[EventCollector]:
         try:
             yield collector
         finally:
-            collector._end()
+            collector._ended = True
         if collector.events:
             enqueue_events(collector.events, using)
 
@@ -84,13 +83,6 @@ def enqueue_events(events: Sequence[Event], using: str, message_ids: Sequence[uu
     for message, message_id in zip(messages, message_ids, strict=False):
         message.message_id = message_id
     enqueue_messages(messages, using=using, prefix=lambda position: f"{type(events[position]).__qualname__}.")
-
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-
-NOTHING: Mapping[uuid.UUID, Event] = MappingProxyType({})
 
 
 class _Entry(NamedTuple):
@@ -132,18 +124,19 @@ class Recorded:
         for each in reversed([*self.enqueued]):
             if each.connection in waiting:
                 continue
-            if each.is_waiting():
+            # The transaction is still open, and was not rolled back to an earlier savepoint.
+            if waits_for_commit(each.connection, each):
                 waiting.add(each.connection)
             else:
                 self.enqueued.remove(each)
                 self._pending[:0] = each.entries
         return bool(self._pending)
 
-    def resolve(self, instance: object, known: Mapping[uuid.UUID, Event] = NOTHING) -> dict[uuid.UUID, Event]:
+    def resolve(self, instance: object, known: Mapping[uuid.UUID, Event] = {}) -> dict[uuid.UUID, Event]:
         """Return the pending events by the IDs of their messages; call functions, unless their events are known."""
         return {id: known[id] if id in known else _resolve(content, instance) for content, id in self._pending}
 
-    def enqueue(self, instance: object, using: str, known: Mapping[uuid.UUID, Event] = NOTHING) -> None:
+    def enqueue(self, instance: object, using: str, known: Mapping[uuid.UUID, Event] = {}) -> None:
         with transaction.atomic(using=using, savepoint=False):
             events = self.resolve(instance, known)
             enqueue_events([*events.values()], using, message_ids=[*events])
@@ -169,10 +162,6 @@ class _Enqueued:
         self.entries = entries
         self.connection = connection
         self._recorded = recorded
-
-    def is_waiting(self) -> bool:
-        """Return whether the transaction is still open, and was not rolled back to an earlier savepoint."""
-        return waits_for_commit(self.connection, self)
 
     def __call__(self) -> None:
         # A hook that was called earlier may have saved the instance again.
@@ -231,7 +220,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         using = using or router.db_for_write(type(self), instance=self)
         with self._block(using):
             recorded = self._find_recorded()
-            resolved = recorded.resolve(self) if recorded else NOTHING
+            resolved = recorded.resolve(self) if recorded else {}
             deleted = super().delete(using=using, keep_parents=keep_parents)
             if recorded := self._find_recorded():
                 recorded.enqueue(self, using, resolved)
