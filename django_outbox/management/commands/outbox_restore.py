@@ -5,7 +5,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -37,14 +37,8 @@ READ = "read"
 STATUSES = {"failed": Status.FAILED, "pending": Status.PENDING}
 
 
-@dataclass(slots=True)
-class ArchivedChoice:
-    """The chosen messages: their number, how many are in the table already, and how many by type and error class."""
-
-    found: int = 0
-    present: int = 0
-    doubles: int = 0
-    groups: Counter[tuple[str, str]] = field(default_factory=Counter)
+Groups = Counter[tuple[str, str]]
+"""The number of the chosen messages by type and error class."""
 
 
 class Command(OutboxCommand):
@@ -137,41 +131,40 @@ class Command(OutboxCommand):
             self.stdout.write(to_json(_redacted(message) if redacts else message))
 
     def _restore(self, selection: Selection, database: str, options: dict[str, Any]) -> None:
-        choice = self._choose(selection, database, options["limit"])
+        groups, present = self._choose(selection, database, options["limit"])
         if selection.damaged:
             # What was read of them before that was noticed does not count.
-            choice = self._choose(selection, database, options["limit"])
-        new = choice.found - choice.present
+            groups, present = self._choose(selection, database, options["limit"])
+        new = groups.total() - present
         # A question needs its context.
         if self.verbosity > 0 or (new and self.is_asking(options)):
-            self._describe(choice)
+            self._describe(groups, present, selection.doubles)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
         elif new and self.confirm(f"Restore {counted(new, 'message')} as {options['target']}?", options):
-            self._write(selection, choice.found, database, STATUSES[options["target"]])
+            self._write(selection, groups.total(), database, STATUSES[options["target"]])
 
-    def _choose(self, selection: Selection, database: str, limit: int | None) -> "ArchivedChoice":
-        choice = ArchivedChoice()
+    def _choose(self, selection: Selection, database: str, limit: int | None) -> tuple[Groups, int]:
+        """Return the messages that were found, and the number of those that are in the table already."""
+        groups, present = Groups(), 0
         for batch in batches(islice(selection.read(skip_damaged=True), limit)):
-            choice.groups.update((message.type, message.error_class) for message in batch)
-            choice.found += len(batch)
-            choice.present += len(find_present(batch, database))
-            self.show_progress(f"{choice.found:,} found")
+            groups.update((message.type, message.error_class) for message in batch)
+            present += len(find_present(batch, database))
+            self.show_progress(f"{groups.total():,} found")
         self.show_progress("")
-        choice.doubles = selection.doubles
-        return choice
+        return groups, present
 
-    def _describe(self, choice: "ArchivedChoice") -> None:
+    def _describe(self, groups: Groups, present: int, doubles: int) -> None:
         lines = [("type", "error class", "messages")]
-        for (type, error_class), count in choice.groups.most_common():
+        for (type, error_class), count in groups.most_common():
             lines.append((printable(type), printable(error_class) or "-", f"{count:,}"))
         self._table(lines)
-        are = "is" if choice.present == 1 else "are"
-        there = f", {choice.present:,} of which {are} in the table already" if choice.present else ""
-        self.stdout.write(f"Found {counted(choice.found, 'archived message')}{there}.")
-        if choice.doubles:
-            were = "was" if choice.doubles == 1 else "were"
-            self.stdout.write(f"{counted(choice.doubles, 'further copy', 'further copies')} {were} left out.")
+        are = "is" if present == 1 else "are"
+        there = f", {present:,} of which {are} in the table already" if present else ""
+        self.stdout.write(f"Found {counted(groups.total(), 'archived message')}{there}.")
+        if doubles:
+            were = "was" if doubles == 1 else "were"
+            self.stdout.write(f"{counted(doubles, 'further copy', 'further copies')} {were} left out.")
 
     def _table(self, lines: Sequence[Sequence[str]]) -> None:
         for line in align(lines) if len(lines) > 1 else []:
