@@ -201,18 +201,11 @@ def _pause_link(publisher: PublisherStatus | None, links: Links, type: str = "")
     return "" if (paused if type else publisher.paused) else links.own("pause", publisher=publisher.alias, type=type)
 
 
-def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterator[dict[str, Any]]:
+def _pauses(publisher: PublisherStatus, status: Status, links: Links) -> Iterator[tuple[Any, ...]]:
     for pause in filter(None, [publisher.paused, *publisher.paused_types]):
-        yield {
-            "what": _pause_sentence(pause),
-            "by": pause.paused_by,
-            "since": with_age(pause.paused_at, now=status.at),
-            "reason": pause.reason,
-            "type": pause.type,
-            "resume": links.own("resume", publisher=publisher.alias, type=pause.type)
-            if "pause" in links.allowed
-            else "",
-        }
+        may_resume = "pause" in links.allowed
+        resume = links.own("resume", publisher=publisher.alias, type=pause.type) if may_resume else ""
+        yield pause, _pause_sentence(pause), with_age(pause.paused_at, now=status.at), resume
 
 
 def _pause_sentence(pause: PausedType) -> str:

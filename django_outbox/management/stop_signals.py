@@ -23,11 +23,9 @@ WIPED = "\r\x1b[2K\x1b[?25h"
 
 class Stoppable(Protocol):
     @property
-    def open_batches(self) -> int:
-        """The number of batches in hand."""
+    def open_batches(self) -> int: ...
 
-    def stop(self) -> None:
-        """Finish the current batches, and end."""
+    def stop(self) -> None: ...
 
 
 class StopSignals:
