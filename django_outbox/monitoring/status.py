@@ -57,6 +57,12 @@ ALIVE_SECONDS_OF_DRAINS = 180.0
 """Seconds since its last report after which a drain or a single batch, which reports when it ends, counts as gone.
 Celery beat should start one every minute."""
 
+REPORTED = (
+    *("host", "pid", "version", "mode", "workers", "started_at", "seen_at", "stopped_at"),
+    *("processed", "retried", "failed"),
+)
+"""The figures of a relay that are columns of its report."""
+
 MINUTE = datetime.timedelta(minutes=1)
 QUARTER = datetime.timedelta(minutes=15)
 
@@ -99,7 +105,10 @@ def read_status(using: str) -> Status:
     failures = read_failures(using)
     reports = _read_relays(using, now)
     counts = _read_counts(using, now)
-    pauses = list(Pause.objects.using(using).order_by("publisher", "type"))
+    pauses: defaultdict[str, list[PausedType]] = defaultdict(list)
+    for each in Pause.objects.using(using).order_by("publisher", "type"):
+        is_resumed = each.resumed_at is not None
+        pauses[each.publisher].append(PausedType(each.type, each.reason, each.paused_by, each.paused_at, is_resumed))
     configured, from_log = list(get_settings().publishers), get_settings().from_log
     messages = OutboxMessageQuerySet(OutboxMessage, using=using)
     store = get_store(connections[using])
@@ -126,9 +135,10 @@ def read_status(using: str) -> Status:
             blocking=Count(failures.blocking[alias], more=not failures.complete),
             processed_per_minute=processed,
             failed_per_minute=failed,
+            paused=next((each for each in pauses[alias] if not each.type), None),
+            paused_types=tuple(each for each in pauses[alias] if each.type),
         )
         figures = _add_reports(figures, [report for report in reports if alias in report.publishers])
-        figures = _add_pauses(figures, [pause for pause in pauses if pause.publisher == alias])
         counted = (figures.due, figures.blocked, figures.retrying, figures.delayed, figures.failed.number)
         if figures.configured or any(counted):
             publishers.append(figures)
@@ -200,18 +210,6 @@ def _describe_stream(
     )
 
 
-def _add_pauses(figures: PublisherStatus, pauses: Sequence[Pause]) -> PublisherStatus:
-    described = [
-        PausedType(each.type, each.reason, each.paused_by, each.paused_at, each.resumed_at is not None)
-        for each in pauses
-    ]
-    return replace(
-        figures,
-        paused=next((each for each in described if not each.type), None),
-        paused_types=tuple(each for each in described if each.type),
-    )
-
-
 def _read_relays(using: str, now: datetime.datetime) -> tuple[RelayStatus, ...]:
     """Return the latest report of each relay, the newest first."""
     interval = get_store(connections[using]).report_interval
@@ -246,21 +244,11 @@ def _in_last_minute(counts: Counts, now: datetime.datetime, publisher: str) -> t
 
 def _describe(report: Heartbeat, now: datetime.datetime, interval: float) -> RelayStatus:
     return RelayStatus(
+        **{name: getattr(report, name) for name in REPORTED},
         name=report.relay,
-        host=report.host,
-        pid=report.pid,
-        version=report.version,
-        mode=report.mode,
-        workers=report.workers,
         publishers={alias: str(state.get("state", "")) for alias, state in report.publishers.items()},
-        started_at=report.started_at,
-        seen_at=report.seen_at,
-        stopped_at=report.stopped_at,
         seconds_since_seen=max((now - report.seen_at).total_seconds(), 0.0),
         alive=report.mode == "run" and _is_alive(report, now, interval),
-        processed=report.processed,
-        retried=report.retried,
-        failed=report.failed,
         outages={
             alias: OutageFigure(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
             for alias, state in report.publishers.items()
