@@ -35,6 +35,9 @@ MAX_TRACEBACK_LENGTH = 10_000
 CHANGING = ("status", "started_at", "last_attempted_at", "finished_at", "return_value", "errors", "worker_ids")
 """The fields that an attempt writes."""
 
+IN_PAYLOAD = ("backend", "queue_name", "args", "kwargs")
+"""The fields that are in the payload of the task's message as well."""
+
 _MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publisher=OuterRef("publisher"))
 
 
@@ -80,13 +83,7 @@ def _follow_message(record: TaskRecord, using: str) -> None:
 
 
 def make_payload(record: TaskRecord) -> dict[str, Any]:
-    return {
-        "task": record.path,
-        "backend": record.backend,
-        "queue_name": record.queue_name,
-        "args": record.args,
-        "kwargs": record.kwargs,
-    }
+    return {"task": record.path, **{name: getattr(record, name) for name in IN_PAYLOAD}}
 
 
 def find_task(record: TaskRecord) -> AnyTask:
@@ -120,15 +117,8 @@ def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:
 
 def make_record(payload: Any, message_id: str, enqueued_at: datetime.datetime) -> TaskRecord:
     """Return a record, which is never stored, for a task with a record that was purged."""
-    return TaskRecord(
-        message_id=uuid.UUID(message_id),
-        path=payload["task"],
-        backend=payload["backend"],
-        queue_name=payload["queue_name"],
-        args=payload["args"],
-        kwargs=payload["kwargs"],
-        enqueued_at=enqueued_at,
-    )
+    values = {name: payload[name] for name in IN_PAYLOAD}
+    return TaskRecord(message_id=uuid.UUID(message_id), path=payload["task"], enqueued_at=enqueued_at, **values)
 
 
 def begin(record: TaskRecord, now: datetime.datetime, worker_id: str) -> None:
@@ -194,11 +184,9 @@ def _send(signal: Signal, result: AnyResult) -> None:
 
 
 def describe_error(error: BaseException, store: Store) -> dict[str, str]:
-    """Return the fields of Django's `TaskError`, in characters that the database can store.
-
-    Texts of exceptions are on one line and quote no rows of the database, as everywhere in the outbox.
-    """
+    """Return the fields of Django's `TaskError`, in characters that the database can store."""
     kind = type(error)
+    # Texts of exceptions are on one line and quote no rows of the database, as everywhere in the outbox.
     shown = stand_in(error).with_traceback(_skip_relay(error.__traceback__))
     text = "".join(traceback.format_exception(shown))
     return {
