@@ -241,18 +241,8 @@ def _json(message: OutboxMessage) -> str:
 
 
 def _as_claimed(message: OutboxMessage) -> Message:
-    return Message(
-        message.id,
-        str(message.message_id),
-        message.type,
-        message.topic,
-        message.key,
-        _json(message).encode(),
-        message.headers,
-        message.occurred_at,
-        message.attempts,
-        message.error_class,
-    )
+    columns = {name: getattr(message, name) for name in Message._fields}
+    return Message(**{**columns, "message_id": str(message.message_id), "payload": _json(message).encode()})
 
 
 def _describe(type_or_event: str | type, where: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> str:
