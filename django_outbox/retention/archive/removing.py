@@ -1,9 +1,11 @@
 """Archive messages and then delete them, one file in one transaction."""
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -156,9 +158,5 @@ def _store(storage: ArchiveStorage, spool: Spool, removal: Removal, *, reason: s
 
 def _first_within(rows: list[Listed], max_bytes: int) -> list[Listed]:
     """Return the first rows up to a size, at least one."""
-    total = 0
-    for number, row in enumerate(rows):
-        total += row.size
-        if number and total > max_bytes:
-            return rows[:number]
-    return rows
+    ends = list(accumulate(row.size for row in rows))
+    return rows[: max(bisect_right(ends, max_bytes), 1)]
