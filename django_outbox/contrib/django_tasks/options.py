@@ -43,10 +43,6 @@ class BackendOptions(NamedTuple):
     values: Mapping[str, Any]
 
     @property
-    def database(self) -> str | None:
-        return self.values.get("database")
-
-    @property
     def result_retention(self) -> datetime.timedelta | None:
         age: datetime.timedelta | None = self.values.get("result_retention", DEFAULT_RETENTION)
         return age
@@ -67,12 +63,6 @@ class BackendOptions(NamedTuple):
         bands = self.values.get("priorities", {})
         reached = [limit for limit in bands if 0 < limit <= priority or priority <= limit < 0]
         return str(bands[max(reached, key=abs)] if reached else self.values.get("publisher", DEFAULT_PUBLISHER))
-
-
-def options_of(alias: str) -> BackendOptions:
-    backend: Any = task_backends[alias]
-    found: BackendOptions = backend.outbox
-    return found
 
 
 def all_options() -> Iterator[BackendOptions]:

@@ -38,12 +38,15 @@ CHANGING = ("status", "started_at", "last_attempted_at", "finished_at", "return_
 IN_PAYLOAD = ("backend", "queue_name", "args", "kwargs")
 """The fields that are in the payload of the task's message as well."""
 
+IN_RESULT = ("enqueued_at", "started_at", "finished_at", "last_attempted_at", "args", "kwargs", "backend")
+"""The fields that are the same in Django's result of a task."""
+
 _MESSAGE = OutboxMessage.objects.filter(message_id=OuterRef("message_id"), publisher=OuterRef("publisher"))
 
 
 def choose_database(options: BackendOptions) -> str:
     """Return the alias of the database in which a backend stores tasks and results."""
-    return options.database or router.db_for_write(OutboxMessage)
+    return options.values.get("database") or router.db_for_write(OutboxMessage)
 
 
 def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | None":
@@ -101,15 +104,9 @@ def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:
         task=task,
         id=str(record.message_id),
         status=TaskResultStatus(record.status),
-        enqueued_at=record.enqueued_at,
-        started_at=record.started_at,
-        finished_at=record.finished_at,
-        last_attempted_at=record.last_attempted_at,
-        args=record.args,
-        kwargs=record.kwargs,
-        backend=record.backend,
         errors=[TaskError(**error) for error in record.errors],
         worker_ids=[*record.worker_ids],
+        **{name: getattr(record, name) for name in IN_RESULT},
     )
     object.__setattr__(result, "_return_value", record.return_value)
     return result

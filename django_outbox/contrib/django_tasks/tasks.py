@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery, Task, shared_task
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from django.db import InterfaceError, OperationalError, connections, transaction
-from django.tasks import DEFAULT_TASK_QUEUE_NAME
+from django.tasks import DEFAULT_TASK_QUEUE_NAME, task_backends
 from django.tasks.base import TASK_MAX_PRIORITY
 from django.utils import timezone
 
@@ -17,7 +17,6 @@ from django_outbox.celery.calls import StoringProducer
 from django_outbox.celery.context import TaskId
 from django_outbox.conf import get_settings
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import options_of
 from django_outbox.contrib.django_tasks.records import (
     announce,
     begin,
@@ -129,7 +128,8 @@ def run_task(self: Any, payload: dict[str, Any]) -> None:
 
     An exception of the task is raised again after it was stored, so that Celery logs and reports it.
     """
-    using = choose_database(options_of(payload["backend"]))
+    backend: Any = task_backends[payload["backend"]]
+    using = choose_database(backend.outbox)
     try:
         record = _begin(self.request, payload, using)
     except UNAVAILABLE as error:
