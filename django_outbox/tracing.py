@@ -55,6 +55,11 @@ class PublishedBatch:
         return sorted(found, key=lambda each: each[1] is ACCEPTED)
 
 
+def trace_headers(message: Message, *names: str) -> dict[str, str]:
+    """Return these headers of a message, except values that are not text: another program may have written any."""
+    return {name: value for name in names if isinstance(value := message.headers.get(name), str)}
+
+
 class Tracer:
     """Connects a tracing library. Exceptions that it raises are logged; they affect neither callers nor deliveries."""
 

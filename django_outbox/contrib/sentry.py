@@ -19,7 +19,7 @@ from sentry_sdk.tracing_utils import has_tracing_enabled
 from django_outbox.messages import Message, Verdict
 from django_outbox.rates import Allowance
 from django_outbox.signals import Failure, messages_failed
-from django_outbox.tracing import PublishedBatch, Tracer, add_tracer
+from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, trace_headers
 
 if TYPE_CHECKING:
     from sentry_sdk._types import Event, Hint
@@ -136,7 +136,7 @@ class SentryTracer(Tracer):
         destination = batch.name_destination(message)
         with sentry_sdk.isolation_scope():
             transaction = sentry_sdk.continue_trace(
-                _trace_headers(message),
+                trace_headers(message, TRACE_HEADER, BAGGAGE_HEADER),
                 op="queue.publish",
                 name=f"publish {destination}",
                 source="task",
@@ -157,7 +157,7 @@ class SentryTracer(Tracer):
 def _send_failure(using: str, publisher: str, failure: Failure, count: int) -> None:
     message = failure.message
     with sentry_sdk.isolation_scope() as scope:
-        if headers := _trace_headers(message):
+        if headers := trace_headers(message, TRACE_HEADER, BAGGAGE_HEADER):
             scope.generate_propagation_context(headers)
         scope.set_tag("outbox.publisher", publisher)
         scope.set_tag("outbox.database", using)
@@ -191,12 +191,6 @@ def _send_failure(using: str, publisher: str, failure: Failure, count: int) -> N
                 },
             }
         )
-
-
-def _trace_headers(message: Message) -> dict[str, Any]:
-    """Return the headers of a message's trace, of any of the types that another program may have written."""
-    found = {name: message.headers.get(name) for name in (TRACE_HEADER, BAGGAGE_HEADER)}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _find_integration() -> OutboxIntegration | None:

@@ -15,7 +15,7 @@ from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, class_path
 from django_outbox.models import OutboxMessage
 from django_outbox.rates import Allowance
-from django_outbox.tracing import PublishedBatch, Tracer
+from django_outbox.tracing import PublishedBatch, Tracer, trace_headers
 
 SPANS_PER_SECOND = 200
 """Maximum number of publish spans of a process in a second. A span takes about 0.1 ms, several times as much as the
@@ -101,10 +101,7 @@ class OpenTelemetryTracer(Tracer):
         return headers
 
     def _record(self, message: Message, outcome: Outcome, batch: PublishedBatch) -> None:
-        carrier = {name: message.headers.get(name) for name in (TRACEPARENT, TRACESTATE)}
-        parent = self._propagator.extract(
-            {name: value for name, value in carrier.items() if isinstance(value, str)}, context.Context()
-        )
+        parent = self._propagator.extract(trace_headers(message, TRACEPARENT, TRACESTATE), context.Context())
         creation = trace.get_current_span(parent).get_span_context()
         if not creation.is_valid:
             return
