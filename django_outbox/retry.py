@@ -113,10 +113,8 @@ def retry_delay(
 
     `outcome.retry_after`, at most `LONGEST_RETRY_AFTER`, replaces the delay of a `RetryPolicy`; anything but a number
     of seconds is ignored. A custom function sees it and decides alone. If that function raises, or returns anything but
-    a delay, nothing is lost: the message is retried, whatever the attempt, after the delay of the default policy.
-
-    Args:
-        on_fault: called with the exception if a custom function raises or returns anything but a delay.
+    a delay, nothing is lost: `on_fault` gets the exception, and the message is retried, whatever the attempt, after the
+    delay of the default policy.
     """
     attempt = message.attempts + 1
     if isinstance(policy, RetryPolicy):

@@ -46,13 +46,11 @@ LOGGED_GROUPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An operation on the messages of one state. Its URL is derived from its name."""
+    """An operation on the messages of one state; others are left alone. Its URL is derived from its name."""
 
     name: str
     permission: str
-    """The permission that it requires."""
     state: Status
-    """The state of the messages that it changes; others are left alone."""
     label: Any
     title: Any
     explanation: Any

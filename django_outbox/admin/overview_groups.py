@@ -249,11 +249,7 @@ GROUP_OPERATIONS = (REQUEUE, DISCARD, RETRY_NOW)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The messages that an operation on a group would change, counted up to `MAX_COUNT`.
-
-    Args:
-        example: the first line of the error of one of them, if their error is in common.
-    """
+    """The messages that an operation on a group changes, counted up to `MAX_COUNT`, and one error as an example."""
 
     until: datetime.datetime
     count: Count

@@ -70,14 +70,7 @@ MAX_RELAYS = 20
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The addresses that the page links to.
-
-    Args:
-        own: returns the address of one of the overview's views: its name, and the parameters of the query.
-        messages: returns the address of the list of messages with these filters; blank if the list shows another
-            database.
-        message: returns the address of a message by its id; blank if the list shows another database.
-    """
+    """The addresses of the overview's views, and of messages; these are blank if the list shows another database."""
 
     own: Callable[..., str]
     messages: Callable[..., str]

@@ -19,11 +19,7 @@ _Upgrade = TypeVar("_Upgrade", bound=Callable[[dict[str, Any]], dict[str, Any]])
 
 
 class EventRegistry:
-    """The types of events of a project.
-
-    Attributes:
-        conflicts: pairs of classes that have the same type, the registered one first.
-    """
+    """The types of events of a project; `conflicts` are pairs of classes of one type, the registered one first."""
 
     def __init__(self) -> None:
         self.conflicts: list[tuple[EventType, EventType]] = []

@@ -31,11 +31,7 @@ class FiguresUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The figures of one database's outbox; empty ones if they could not be read.
-
-    Args:
-        problem: why they could not be read, `database_unavailable` or `unreadable`; otherwise blank.
-    """
+    """The figures of one database's outbox; empty ones, and the code of the problem, if they could not be read."""
 
     using: str
     status: Status

@@ -185,12 +185,7 @@ def _archive_batch(
 def purging(
     using: str, *, interval: float, patience: float, is_stopping: Callable[[], bool]
 ) -> AbstractContextManager[None]:
-    """Purge at intervals in a thread, until the end of the block.
-
-    Args:
-        patience: maximum seconds to wait at the end of the block for a purge that has not ended.
-        is_stopping: if it returns True, no further batch begins.
-    """
+    """Purge at intervals in a thread, until the end of the block, which waits for a purge up to `patience` seconds."""
 
     def work(left: threading.Event) -> None:
         _purge_at_intervals(using, interval, left, lambda: left.is_set() or is_stopping())

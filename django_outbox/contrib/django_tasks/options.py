@@ -73,10 +73,7 @@ def all_options() -> Iterator[BackendOptions]:
 
 
 def _import_publisher(alias: str) -> type:
-    """Return the class of a publisher; `object` if there is none, which the checks of OUTBOX report.
-
-    The models must be loaded.
-    """
+    """Return the class of a publisher; `object` if there is none, which the checks of OUTBOX report."""
     with suppress(ImproperlyConfigured, KeyError):
         return import_backend(get_settings().publishers[alias].backend)
     return object
