@@ -274,9 +274,7 @@ class OperationsAdmin(ReadOnly):
             ids=",".join(str(target.id) for target in targets),
             groups=[(*names, number(count)) for names, count in groups[:MAX_GROUPS]],
             not_shown=len(groups) - MAX_GROUPS,
-            not_shown_number=number(len(groups) - MAX_GROUPS),
             skipped=len(asked) - len(targets),
-            skipped_number=number(len(asked) - len(targets)),
             max_length=MAX_REASON_LENGTH,
         )
 
