@@ -45,7 +45,7 @@ def supervise(announce: Callable[[str], object]) -> int:
         signal.signal(number, forward)
     while True:
         # A change while the child starts counts, too.
-        files = Files()
+        times = read_times()
         environ = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
         child = subprocess.Popen(autoreload.get_child_arguments(), env=environ, close_fds=False)  # noqa: S603
         code = child.wait()
@@ -53,26 +53,22 @@ def supervise(announce: Callable[[str], object]) -> int:
             return code if code >= 0 else 128 - code
         if code != CHANGED:
             announce("Waiting for a change of the code; Ctrl-C ends.")
-            files.wait_for_change()
+            wait_for_change(times)
 
 
-class Files:
-    """The files that this process has imported, and when they were changed."""
+def read_times() -> dict[Path, float]:
+    """Return when the files that this process has imported were changed."""
+    return dict(autoreload.StatReloader().snapshot_files())
 
-    def __init__(self) -> None:
-        self._times: dict[Path, float] = {}
-        self._read()
 
-    def wait_for_change(self) -> None:
-        """Return when a file has changed since this object was constructed, or since it was imported later."""
-        while not self._read():
-            time.sleep(autoreload.StatReloader.SLEEP_TIME)
-
-    def _read(self) -> bool:
-        now = dict(autoreload.StatReloader().snapshot_files())
-        changed = any(now.get(path) != time for path, time in self._times.items())
-        self._times = now
-        return changed
+def wait_for_change(times: dict[Path, float]) -> None:
+    """Return when one of these files has changed, or one that was imported later."""
+    while True:
+        now = read_times()
+        if any(now.get(path) != at for path, at in times.items()):
+            return
+        times = now
+        time.sleep(autoreload.StatReloader.SLEEP_TIME)
 
 
 class Watch:
@@ -80,10 +76,9 @@ class Watch:
 
     def __init__(self) -> None:
         self.changed = False
-        self._files = Files()
-        threading.Thread(target=self._watch, name="outbox-reload", daemon=True).start()
+        threading.Thread(target=self._watch, args=(read_times(),), name="outbox-reload", daemon=True).start()
 
-    def _watch(self) -> None:
-        self._files.wait_for_change()
+    def _watch(self, times: dict[Path, float]) -> None:
+        wait_for_change(times)
         self.changed = True
         os.kill(os.getpid(), signal.SIGTERM)
