@@ -42,17 +42,16 @@ MAX_WAITING = 1000
 """Maximum number of waiting messages of a publisher that are looked at, and as many of those with a key."""
 
 
-Causes = defaultdict[tuple[str, str, str], list[tuple[datetime.datetime, datetime.datetime]]]
-"""The first and the last error of each waiting message, by publisher, error class and type."""
-
-
 def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bool]:
     """Return the messages that wait for another attempt by cause, the largest group first, and whether all are."""
-    causes: Causes = defaultdict(list)
+    causes: defaultdict[tuple[str, str, str], list[tuple[datetime.datetime, datetime.datetime]]] = defaultdict(list)
     complete = True
     for publisher in status.publishers:
         if publisher.retrying:
-            complete &= _add(causes, status.using, publisher.alias, status.at)
+            rows, is_complete = _read_errors(status.using, publisher.alias, status.at)
+            complete &= is_complete
+            for *cause, first, last in rows:
+                causes[tuple(cause)].append((first, last))
     groups = [
         figures.FailureGroup(*cause, Count(len(errors)), NONE, min(errors)[0], max(last for _, last in errors))
         for cause, errors in causes.items()
@@ -60,20 +59,18 @@ def read_waiting(status: figures.Status) -> tuple[list[figures.FailureGroup], bo
     return sorted(groups, key=lambda group: (-group.count.number, group.publisher, group.type)), complete
 
 
-def _add(causes: Causes, using: str, publisher: str, now: datetime.datetime) -> bool:
+def _read_errors(using: str, publisher: str, now: datetime.datetime) -> tuple[list[Any], bool]:
+    """Return the columns by which waiting messages are grouped, with the times of errors, and whether all were read."""
     messages = OutboxMessage.objects.using(using)
     unkeyed = messages.filter(
         WITHOUT_KEY, publisher=publisher, available_at__gt=now, available_at__lt=HELD_BY_PAUSE
     ).order_by("available_at", "id")
     ids = list(unkeyed.values_list("id", flat=True)[:MAX_WAITING])
     heads = list_retrying(get_store(connections[using]), publisher, MAX_WAITING)
-    columns = ("publisher", "error_class", "type", "first_error_at", "last_error_at")
-    for part in (ids, heads):
-        rows = messages.filter(pk__in=part, attempts__gt=0, available_at__lt=HELD_BY_PAUSE).order_by("id")
-        for *cause, first, last in rows.values_list(*columns):
-            if first is not None and last is not None:
-                causes[tuple(cause)].append((first, last))
-    return len(ids) < MAX_WAITING and len(heads) < MAX_WAITING
+    waiting = messages.filter(attempts__gt=0, available_at__lt=HELD_BY_PAUSE).order_by("id")
+    columns: Any = waiting.values_list("publisher", "error_class", "type", "first_error_at", "last_error_at")
+    rows = [row for part in (ids, heads) for row in columns.filter(pk__in=part) if None not in row]
+    return rows, len(ids) < MAX_WAITING and len(heads) < MAX_WAITING
 
 
 WINDOW = 10_000
