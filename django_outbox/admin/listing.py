@@ -1,7 +1,7 @@
 """The admin's list: its states, its search, and bounded queries."""
 
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.db import connections
@@ -227,20 +227,16 @@ SHOWN = 5
 FIELDS = ("id", "type", "key", "attempts", "available_at", "processed_at", "failed_at", "error_class")
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The messages around a message.
+class Neighbours(NamedTuple):
+    """The messages around a message in the list of its state, and the nearest ones in the queue of its key.
 
-    Attributes:
-        newer: the one above it in the list of its state; None if there is none.
-        before: the nearest messages ahead of it in the queue of its key, in order.
-        waiting: the number of messages behind it; None if it has no key.
+    `waiting` is the number of messages behind it in the queue; None if it has no key.
     """
 
-    newer: OutboxMessage | None = None
-    older: OutboxMessage | None = None
-    before: list[OutboxMessage] = field(default_factory=list)
-    after: list[OutboxMessage] = field(default_factory=list)
+    newer: OutboxMessage | None
+    older: OutboxMessage | None
+    before: Sequence[OutboxMessage] = ()
+    after: Sequence[OutboxMessage] = ()
     waiting: Count | None = None
 
 
