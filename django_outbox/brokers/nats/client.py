@@ -7,12 +7,15 @@ The overridden methods that begin with an underscore are nats-py's own; the test
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 from nats import errors
 from nats.aio.client import Client as NatsClient
+from nats.protocol import parser
 
 from django_outbox.brokers.nats.errors import denied_subject
 from django_outbox.brokers.nats.options import NatsOptions, Server, read_credentials
@@ -22,6 +25,25 @@ MAX_DENIED = 100
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that nats-py has to end its tasks."""
+
+
+_MSG_RE = re.compile(rb"\AMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+)\r\n")
+_HMSG_RE = re.compile(rb"\AHMSG +([^ \r\n]+) +(\d+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n")
+
+
+class _Parser(parser.Parser):
+    """nats-py's parser, but for subjects with a vertical tab or a form feed, which servers pass on.
+
+    nats-py takes these for the end of the subject and closes the connection, so that one such message would keep a
+    consumer from all others.
+    """
+
+    parse = FunctionType(
+        parser.Parser.parse.__code__,
+        {**vars(parser), "MSG_RE": _MSG_RE, "HMSG_RE": _HMSG_RE},
+        "parse",
+        parser.Parser.parse.__defaults__,
+    )
 
 
 class JetStreamClient(NatsClient):
@@ -43,6 +65,7 @@ class JetStreamClient(NatsClient):
         on_closed: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
+        self._ps = _Parser(self)
         self.inbox = b""
         self._inbox_sid = 0
         self._on_message = on_message
