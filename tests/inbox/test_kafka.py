@@ -27,7 +27,7 @@ from tests.inbox.conftest import payloads, running, stored
 from tests.inbox.sources.kafka import QUICK, KafkaSource, MockKafkaSource
 from tests.support.claimed import make_message
 from tests.support.kafka.mock import LIST_OFFSETS, OFFSET_COMMIT, PRODUCE
-from tests.support.kafka.tools import alter_topic, read_topic
+from tests.support.kafka.tools import alter_topic, create_topic, read_topic, write_records
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
@@ -338,6 +338,74 @@ def test_a_topic_that_brokers_hear_of_only_after_the_group_has_formed_is_read(
     assert not drains.errors
     assert sorted(payloads("postgresql")) == [*range(8)]
     assert assigned == [0, source.partitions]
+
+
+@on_a_mock
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_a_topic_that_a_group_has_formed_without_is_read_although_the_member_reads_another(
+    source, make_inbox, monkeypatch, strategy
+):
+    other = create_topic(source.servers, f"{source.name}-2")
+    source.send(*range(4))
+    write_records(source.producer, other, 4, [{"value": str(number)} for number in range(4, 8)])
+    find, note = ConnectionState.list_topics, KafkaConsumerConnection._on_assign
+    assigned: list[set[str]] = []
+
+    def find_and_forget(self, *arguments):
+        found = find(self, *arguments)
+        if other in found and not assigned:
+            source.cluster.set_topic_error(other, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return found
+
+    def note_and_hear(self, client, partitions):
+        assigned.append({each.topic for each in partitions})
+        source.cluster.set_topic_error(other, 0)
+        note(self, client, partitions)
+
+    monkeypatch.setattr(ConnectionState, "list_topics", find_and_forget)
+    monkeypatch.setattr(KafkaConsumerConnection, "_on_assign", note_and_hear)
+    config = {**source.options["config"], "partition.assignment.strategy": strategy}
+    drains = Threads()
+    drains.start(make_inbox("postgresql", config=config, topics=[source.name, other]).drain, name="drain")
+    assert drains.wait(PATIENCE), "the drain does not end"
+    assert not drains.errors
+    assert sorted(payloads("postgresql")) == [*range(8)]
+    assert assigned == [{source.name}, {source.name, other}]
+
+
+@on_a_mock
+def test_members_do_not_join_again_because_of_a_topic_that_the_group_has_read(source, monkeypatch):
+    monkeypatch.setattr("django_outbox.brokers.kafka.consumer.REJOIN_AFTER", (0.1, 0.1))
+    other = create_topic(source.servers, f"{source.name}-2", 1)
+    for topic in (source.name, other):
+        client = Client({"bootstrap.servers": source.servers, "group.id": source.group})
+        client.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        client.close()
+    joins: list[KafkaConsumerConnection] = []
+    join = KafkaConsumerConnection._join
+
+    def join_and_count(self):
+        joins.append(self)
+        join(self)
+
+    monkeypatch.setattr(KafkaConsumerConnection, "_join", join_and_count)
+    config = {**source.options["config"], "partition.assignment.strategy": "roundrobin"}
+    options = {**source.options, "config": config, "topics": [source.name, other]}
+    members = [KafkaConsumer(name, **options) for name in ("billing", "shipping")]
+
+    def are_done() -> bool:
+        for member in members:
+            member.receive(0.02)
+        return all(not member._current._rejoin_waits for member in members)
+
+    try:
+        for member in members:
+            member.open()
+        eventually(are_done)
+        assert len(joins) == len(members)
+    finally:
+        for member in members:
+            member.close()
 
 
 @on_a_mock

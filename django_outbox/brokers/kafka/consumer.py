@@ -112,10 +112,11 @@ LEAVE_TIMEOUT = 5.0
 """Seconds for committing and leaving the group. Without a broker, librdkafka may wait for one forever."""
 
 REJOIN_AFTER = (1.0, 5.0, 30.0)
-"""Seconds without a partition after which a member joins the group again, for each time that it does.
+"""Seconds without a partition of a topic after which a member joins the group again, for each time that it does.
 
-A group that forms while a broker has not heard of a new topic assigns nothing, and librdkafka does not notice when the
-broker has. The times are limited because a member is assigned nothing, too, if there are more members than partitions.
+A group that forms while its coordinator has not heard of a new topic does not assign the topic's partitions, and
+librdkafka does not notice when the coordinator has. The times are limited because a member is assigned none, too, if
+there are more members than partitions.
 """
 
 Place = tuple[str, int]
@@ -143,9 +144,9 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._config = config
         self._topics = topics
         self._names = [topic for topic in topics if not topic.startswith("^")]
-        # With the protocol of Kafka 4, a member is not informed that it is assigned nothing. Only the brokers know
-        # which topics match a pattern.
-        self._is_silent = str(config.get("group.protocol")).lower() == "consumer" and len(self._names) == len(topics)
+        # With the protocol of Kafka 4, a member is not informed that it is assigned nothing.
+        self._do_brokers_assign = str(config.get("group.protocol")).lower() == "consumer"
+        self._is_silent = self._do_brokers_assign and len(self._names) == len(topics)
         self._timeout = timeout
         self._write_dead = write_dead
         self._state = ConnectionState(config)
@@ -244,18 +245,45 @@ class KafkaConsumerConnection(ConsumerConnection):
             list(self._topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
+    def _plan_to_rejoin(self) -> None:
+        may_rejoin = self._rejoin_waits and (not self._assigned or self._find_missing())
+        self._rejoin_at = time.monotonic() + self._rejoin_waits[0] if may_rejoin else math.inf
+
+    def _rejoin(self) -> None:
+        self._rejoin_waits.popleft()
+        if self._do_brokers_assign or (self._assigned and self._has_group_read(self._find_missing())):
+            self._plan_to_rejoin()
+            return
+        # With a cooperative assignor, librdkafka ignores a subscription that is the same as before.
+        self._client.unsubscribe()
+        self._join()
+
+    def _find_missing(self) -> list[str]:
+        """Return the topics without a partition that is assigned. Only the brokers know which ones match a pattern."""
+        assigned = {topic for topic, _ in self._assigned}
+        return [name for name in self._names if name not in assigned]
+
+    def _has_group_read(self, names: Iterable[str]) -> bool:
+        """Return whether the group has read each of the topics. Then its coordinator has heard of them."""
+        places = [TopicPartition(*place) for place in self._list_places(names)]
+        found = self._client.committed(places, timeout=self._timeout)
+        return {each.topic for each in found if each.offset >= 0} == set(names)
+
+    def _list_places(self, names: Iterable[str]) -> set[Place]:
+        found = self._client.list_topics
+        counts = {name: len(found(name, timeout=self._timeout).topics[name].partitions) for name in names}
+        # Every topic has a partition, even if the broker has not heard of it yet.
+        return {(name, number) for name, count in counts.items() for number in range(max(count, 1))}
+
     def _receive(self, max_records: int, seconds: float) -> None:
         if self._problem:
             raise Unavailable(self._problem)
         if self._has_failed_to_commit:
             self._has_failed_to_commit = False
             self._commit_settled()
-        if time.monotonic() > self._rejoin_at:
-            self._rejoin_waits.popleft()
-            # With a cooperative assignor, librdkafka ignores a subscription that is the same as before.
-            self._client.unsubscribe()
-            self._join()
         try:
+            if time.monotonic() > self._rejoin_at:
+                self._rejoin()
             # `consume` would wait for a whole batch.
             first = self._client.poll(seconds)
             if first is None:
@@ -273,13 +301,10 @@ class KafkaConsumerConnection(ConsumerConnection):
                 self._ahead.append(record)
 
     def _find_places(self) -> set[Place]:
-        """Return the assigned partitions. If none is, return all, which other members may have read."""
-        if self._assigned or (self._has_joined and not self._rejoin_waits):
+        """Return the assigned partitions and, for a while, all of the other topics, which other members may read."""
+        if self._has_joined and not self._rejoin_waits:
             return self._assigned
-        found = self._client.list_topics
-        counts = {name: len(found(name, timeout=self._timeout).topics[name].partitions) for name in self._names}
-        # Every topic has a partition, even if the broker has not heard of it yet.
-        return {(name, number) for name, count in counts.items() for number in range(max(count, 1))}
+        return self._assigned | self._list_places(self._find_missing())
 
     def _is_at_end(self, place: Place) -> bool:
         partition = TopicPartition(*place)
@@ -298,8 +323,7 @@ class KafkaConsumerConnection(ConsumerConnection):
     def _on_assign(self, client: KafkaClient, partitions: list[TopicPartition]) -> None:
         self._has_joined = True
         self._assigned.update(_places(partitions))
-        may_rejoin = not self._assigned and self._rejoin_waits
-        self._rejoin_at = time.monotonic() + self._rejoin_waits[0] if may_rejoin else math.inf
+        self._plan_to_rejoin()
         if self._is_paused:
             client.pause(partitions)
 
