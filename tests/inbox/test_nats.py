@@ -4,6 +4,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -112,6 +113,7 @@ UNFIT = {
     "push": ({"deliver_subject": "outbox-test-push"}, "is a push consumer"),
     "ack policy": ({"ack_policy": AckPolicy.NONE}, "must have ack_policy explicit"),
     "max deliver": ({"max_deliver": 3}, "has max_deliver 3, after which messages are lost; set it to -1"),
+    "headers only": ({"headers_only": True}, "delivers no bodies, because headers_only is set; name another one"),
 }
 
 
@@ -153,6 +155,65 @@ def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make
 def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):
     with NatsServer(jetstream=False) as server, pytest.raises(Unavailable, match="start nats-server with -js"):
         make_consumer("ORDERS", servers=server.url).open()
+
+
+# Permissions
+
+
+def permissions(*denied: str) -> str:
+    deny = ", ".join(f'"{subject}"' for subject in denied)
+    return f"""authorization {{ users: [
+        {{ user: "admin", password: "admin" }}
+        {{ user: "narrow", password: "narrow", permissions: {{ publish: {{ deny: [{deny}] }} }} }}
+    ] }}"""
+
+
+@pytest.mark.parametrize(
+    ("denied", "text"),
+    [
+        ("$JS.API.CONSUMER.MSG.NEXT.>", "permit the user to publish to $JS.API.CONSUMER.MSG.NEXT.{stream}.billing"),
+        ("$JS.ACK.>", "permit the user to publish to $JS.ACK.>"),
+        ("dead.billing", "cannot be written to dead_letters: the user may not publish to this subject"),
+    ],
+    ids=["requests", "acknowledgements", "dead letters"],
+)
+def test_a_missing_permission_is_an_error_with_the_remedy(make_consumer: MakeConsumer, denied: str, text: str):
+    with NatsServer(permissions(denied)) as server, Nats(server.url, user="admin", password="admin") as nats:
+        stream = nats.stream()
+        nats.stream("dead.billing")
+        put(nats, stream, b"{")
+        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
+        consumer = make_consumer(stream, servers=url, invalid="reject", dead_letters="dead.billing", ack_wait=60.0)
+        consumer.open()
+
+        def read() -> str:
+            try:
+                batch = consumer.receive(0.05)
+                consumer.settle(batch, [message.tag for message in batch] if denied == "dead.billing" else ())
+                consumer.is_drained()
+            except Unavailable as error:
+                return str(error)
+            return ""
+
+        assert text.format(stream=stream) in eventually(read)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_outage_lasts_while_connections_are_accepted_and_requests_refused(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", logger="django_outbox")
+    with (
+        NatsServer(permissions("$JS.API.CONSUMER.MSG.NEXT.>")) as server,
+        Nats(server.url, user="admin", password="admin") as nats,
+        closing(JetStreamSource()) as source,
+    ):
+        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
+        options = {"servers": url, "stream": nats.stream()}
+        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=QUICK)) as inbox:
+            eventually(lambda: caplog.text.count("reads stream") >= 3)
+            eventually(lambda: inbox.outages)
+            assert "permit the user to publish" in inbox.outages[0].reason
+    assert caplog.text.count("is unavailable: ") == 1
+    assert "is available again" not in caplog.text
 
 
 # Settling
@@ -236,6 +297,20 @@ def test_a_drain_gives_up_while_dead_letters_cannot_be_stored():
             pytest.raises(RelayUnavailable, match="cannot be written to dead_letters: no stream has this subject"),
         ):
             Inbox(limits=QUICK).drain()
+        assert source.unsettled() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_gives_up_while_nothing_confirms_dead_letters():
+    with closing(JetStreamSource()) as source:
+        source.send(raw=b"{")
+        silent = f"{source.name}-silent"
+        source.nats.stream(silent, no_ack=True)
+        with (
+            override_settings(OUTBOX=outbox_of(source, invalid="reject", dead_letters=silent)),
+            pytest.raises(RelayUnavailable, match="dead_letters: no stream has confirmed the last copy"),
+        ):
+            Inbox(limits=replace(QUICK, drain_patience=2)).drain()
         assert source.unsettled() == 1
 
 
@@ -372,6 +447,22 @@ def test_a_cloudevent_of_another_producer_is_identified_by_its_id_and_source():
     body = b'{"specversion": "1.0", "id": "7", "source": "/b", "type": "order.paid", "data": {"n": 1}}'
     structured = read(b"content-type: application/cloudevents+json", body=body)
     assert (structured.message_id, structured.type, structured.body) == ("/b 7", "order.paid", b'{"n": 1}')
+
+
+@pytest.mark.parametrize("subject", [b"a\x0bb", b"a\x0cb", b"a\x00b", b"\xff", "größe\u2028".encode(), b"x" * 3000])
+def test_a_subject_of_odd_characters_holds_up_no_other_message(nats: Nats, make_consumer: MakeConsumer, subject: bytes):
+    stream = nats.stream()
+    odd = f"{stream}.".encode() + subject
+    for command in (b"PUB %b 1\r\n1\r\n" % odd, b"HPUB %b 12 13\r\nNATS/1.0\r\n\r\n2\r\n" % odd):
+        nats.run(partial(nats.client._send_command, command))
+    put(nats, stream, b"3")
+    consumer = make_consumer(stream)
+    consumer.open()
+    found = receive(consumer, 3)
+    text = odd.decode("utf-8", "replace")
+    assert [(message.body, message.topic) for message in found] == [(b"1", text), (b"2", text), (b"3", stream)]
+    consumer.settle(found, ())
+    eventually(consumer.is_drained)
 
 
 def test_the_id_of_another_producer_is_the_nats_msg_id():

@@ -125,6 +125,9 @@ class Api:
         if (deliveries := config.get("max_deliver", -1)) > 0:
             text = f"the consumer {name!r} has max_deliver {deliveries}, after which messages are lost; set it to -1"
             raise NotUsable(text)
+        if config.get("headers_only"):
+            text = f"the consumer {name!r} delivers no bodies, because headers_only is set; name another one in durable"
+            raise NotUsable(text)
         return Terms(
             ack_wait=config.get("ack_wait", 30 * NANOSECONDS) / NANOSECONDS,
             max_batch=config.get("max_batch") or UNLIMITED,

@@ -26,7 +26,7 @@ from django_outbox.brokers.nats.encoding import (
     request_messages,
     status_of,
 )
-from django_outbox.brokers.nats.errors import explain, read_response
+from django_outbox.brokers.nats.errors import denied_subject, explain, read_response
 from django_outbox.brokers.nats.options import (
     NANOSECONDS,
     WHITESPACE_OR_CONTROL,
@@ -140,6 +140,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         super().__init__(consumer)
         self._consumer = consumer
         self._place = consumer.stream, consumer.durable
+        self._next = f"{consumer.api}.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.durable}"
         self._name = f"the consumer {consumer.durable!r} of stream {consumer.stream!r}"
         self._changed = asyncio.Event()
         self._max_buffer_bytes = 2 * consumer.batch_bytes
@@ -252,9 +253,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._last_request += 1
         self._expected = number
         token = b"%d" % self._last_request
-        subject = f"{self._options.api}.CONSUMER.MSG.NEXT.{self._consumer.stream}.{self._consumer.durable}".encode()
         seconds = min(REQUEST_TIME, self._terms.max_expires)
-        await self._client.write([request_messages(subject, self._client.inbox + token, number, seconds)])
+        await self._client.write([request_messages(self._next.encode(), self._client.inbox + token, number, seconds)])
         waiting = self._wait(lambda: not self._expected or self._is_over())
         try:
             await asyncio.wait_for(waiting, REQUEST_TIME + self._options.stall_timeout)
@@ -319,6 +319,8 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             elif tag in rejected:
                 # If an earlier copy was not confirmed, this one replaces it.
                 token = b"dead" + origin_of(delivery.reply)[2]
+                if token in self._dying:
+                    self._refuse_dead_letter("no stream has confirmed the last copy")
                 self._dying[token] = delivery
                 subject = self._consumer.dead_letters.encode()
                 reply = self._client.inbox + token
@@ -335,16 +337,19 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         if outcome is ACCEPTED:
             self._client.send([encode_pub(delivery.reply, TERM)])
         else:
-            self._refusal = outcome.error if outcome is not None else "no stream has this subject"
-            logger.error(
-                "%(subject)s: no stream has stored a dead letter at %(destination)r; the message will come again: "
-                "%(reason)s",
-                event="consumer.dead_letter_refused",
-                subject=self._owner,
-                destination=self._consumer.dead_letters,
-                reason=self._refusal,
-            )
+            self._refuse_dead_letter(outcome.error if outcome is not None else "no stream has this subject")
         self._changed.set()
+
+    def _refuse_dead_letter(self, reason: str) -> None:
+        self._refusal = reason
+        logger.error(
+            "%(subject)s: no stream has stored a dead letter at %(destination)r; the message will come again: "
+            "%(reason)s",
+            event="consumer.dead_letter_refused",
+            subject=self._owner,
+            destination=self._consumer.dead_letters,
+            reason=reason,
+        )
 
     async def _keep(self) -> None:
         """Report regularly to the server which messages are in hand, so that it does not deliver them again."""
@@ -392,6 +397,14 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         await self._client.flush()
 
     def _on_error(self, error: Exception) -> None:
+        # There is no response to what the user may not publish.
+        denied = denied_subject(error)
+        if denied == self._next.lower():
+            self._end(f"{self._name}: permit the user to publish to {self._next}")
+        elif denied == self._consumer.dead_letters.lower():
+            self._refuse_dead_letter("the user may not publish to this subject")
+        elif denied is not None and denied.startswith("$js.ack."):
+            self._end(f"{self._name}: permit the user to publish to $JS.ACK.>")
         logger.debug(
             "%(subject)s: %(address)s: %(reason)s",
             event="broker.connection_ended",
