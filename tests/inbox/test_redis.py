@@ -287,6 +287,12 @@ def test_a_consumer_with_a_name_gets_the_entries_of_that_name_first_and_at_once(
     assert payloads("default") == [1, 2, 3]
 
 
+def test_a_consumer_with_a_name_that_ends_does_not_delete_it_because_its_successor_may_have_begun(source, make_inbox):
+    source.send(1)
+    make_inbox(consumer="billing-1").drain()
+    assert [each["name"] for each in source.client.xinfo_consumers(source.name, source.group)] == [b"billing-1"]
+
+
 def test_consumers_with_names_that_were_killed_do_not_wait_for_each_other(source, make_inbox):
     source.send(*range(12))
     source.client.xgroup_create(source.name, source.group, id="0")

@@ -341,8 +341,8 @@ class RedisConsumerConnection(ConsumerConnection):
         is_known = bool(self._refusal)
         with suppress(Unavailable):
             self._move(self._consumer, RELEASED, "IDLE", self._claim_ms)
-            # Deleting a consumer would delete its pending entries, too.
-            if not self._pending(self._consumer):
+            # Deleting a consumer would delete its pending entries, too, and the successor may have its name already.
+            if not self._options.consumer and not self._pending(self._consumer):
                 self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
         self._log_losses()
         if self._refusal and not is_known:
