@@ -45,6 +45,7 @@ class Reader:
         self._failed_attempts = 0
         self._patience: int | None = None
         self._has_settled = False
+        self._end_unknown_since: float | None = None
 
     def read(self) -> None:
         self._work(is_done=self._state.is_done)
@@ -167,6 +168,7 @@ class Reader:
         self._consumer.open(self._allowed)
         self._is_open = True
         self._opened_at = time.monotonic()
+        self._end_unknown_since = None
         self._is_paused = False
         self._state.set_paused(self._consumer.alias, False)
         self._has_received = False
@@ -211,13 +213,20 @@ class Reader:
 
     def _is_drained(self) -> bool:
         try:
-            if self._is_open and self._consumer.is_drained():
-                self._end_outage()
-                return True
+            is_drained = self._is_open and self._consumer.is_drained()
         except Refused as error:
             self._count_failure(str(error))
-        except Unavailable:
-            pass
+        except Unavailable as error:
+            # The end may be unknown for a moment, such as during the election of a leader.
+            now = time.monotonic()
+            self._end_unknown_since = self._end_unknown_since or now
+            if now - self._end_unknown_since > self._limits.end_time:
+                self._wait_for_broker(error)
+        else:
+            self._end_unknown_since = None
+            if is_drained:
+                self._end_outage()
+            return is_drained
         return False
 
     def _wait_for_broker(self, error: Unavailable) -> None:

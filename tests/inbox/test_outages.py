@@ -1,5 +1,6 @@
 """Outages and crashes: of the broker, of the database and of the inbox itself. Each message is stored, once."""
 
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connections
 
+from django_outbox.brokers import Unavailable
+from django_outbox.brokers.consumer import ConnectedConsumer
 from django_outbox.brokers.rabbitmq import consumer as rabbitmq
 from django_outbox.brokers.rabbitmq import consumer as window
 from django_outbox.exceptions import NotMigrated, RelayUnavailable
@@ -371,3 +374,31 @@ def test_an_inbox_that_hangs_ends_within_the_stop_timeout(source, run_inbox):
     # Two batches, of one or two messages each.
     assert 2 <= len(payloads("postgresql")) <= 4
     eventually(lambda: source.unsettled() == 20 - len(payloads("postgresql")))
+
+
+def test_a_drain_gives_up_if_the_end_of_the_source_stays_unknown(source, make_inbox, monkeypatch):
+    calls = itertools.count()
+
+    def is_drained(self):
+        if next(calls) < 100:
+            raise Unavailable("the end is unknown")
+        return True
+
+    monkeypatch.setattr(ConnectedConsumer, "is_drained", is_drained)
+    inbox = make_inbox(arguments={"limits": replace(QUICK, end_time=0.01)})
+    with pytest.raises(RelayUnavailable, match="the end is unknown"):
+        inbox.drain()
+
+
+def test_a_drain_waits_while_the_end_of_the_source_is_unknown_for_a_moment(source, make_inbox, monkeypatch):
+    calls = itertools.count()
+
+    def is_drained(self):
+        if next(calls) < 2 * QUICK.drain_patience:
+            raise Unavailable("the end is unknown")
+        return True
+
+    monkeypatch.setattr(ConnectedConsumer, "is_drained", is_drained)
+    source.send(1)
+    make_inbox().drain()
+    assert payloads("default") == [1]
