@@ -103,10 +103,6 @@ class OutboxSettings:
         """The aliases of the publishers with a stream: all but those with the `SOURCE` "table"."""
         return frozenset(alias for alias, config in self.publishers.items() if config.source != "table")
 
-    def publishers_of(self, type: str) -> tuple[str, ...]:
-        """Return the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches it."""
-        return self._publishers_of(type)
-
     def claim_timeout_of(self, publisher_alias: str) -> float:
         """Return the seconds for which a claim of a publisher's messages may be held."""
         config = self.publishers.get(publisher_alias)
@@ -134,7 +130,8 @@ class OutboxSettings:
     # Cached because a batch looks them up for every message; bounded because the number of types is not.
 
     @cached_property
-    def _publishers_of(self) -> Callable[[str], tuple[str, ...]]:
+    def publishers_of(self) -> Callable[[str], tuple[str, ...]]:
+        """Returns the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches."""
         return lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
 
     @cached_property
