@@ -57,9 +57,7 @@ def isolate(
         One outcome per message, in the order of `messages`: unanswered from an outage on; blocked if an earlier message
         of the key was not accepted, or if the search ended early although the broker responds.
     """
-    isolation = _Isolation(publish, messages, publisher_alias)
-    isolation.run(first, may_not_begin)
-    return isolation.result()
+    return _Isolation(publish, messages, publisher_alias).run(first, may_not_begin)
 
 
 class _Isolation:
@@ -82,13 +80,8 @@ class _Isolation:
         self._is_cut = False
         self._logged_classes: set[str] = set()
 
-    def run(self, first: CallResult, may_not_begin: Callable[[], bool]) -> None:
-        """Publish until every message has an outcome, there is an outage, or no further call may begin.
-
-        Args:
-            first: the result for the whole batch, which has already been published.
-            may_not_begin: called before each further call.
-        """
+    def run(self, first: CallResult, may_not_begin: Callable[[], bool]) -> list[Outcome]:
+        """Publish until every message has an outcome, there is an outage, or no further call may begin."""
         max_calls, singled = PARTS_BEFORE_SINGLES, False
         for calls in itertools.count():
             part = self._next_part()
@@ -98,7 +91,7 @@ class _Isolation:
             batch = [self._messages[index] for index in part]
             outcomes, error = call_publisher(self._publish, batch) if calls else first
             if self._record(part, outcomes, error):
-                return
+                return self._result()
             if error is not None and not self._broker_responds and calls + 1 == max_calls:
                 if singled:
                     break
@@ -107,8 +100,9 @@ class _Isolation:
                 self._parts = deque([part[:1] for part in self._parts] + [part[1:] for part in self._parts])
         if self._broker_responds:
             self._culprits |= self._suspects
+        return self._result()
 
-    def result(self) -> list[Outcome]:
+    def _result(self) -> list[Outcome]:
         """Return the outcome of each message; if the broker responds, those without one are not its fault."""
         for index, error in self._culprits.items():
             self._outcomes[index] = _blame(error)
