@@ -368,7 +368,11 @@ class Store(ClaimQueries):
         """
 
     def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
-        """Prepare a transaction that has just begun. SQLite has nothing to prepare."""
+        """Prepare a transaction that has just begun; SQLite has nothing to prepare.
+
+        It becomes READ COMMITTED, whatever the project's default, and its time is bounded. Unless other data is written
+        in it (`transactional`), its commit need not wait for the disk.
+        """
 
     def wake(self, publishers: Collection[str]) -> None:
         """Notify the relays that listen that there is work for these publishers."""
@@ -417,13 +421,6 @@ class LockingStore(Store):
             if not nested:
                 self.begin(max_seconds, transactional=transactional)
             yield
-
-    @abc.abstractmethod
-    def begin(self, max_seconds: float, *, transactional: bool = False) -> None:
-        """Make the transaction READ COMMITTED, whatever the project's default, and bound its time.
-
-        Unless other data is written in it (`transactional`), its commit need not wait for the disk.
-        """
 
     def settle(self, claim: Claim, settlement: Settlement, *, delete_processed: bool) -> None:
         settled = self.write_states(settlement, delete_processed=delete_processed)

@@ -293,8 +293,17 @@ class MySQLStore(LockingStore):
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
-        with self.idle_limit(max_seconds), super().transaction(max_seconds, transactional=transactional):
-            yield
+        # MariaDB ends the transaction of a relay that hangs; MySQL has no such limit.
+        limits_idle = self.ends_idle_transactions and not self.connection.in_atomic_block
+        if limits_idle:
+            self.execute(f"SET SESSION idle_transaction_timeout = {min(math.ceil(max_seconds), MAX_TIMEOUT)}")
+        try:
+            with super().transaction(max_seconds, transactional=transactional):
+                yield
+        finally:
+            if limits_idle:
+                with suppress(DatabaseError):
+                    self.execute("SET SESSION idle_transaction_timeout = DEFAULT")
 
     def limit_statements(self, seconds: float | None) -> None:
         # MySQL limits only SELECT.
@@ -495,19 +504,6 @@ class MySQLStore(LockingStore):
             return Purged(0, after)
         last, time = rows[-1]
         return Purged(self.execute_for(PURGE, [id for id, _ in rows]), (time, last))
-
-    @contextmanager
-    def idle_limit(self, max_seconds: float) -> Iterator[None]:
-        """Let MariaDB end the transaction of a relay that hangs; MySQL has no such limit."""
-        if self.connection.in_atomic_block or not self.ends_idle_transactions:
-            yield
-            return
-        self.execute(f"SET SESSION idle_transaction_timeout = {min(math.ceil(max_seconds), MAX_TIMEOUT)}")
-        try:
-            yield
-        finally:
-            with suppress(DatabaseError):
-                self.execute("SET SESSION idle_transaction_timeout = DEFAULT")
 
 
 def _for_ids(sql: str, ids: Collection[int]) -> str:
