@@ -10,7 +10,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_outbox.brokers.rabbitmq.encoding import Events
+from django_outbox.brokers.rabbitmq.encoding import as_event
 from django_outbox.messages import ACCEPTED
 from tests.support.claimed import make_message
 from tests.support.http.receiver import Call, MakePublisher, Receiver
@@ -64,7 +64,7 @@ def test_the_receiver_of_events_reads_them(
 
 def test_the_consumer_of_events_reads_them(capsys: pytest.CaptureFixture[str]):
     on_message = run_example("cloudevents", "on_message")
-    message = Events("cloudevents", "/shop").convert(make_message(payload=b'{"id": 7}'))
+    message = as_event(make_message(payload=b'{"id": 7}'), "cloudevents", "/shop")
     properties = pika.BasicProperties(headers=dict(message.headers), content_type="application/json")
     on_message(Mock(), Mock(), properties, message.payload)
     assert capsys.readouterr().out == f"order.created {message.message_id} {{'id': 7}}\n"

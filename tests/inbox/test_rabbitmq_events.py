@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_outbox.brokers import Incoming
-from django_outbox.brokers.rabbitmq.encoding import Events, RabbitMQEncoder, read_delivery
+from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder, as_event, read_delivery
 from django_outbox.brokers.rabbitmq.wire import Delivered
 from tests.support.claimed import make_message
 
@@ -75,7 +75,7 @@ def test_an_event_of_an_outbox_is_read_as_the_message_that_it_was(format: str):
         "orders", b'{"id": 7}', key="order-7", headers={"tenant": "acme", "traceparent": "00-1-2-01"}
     )
     content_type = "application/cloudevents+json" if format == "cloudevents-structured" else "application/json"
-    event = Events(format, "/shop").convert(message)
+    event = as_event(message, format, "/shop")
     encoder = RabbitMQEncoder(
         exchange="", mandatory=True, persistent=True, key_header="outbox-key", content_type=content_type
     )

@@ -88,26 +88,19 @@ class Encoded(NamedTuple):
         return HEADER_FRAME_OVERHEAD + len(self.properties)
 
 
-class Events:
-    """Turns messages into CloudEvents, which are then encoded as any message is; `format` is not plain."""
-
-    def __init__(self, format: str, source: str) -> None:
-        self._is_structured = format == cloudevents.STRUCTURED
-        self._source = source
-
-    def convert(self, message: Message) -> Message:
-        """Return the message with the attributes of its event, in its headers or around its payload."""
-        # In structured mode too: readers detect binary mode by such headers.
-        headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(EVENT_PREFIX)}
-        if self._is_structured:
-            try:
-                return message._replace(payload=cloudevents.structured(message, self._source), headers=headers)
-            except UnicodeEncodeError:
-                # The same text is in a property or a header, and the encoder names it.
-                return message
-        for name, value in cloudevents.attributes(message, self._source).items():
-            headers[EVENT_PREFIX + name] = value
-        return message._replace(headers=headers)
+def as_event(message: Message, format: str, source: str) -> Message:
+    """Return a message with the attributes of its CloudEvent, in its headers or around its payload."""
+    # In structured mode too: readers detect binary mode by such headers.
+    headers = {name: value for name, value in message.headers.items() if not name.lower().startswith(EVENT_PREFIX)}
+    if format == cloudevents.STRUCTURED:
+        try:
+            return message._replace(payload=cloudevents.structured(message, source), headers=headers)
+        except UnicodeEncodeError:
+            # The same text is in a property or a header, and the encoder names it.
+            return message
+    for name, value in cloudevents.attributes(message, source).items():
+        headers[EVENT_PREFIX + name] = value
+    return message._replace(headers=headers)
 
 
 class RabbitMQEncoder:

@@ -12,7 +12,7 @@ from django_outbox.brokers.cloudevents import PLAIN, STRUCTURED, STRUCTURED_CONT
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.brokers.rabbitmq.call import Destinations, RabbitMQCall
 from django_outbox.brokers.rabbitmq.connection import Nodes
-from django_outbox.brokers.rabbitmq.encoding import Encoded, Events, RabbitMQEncoder
+from django_outbox.brokers.rabbitmq.encoding import Encoded, RabbitMQEncoder, as_event
 from django_outbox.brokers.rabbitmq.options import PublishingOptions
 from django_outbox.brokers.rabbitmq.publishing import RabbitMQBatch, RabbitMQPublisherConnection, TrialConnection
 from django_outbox.logs import logger
@@ -81,7 +81,6 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._encode = self._make_encode()
-        self._events = None if self.format == PLAIN else Events(self.format, self.source)
         self._start_over()
         after_fork(self, type(self)._start_over)
 
@@ -116,8 +115,8 @@ class RabbitMQPublisher(PublishingOptions, Publisher):
         return [reason] if reason else []
 
     def publish(self, messages: Sequence[Message]) -> Sequence[Outcome]:
-        if self._events is not None:
-            messages = [self._events.convert(message) for message in messages]
+        if self.format != PLAIN:
+            messages = [as_event(message, self.format, self.source) for message in messages]
         began = time.monotonic()
         if self._destinations:
             self._destinations.update()
