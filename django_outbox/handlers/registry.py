@@ -143,13 +143,10 @@ class HandlerRegistry:
 
     @contextmanager
     def scratch(self) -> Iterator["HandlerRegistry"]:
-        """Start without handlers, and restore the registered ones at the end; for tests."""
-        saved = self._by_name, self._by_type, self.duplicates
-        self._by_name, self._by_type, self.duplicates = {}, {}, []
-        try:
+        """Start without handlers, and restore the registered ones at the end as `isolated` does; for tests."""
+        with self.isolated():
+            self._by_name, self._by_type, self.duplicates = {}, {}, []
             yield self
-        finally:
-            self._by_name, self._by_type, self.duplicates = saved
 
 
 registry = HandlerRegistry()
