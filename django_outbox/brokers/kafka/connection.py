@@ -38,9 +38,6 @@ class ConnectionState:
         else:
             self.reason = self.explain(error)
 
-    def poll(self, client: Any, seconds: float) -> None:
-        self.call(client.poll, seconds)
-
     def call(self, work: Callable[[float], object], seconds: float) -> None:
         """Do what lets the client call its callbacks, and note a fatal error."""
         try:
@@ -63,7 +60,7 @@ class ConnectionState:
             try:
                 found = client.list_topics(**wanted, timeout=seconds)
             except KafkaException as error:
-                self.poll(client, 0)
+                self.call(client.poll, 0)
                 if self.is_broken or self.all_down or time.monotonic() >= deadline:
                     self.is_connected = False
                     self.reason = self.reason or self.explain(error.args[0])

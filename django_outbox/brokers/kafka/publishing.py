@@ -117,7 +117,7 @@ class KafkaPublisherConnection:
 
     def poll(self, seconds: float) -> None:
         """Wait for reports, for at most a tenth of a second."""
-        self.state.poll(self._producer, max(min(seconds, POLL_TIME), 0.0))
+        self.state.call(self._producer.poll, max(min(seconds, POLL_TIME), 0.0))
 
     def has_ended(self, error: KafkaError) -> bool:
         """Return whether an error of `send` means that the producer cannot be used any more."""
