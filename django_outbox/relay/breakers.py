@@ -49,12 +49,15 @@ class Breaker:
     Attributes:
         limits: how long it stays open, and how many messages it permits on trial.
         consecutive_outages: number of outages in a row during which nothing was delivered.
+        reason, since: of the outage in progress; `since` is a Unix time.
     """
 
     limits: Limits = LIMITS
     state: State = State.CLOSED
     consecutive_outages: int = 0
     open_until: float = 0.0
+    reason: str = ""
+    since: float | None = None
     _openings: int = 0
     _on_trial: bool = False
 
@@ -122,24 +125,19 @@ class Breakers:
         self._outages = outages or Outages()
         self._broker_names = broker_names or {}
         self._breakers = {alias: Breaker(limits) for alias in publisher_aliases}
-        self._reasons: dict[str, str] = {}
-        self._outages_since: dict[str, float] = {}
         self._lock = threading.Lock()
         # Receivers of signals run without `_lock`, and get the changes in their order.
         self._changes: deque[Change] = deque()
         self._reporting = threading.Lock()
 
     def reason(self, publisher_alias: str) -> str:
-        return self._reasons.get(publisher_alias, "")
+        return self._breakers[publisher_alias].reason
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
         """Return a publisher's `state`, and the `reason` of its outage and the Unix time `since` when it lasts."""
+        breaker = self._breakers[publisher_alias]
         with self._lock:
-            return {
-                "state": self._breakers[publisher_alias].state.value,
-                "reason": self._reasons.get(publisher_alias, ""),
-                "since": self._outages_since.get(publisher_alias),
-            }
+            return {"state": breaker.state.value, "reason": breaker.reason, "since": breaker.since}
 
     def count_outages(self, publisher_alias: str) -> int:
         return self._breakers[publisher_alias].consecutive_outages
@@ -185,11 +183,9 @@ class Breakers:
                 breaker.withdraw(permit)
             after = breaker.state
             if after is State.CLOSED:
-                self._reasons.pop(publisher_alias, None)
-                self._outages_since.pop(publisher_alias, None)
+                breaker.reason, breaker.since = "", None
             elif outage:
-                self._reasons[publisher_alias] = outage
-                self._outages_since.setdefault(publisher_alias, time.time())
+                breaker.reason, breaker.since = outage, breaker.since or time.time()
             if after is not before:
                 self._changes.append(Change(publisher_alias, after, outage, seconds))
         self._report_changes()
