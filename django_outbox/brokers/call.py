@@ -20,11 +20,7 @@ class Unencodable(ValueError):
 
 
 class Call(Generic[M]):
-    """The messages of one call of `publish`, by their index, with the outcomes so far.
-
-    Attributes:
-        outcomes: the outcome of each message; None while it has none.
-    """
+    """The messages of one call of `publish`, by their index, with the outcomes so far."""
 
     def __init__(self, messages: Sequence[M]) -> None:
         self.messages = messages

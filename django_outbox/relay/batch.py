@@ -29,9 +29,6 @@ class Batch:
     """The rows of a claim, without those that go back as they were.
 
     They are behind a held row of their key, or behind an unreadable one if failed messages block their key.
-
-    Attributes:
-        held: the messages of paused types.
     """
 
     claim: Claim

@@ -31,7 +31,6 @@ class Permit(NamedTuple):
     """Permission to publish one batch; the caller returns it with the result.
 
     Args:
-        size: maximum number of messages in the batch.
         opening: how often the breaker had opened before.
     """
 
@@ -47,7 +46,6 @@ class Breaker:
     opened changes nothing: its batch met the same outage, or was published before it.
 
     Attributes:
-        limits: how long it stays open, and how many messages it permits on trial.
         consecutive_outages: number of outages in a row during which nothing was delivered.
         reason, since: of the outage in progress; `since` is a Unix time.
     """
@@ -85,9 +83,7 @@ class Breaker:
         """Open, because the broker was unavailable, and permit the next trial after a wait.
 
         Args:
-            now: the caller's clock, in seconds.
             delivered: whether a part of the batch was delivered: then outages are counted from 1 again.
-            rand: a source of numbers from 0 to 1, for the jitter.
         """
         if permit.opening == self._openings:
             self._openings += 1

@@ -160,7 +160,6 @@ class LeasedDeliverer(HandlingDeliverer):
         return partial(self._decide, [message], [outcome])
 
     def _leave(self) -> Decided:
-        """Leave a message as it is."""
         self.source.rewind()
         return Decided.blocked(1)
 

@@ -283,7 +283,6 @@ class Relay:
 
 
 def _choose_batch_size(publisher: Publisher, requested: int | None, settings: OutboxSettings) -> int:
-    """Return the maximum number of messages in one claim for a publisher."""
     if isinstance(publisher, TransactionalPublisher) and not publisher.in_transaction:
         # It may work on one for hours, and other relays may have the next.
         return 1

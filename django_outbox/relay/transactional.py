@@ -219,11 +219,7 @@ class BatchSizes:
     otherwise do so often, and a smaller batch holds fewer locks for a shorter time. A message that conflicts twice in a
     row is delivered alone.
 
-    Args:
-        turns: taken by the workers of the publisher.
-
     Attributes:
-        turns: the same.
         in_a_row: number of conflicts of the same message in a row.
     """
 

@@ -28,10 +28,8 @@ class Life(NamedTuple):
     """The words and counts of the log.
 
     Args:
-        subject: the process: "Relay".
         read: returns the counts so far by their names; the first one has a rate.
         idle: the text if the first count did not change.
-        begin: called in the thread at the beginning.
     """
 
     subject: str

@@ -17,7 +17,6 @@ class Outage:
     Args:
         subject: its name in the log: "Publisher 'default'".
         name: its shortest name: "RabbitMQ".
-        reason: the last error.
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
         next_try: when it is tried again, on the monotonic clock.

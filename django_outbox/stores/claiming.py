@@ -94,9 +94,7 @@ class OwnedHeads(NamedTuple):
 
     Args:
         partitions: the partitions that are owned now and had a due head, in their order.
-        after: the last partition that was listed.
         at_end: whether all of the span was listed.
-        steps: how many steps it took.
         slots_met: number of free slots that the claim has met so far, including the spared ones.
     """
 
@@ -173,7 +171,6 @@ class TimeCursor:
 
     Args:
         max_interval: seconds after which a read is a sweep again, however long the last one took.
-        clock: the time in seconds.
 
     Attributes:
         at: the end of the last read, in the store's own terms; None for the beginning of the index.
@@ -201,7 +198,6 @@ class TimeCursor:
 
         Args:
             rows: how many rows were read; without any the position stays.
-            at: the end of the last row.
         """
         if self._sweep_began is not None:
             self._throttle.spend(self.clock() - self._sweep_began - CHEAP_ROW * rows)
@@ -225,7 +221,6 @@ class Cursor:
 
     Args:
         after: the partition after which the next listing of heads begins. Workers begin anywhere, to keep apart.
-        clock: the time in seconds.
 
     Attributes:
         unkeyed: the position among messages without a key, in the order in which they became due.
@@ -392,12 +387,7 @@ class Cursor:
         return owned
 
     def _move(self, after: int, *, at_end: bool) -> bool:
-        """Move to where the listing of a span ended, and return whether to list the next span: the first partitions.
-
-        Args:
-            after: the last partition that was listed.
-            at_end: whether all of the span was listed.
-        """
+        """Move to where the listing of a span ended, and return whether to list the next span: the first partitions."""
         in_last_span = self.after < self._round_start or not self._round_start
         self.after = after
         if not at_end and not (in_last_span and 0 < self._round_start <= after):

@@ -73,7 +73,6 @@ class Publication(NamedTuple):
     """The publication as it is now; by default, there is none.
 
     Attributes:
-        identity: what identifies it; blank if there is none.
         owner: the quoted name of the role that owns it.
         is_owned: whether the role of the session may drop it.
         is_narrow: whether it has no other tables and operations than it must have.

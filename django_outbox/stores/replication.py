@@ -79,7 +79,6 @@ class Transaction(NamedTuple):
     """A committed transaction.
 
     Attributes:
-        xid: its number.
         lsn: the place of its commit in the log.
         messages: the streamed messages of the publisher that it inserted.
         size: the bytes of memory that they take.
@@ -93,10 +92,6 @@ class Transaction(NamedTuple):
 
 class LogReader:
     """A connection that reads the log through a temporary slot, which the server drops when the connection ends.
-
-    Args:
-        parameters: the connection parameters, as Django gives them to the driver.
-        is_stopping: is asked while the server is awaited.
 
     Attributes:
         received: every transaction that was committed before this place in the log has been returned.
@@ -152,7 +147,6 @@ class LogReader:
         """Return transactions in the order of their commits; none if none is committed for that many seconds.
 
         Args:
-            seconds: the longest wait.
             max_bytes: bytes of messages to read at once, approximately.
 
         Raises:

@@ -163,7 +163,6 @@ def read_message(row: Row) -> Message | Unreadable:
 
 
 def read_text(value: object) -> str:
-    """Decode a column of text."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, str):
@@ -182,7 +181,6 @@ def read_uuid(value: object) -> str:
 
 
 def read_headers(text: str) -> dict[str, Any]:
-    """Decode a message's headers."""
     headers = {} if text == "{}" else json.loads(text)
     if not isinstance(headers, dict):
         raise TypeError(f"its JSON is of type {type(headers).__name__}, not an object")
@@ -198,7 +196,6 @@ def read_time(value: object) -> datetime.datetime:
 
 
 def read_number(value: object) -> int:
-    """Return a whole number."""
     if not isinstance(value, int):
         raise TypeError(f"its type is {type(value).__name__}, not a whole number")
     return value

@@ -254,8 +254,6 @@ class Listing:
     Attributes:
         position: the position behind which they begin.
         page: the snapshot in which they are visible.
-        ids: the ids of the first of them.
-        complete: whether these are all.
     """
 
     position: StoredPosition
@@ -295,7 +293,6 @@ class OpenTransaction:
     Streams deliver its messages after its commit; all others are delivered regardless of it.
 
     Args:
-        number: its number on the server.
         pid: the process of the server that runs it; None if it is prepared.
         name: its name if it is prepared; otherwise blank.
         seconds: the time for which it has been open; None if the role of this project may not know it.
@@ -308,13 +305,7 @@ class OpenTransaction:
 
 
 class Stream:
-    """One publisher's stream, over one Django connection.
-
-    Args:
-        store: the store of the connection.
-        publisher: the publisher's alias.
-        relay: the name of the process that moves the position.
-    """
+    """One publisher's stream, over one Django connection."""
 
     def __init__(self, store: PostgreSQLStore, publisher: str, relay: str = "") -> None:
         self._store = store
@@ -490,8 +481,6 @@ class Stream:
         """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
 
         Args:
-            older_than: the age in seconds.
-            limit: maximum number of messages.
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
             archive: whether they get the state "processed" in the table instead, where they are archived.
         """

@@ -73,9 +73,6 @@ class Piece(NamedTuple):
 class Timeline:
     """The position of one worker in the order of due times, and the partitions that it keeps in mind.
 
-    Args:
-        clock: the time in seconds.
-
     Attributes:
         place: the place behind the last message that was read; None before the first read.
         swept_to: the partition after which the next piece of a sweep begins.
@@ -207,7 +204,6 @@ class Timeline:
         """Look up owned partitions later if other transactions have locked their messages.
 
         Args:
-            owned: the partitions of the batch.
             served: the owned partitions with messages in the batch.
             is_full: whether it had no room for more.
         """

@@ -84,7 +84,6 @@ class AWSPublisher(AWSOptions, Publisher):
     """Sends batch requests, several at a time, and reads an outcome for each entry.
 
     Attributes:
-        service: the name of the service in boto3.
         body_name: the member of an entry that has the body.
     """
 

@@ -17,11 +17,7 @@ MAX_CONCURRENCY = 200
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class HTTPOptions:
-    """The options of the publisher; `HTTPPublisher` describes them.
-
-    Attributes:
-        tls: the context made of the option `ssl`; None without TLS.
-    """
+    """The options of the publisher; `HTTPPublisher` describes them."""
 
     alias: str = field(kw_only=False)
     url: str | Mapping[str, str] = ""

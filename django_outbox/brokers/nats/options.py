@@ -63,7 +63,6 @@ class NatsOptions:
 
     Attributes:
         node_timeout: seconds for connecting to one of them.
-        tls: the context made of the option `ssl`.
     """
 
     alias: str = field(kw_only=False)

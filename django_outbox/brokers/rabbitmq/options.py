@@ -39,9 +39,6 @@ class RabbitMQOptions:
 
     RabbitMQ's management pages show `alias` as part of the connection's name. No error shows a url, which may hold a
     password.
-
-    Attributes:
-        hosts: the nodes, as pika's parameters.
     """
 
     alias: str = field(kw_only=False)

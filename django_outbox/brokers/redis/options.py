@@ -46,8 +46,6 @@ class RedisOptions:
         addresses: the server, or some nodes of a cluster; none with Sentinels.
         arguments: arguments of redis-py's connections, besides the address.
         master: the name of the master for which the Sentinels are asked; blank without Sentinels.
-        sentinel_addresses: the Sentinels.
-        sentinel_arguments: arguments of redis-py's connections to the Sentinels.
     """
 
     url: str | Sequence[str] = ()

@@ -35,9 +35,7 @@ class Feed:
 
     Attributes:
         server: the identifier and the timeline of the server.
-        is_live: whether the log is being read.
         ended: the reason why it is read no longer; blank while it is.
-        arrived: the number of transactions that have arrived.
     """
 
     def __init__(

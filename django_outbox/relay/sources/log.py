@@ -67,9 +67,7 @@ class LogSource(SnapshotSource):
     """Claims the messages of one publisher as the log brings them, and from the table if it does not.
 
     Args:
-        args: the arguments of `SnapshotSource`.
         wake: wakes workers by the names of their wake-ups.
-        options: the options of `SnapshotSource`.
     """
 
     def __init__(self, *args: Any, wake: Callable[[Iterable[str]], None], **options: Any) -> None:

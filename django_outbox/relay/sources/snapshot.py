@@ -75,12 +75,9 @@ class SnapshotSource(TableSource):
 
     Args:
         using: the alias of a PostgreSQL database.
-        publisher_alias: its messages are claimed.
-        args: the other arguments of `TableSource`.
         streams: whether the publisher has a stream by its settings; if not, what is left of one is delivered.
         only_from_table: whether all streamed messages are moved to the table.
         wanted: the numbers of positions by publisher that are still to be set up; what is done is taken out.
-        options: the options of `TableSource`.
     """
 
     def __init__(
