@@ -300,6 +300,19 @@ def test_a_drain_gives_up_while_dead_letters_cannot_be_stored():
         assert source.unsettled() == 1
 
 
+def test_deliveries_of_a_message_that_are_rejected_together_are_no_refusal(nats: Nats, make_consumer: MakeConsumer):
+    stream, dead = nats.stream(), nats.stream()
+    put(nats, stream, b"{")
+    consumer = make_consumer(stream, invalid="reject", dead_letters=dead, ack_wait=60.0)
+    consumer.open()
+    first = receive(consumer, 1)
+    nats.run(lambda: nats.client.publish(f"$JS.ACK.{stream}.billing.1.1.1.0.0", b"-NAK"))
+    both = [*first, *receive(consumer, 1)]
+    consumer.settle(both, [message.tag for message in both])
+    eventually(consumer.is_drained)
+    assert nats.count(dead) == 1
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_drain_gives_up_while_nothing_confirms_dead_letters():
     with closing(JetStreamSource()) as source:

@@ -153,7 +153,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self._mean_size = 0.0
         self._last_request = 0
         self._expected = 0
-        self._dying: dict[bytes, NatsDelivery] = {}
+        self._dying: dict[bytes, tuple[NatsDelivery, float]] = {}
         self._thread.start()
 
     # Any thread
@@ -319,9 +319,12 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             elif tag in rejected:
                 # If an earlier copy was not confirmed, this one replaces it.
                 token = b"dead" + origin_of(delivery.reply)[2]
-                if token in self._dying:
+                now = time.monotonic()
+                _earlier, sent_at = self._dying.get(token, (delivery, now))
+                # Several deliveries of a message may be settled together.
+                if now - sent_at > self._terms.ack_wait / 2:
                     self._refuse_dead_letter("no stream has confirmed the last copy")
-                self._dying[token] = delivery
+                self._dying[token] = delivery, now
                 subject = self._consumer.dead_letters.encode()
                 reply = self._client.inbox + token
                 pieces.append(dead_letter(delivery, subject, reply, self._client.max_payload))
@@ -332,7 +335,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     def _settle_dying(self, token: bytes, data: bytes) -> None:
         """Give up a message once the stream of the dead letters has confirmed its copy."""
-        delivery = self._dying.pop(token)
+        delivery, _sent_at = self._dying.pop(token)
         outcome = read_response(data)
         if outcome is ACCEPTED:
             self._client.send([encode_pub(delivery.reply, TERM)])
