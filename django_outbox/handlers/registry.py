@@ -143,10 +143,13 @@ class HandlerRegistry:
 
     @contextmanager
     def scratch(self) -> Iterator["HandlerRegistry"]:
-        """Start without handlers, and restore the registered ones at the end as `isolated` does; for tests."""
-        with self.isolated():
-            self._by_name, self._by_type, self.duplicates = {}, {}, []
+        """Start without handlers, and restore the registered ones at the end; for tests."""
+        saved = self._by_name, self._by_type, self.duplicates
+        self._by_name, self._by_type, self.duplicates = {}, {}, []
+        try:
             yield self
+        finally:
+            self._by_name, self._by_type, self.duplicates = saved
 
 
 registry = HandlerRegistry()
