@@ -172,9 +172,10 @@ class Consumer(abc.ABC):
 
     @abc.abstractmethod
     def is_drained(self) -> bool:
-        """Return whether the source has no message that is not settled.
+        """Return whether every message of the source is settled.
 
-        A broker that does not provide the number of messages that others have received may leave these out.
+        Messages that others have received may be left out, if the broker does not provide their number or if each
+        consumer has a part of the source to itself.
 
         Raises:
             Refused: the broker has refused dead letters since the last call.

@@ -41,10 +41,8 @@ class Reader:
         self._end_at: int | None = None
         self._is_paused = False
         self._broker_outages = 0
-        self._has_received = False
         self._failed_attempts = 0
         self._patience: int | None = None
-        self._has_settled = False
         self._end_unknown_since: float | None = None
 
     def read(self) -> None:
@@ -95,13 +93,8 @@ class Reader:
         self._open()
         self._pause_or_resume()
         batch = self._consumer.receive(self._limits.receive_time)
-        if self._has_received or not batch:
+        if time.monotonic() - self._opened_at > self._limits.proof_time:
             self._end_outage()
-        self._has_received = True
-        if self._has_settled:
-            # A broker that refuses a settlement reports it here.
-            self._has_settled = False
-            self._failed_attempts = 0
         self._is_idle = not batch
         if not batch:
             return
@@ -113,9 +106,10 @@ class Reader:
             # Messages that were given back are received again, and recognized.
             if stored is not None and self._is_open:
                 self._consumer.settle(allowed, stored.rejected)
-                # A dead letter may be refused later.
-                self._has_settled = not stored.rejected
                 tally = stored.tally
+                if tally.stored and not stored.rejected:
+                    # The broker may refuse the settlement later. Messages that then come again are no progress.
+                    self._failed_attempts = 0
         finally:
             self._state.end(self._consumer.alias, tally)
         if self._allowed is not None:
@@ -171,7 +165,6 @@ class Reader:
         self._end_unknown_since = None
         self._is_paused = False
         self._state.set_paused(self._consumer.alias, False)
-        self._has_received = False
 
     def _close(self) -> None:
         self._is_open = False
@@ -231,7 +224,8 @@ class Reader:
 
     def _wait_for_broker(self, error: Unavailable) -> None:
         lasted = time.monotonic() - self._opened_at if self._is_open else 0.0
-        if lasted > self._limits.healthy_time and not isinstance(error, Refused):
+        is_healthy = lasted > self._limits.healthy_time and self._end_unknown_since is None
+        if is_healthy and not isinstance(error, Refused):
             self._failed_attempts = 0
         self._close()
         reason = str(error)
@@ -243,12 +237,11 @@ class Reader:
         self._state.pause(seconds)
 
     def _end_outage(self) -> None:
-        """Note that the broker delivers messages, and has not refused to settle the first ones of this connection."""
+        """Note that the broker serves: many refuse something only a while after they have accepted the connection."""
         self._broker_outages = 0
         self._state.outages.end(self._name)
 
     def _count_failure(self, reason: str) -> None:
-        self._has_settled = False
         self._failed_attempts += 1
         if self._patience is not None and self._failed_attempts >= self._patience:
             raise self._unavailable(reason)

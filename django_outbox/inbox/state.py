@@ -20,6 +20,7 @@ class InboxLimits(ServiceLimits):
             one for 30 minutes.
         receive_time: how long a reader waits for messages before it looks whether it has to stop or to pause.
         backlog_interval: minimum time between two counts of the backlog.
+        proof_time: how long a connection must last before an outage is over.
         healthy_time: how long a connection must have lasted for the attempts before it not to count.
         end_time: how long a drain may not know whether the source has ended before the consumer connects again.
     """
@@ -28,6 +29,7 @@ class InboxLimits(ServiceLimits):
     hold_time: float = 60.0
     receive_time: float = 0.2
     backlog_interval: float = 1.0
+    proof_time: float = 5.0
     healthy_time: float = 60.0
     end_time: float = 15.0
 

@@ -23,6 +23,7 @@ QUICK = InboxLimits(
     database_wait=_WAIT,
     restart_wait=_WAIT,
     receive_time=0.05,
+    proof_time=0.05,
     backlog_interval=0.01,
     stop_delay=0.01,
 )

@@ -208,12 +208,32 @@ def test_an_outage_lasts_while_connections_are_accepted_and_requests_refused(cap
     ):
         url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
         options = {"servers": url, "stream": nats.stream()}
-        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=QUICK)) as inbox:
+        limits = replace(QUICK, proof_time=5.0)
+        with override_settings(OUTBOX=outbox_of(source, **options)), running(Inbox(limits=limits)) as inbox:
             eventually(lambda: caplog.text.count("reads stream") >= 3)
             eventually(lambda: inbox.outages)
             assert "permit the user to publish" in inbox.outages[0].reason
     assert caplog.text.count("is unavailable: ") == 1
     assert "is available again" not in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_gives_up_if_it_may_not_acknowledge_however_many_messages_it_has_in_hand():
+    with (
+        NatsServer(permissions("$JS.ACK.>")) as server,
+        Nats(server.url, user="admin", password="admin") as nats,
+        closing(JetStreamSource()) as source,
+    ):
+        url = f"nats://narrow:narrow@127.0.0.1:{server.port}"
+        stream = nats.stream()
+        for number in range(20):
+            put(nats, stream, b"%d" % number)
+        options = {"servers": url, "stream": stream, "batch_size": 1}
+        with (
+            override_settings(OUTBOX=outbox_of(source, **options)),
+            pytest.raises(RelayUnavailable, match=r"permit the user to publish to \$JS.ACK.>"),
+        ):
+            Inbox(limits=QUICK).drain()
 
 
 # Settling

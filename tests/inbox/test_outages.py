@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connections
 
-from django_outbox.brokers import Unavailable
+from django_outbox.brokers import Incoming, Unavailable
 from django_outbox.brokers.consumer import ConnectedConsumer
 from django_outbox.brokers.rabbitmq import consumer as rabbitmq
 from django_outbox.brokers.rabbitmq import consumer as window
@@ -24,6 +27,7 @@ from django_outbox.rates import Throttle
 from tests.conftest import ALIASES, LOCKING
 from tests.inbox.conftest import QUICK, outbox_of, payloads, running
 from tests.inbox.processes import RUN_INBOX
+from tests.inbox.sources.rabbitmq import RabbitMQSource
 from tests.support.ports import free_port
 from tests.support.proxies import Proxies
 from tests.support.rabbitmq.tools import broker_address, broker_url
@@ -78,33 +82,49 @@ def test_a_stream_is_refused(source, make_inbox):
         make_inbox(queue=stream).drain()
 
 
-def test_a_drain_waits_for_a_quorum_queue_without_a_leader(source, make_inbox):
-    """RabbitMQ reports neither messages nor consumers then; a proxy reports the same of a queue with a leader."""
+@contextmanager
+def without_a_leader(source: RabbitMQSource, most: float) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the port of a proxy that reports a queue as if it had no leader, up to `most` times, and these reports.
+
+    RabbitMQ reports neither messages nor consumers then.
+    """
     queue = source.name.encode()
     report = bytes([0, 50, 0, 11, len(queue)]) + queue
     reports: list[bytes] = []
 
     def report_nothing(data: bytes) -> bytes:
         before, found, rest = data.partition(report)
-        if not found or len(reports) > 5:
+        if not found or len(reports) >= most:
             return data
         reports.append(rest)
         return before + found + bytes(8) + rest[8:]
 
     with Proxies() as proxies:
-        proxy = proxies.open(source.port, make_filters=lambda: (lambda data: data, report_nothing))
-        inbox = make_inbox(**source.at(proxy.port))
-        inbox.drain()
+        yield proxies.open(source.port, make_filters=lambda: (lambda data: data, report_nothing)).port, reports
+
+
+def test_a_drain_waits_for_a_quorum_queue_without_a_leader(source, make_inbox):
+    source.send(1)
+    with without_a_leader(source, 6) as (port, reports):
+        make_inbox(**source.at(port)).drain()
     # One when it connects, and then the drain asks again and again.
     assert len(reports) == 6
-    assert inbox.tally.received == 0
+    assert payloads("default") == [1]
+
+
+def test_a_drain_gives_up_if_a_quorum_queue_stays_without_a_leader(source, make_inbox):
+    limits = replace(QUICK, end_time=0.5)
+    with (
+        without_a_leader(source, math.inf) as (port, _),
+        pytest.raises(RelayUnavailable, match=f"queue '{source.name}' has no leader"),
+    ):
+        make_inbox(**source.at(port), arguments={"limits": limits}).drain()
 
 
 def test_a_queue_that_refuses_every_consumer_is_one_outage(source, make_inbox, caplog):
     caplog.set_level("INFO")
     exclusive = source.broker.channel.basic_consume(source.name, lambda *_: None, exclusive=True)
-    # The refusal comes before the end of this time.
-    with running(make_inbox(arguments={"limits": replace(QUICK, receive_time=5.0)})) as inbox:
+    with running(make_inbox(arguments={"limits": replace(QUICK, proof_time=5.0)})) as inbox:
         eventually(lambda: caplog.text.count("reads queue") > 4)
         assert "another consumer reads it exclusively" in inbox.outages[0].reason
         assert caplog.text.count("is unavailable") == 1
@@ -112,7 +132,25 @@ def test_a_queue_that_refuses_every_consumer_is_one_outage(source, make_inbox, c
         source.broker.channel.basic_cancel(exclusive)
         source.send(1)
         eventually(lambda: payloads("default") == [1])
+        eventually(lambda: not inbox.outages)
     assert caplog.text.count("available again") == 1
+
+
+def test_a_refusal_that_comes_a_while_after_the_connection_is_one_outage(make_inbox, monkeypatch, caplog):
+    calls: list[float] = []
+
+    def receive(self, seconds: float) -> list[Incoming]:
+        calls.append(seconds)
+        if len(calls) % 3 == 0:
+            raise Unavailable("it is refused")
+        return []
+
+    monkeypatch.setattr(ConnectedConsumer, "receive", receive)
+    caplog.set_level("INFO")
+    with running(make_inbox(arguments={"limits": replace(QUICK, proof_time=5.0)})):
+        eventually(lambda: len(calls) > 20)
+    assert caplog.text.count("is unavailable") == 1
+    assert "available again" not in caplog.text
 
 
 def test_messages_that_are_held_for_too_long_while_it_pauses_go_back_to_the_queue(source, make_inbox, monkeypatch):
@@ -385,7 +423,8 @@ def test_a_drain_gives_up_if_the_end_of_the_source_stays_unknown(source, make_in
         return True
 
     monkeypatch.setattr(ConnectedConsumer, "is_drained", is_drained)
-    inbox = make_inbox(arguments={"limits": replace(QUICK, end_time=0.01)})
+    # However long a connection lasts, it is no success.
+    inbox = make_inbox(arguments={"limits": replace(QUICK, end_time=0.01, healthy_time=0.0)})
     with pytest.raises(RelayUnavailable, match="the end is unknown"):
         inbox.drain()
 

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from django_outbox.brokers.redis.encoding import StreamEntry, read_delivery
 from django_outbox.exceptions import RelayUnavailable
 from django_outbox.models import OutboxMessage
 from tests.conftest import ALIASES
-from tests.inbox.conftest import outbox_of, payloads, running, stored
+from tests.inbox.conftest import QUICK, outbox_of, payloads, running, stored
 from tests.inbox.processes import RUN_INBOX
 from tests.inbox.sources.redis import RedisSource
 from tests.support.claimed import make_message
@@ -137,8 +138,10 @@ def test_a_user_with_the_documented_permissions_can_read_and_reject(source, make
     assert source.unsettled() == 0
 
 
-def test_a_missing_group_has_a_remedy(source, make_inbox):
-    source.send(1)
+@pytest.mark.parametrize("has_stream", [True, False])
+def test_a_missing_group_has_a_remedy(source, make_inbox, has_stream):
+    if has_stream:
+        source.send(1)
     with pytest.raises(RelayUnavailable, match="create the group, or set create_group"):
         make_inbox(create_group=None).read_once()
 
@@ -421,6 +424,23 @@ def test_a_consumer_that_ends_gives_entries_back_that_it_has_taken_over_and_not_
     assert (left["name"], left["pending"]) == (b"outbox-released", 4)
 
 
+def test_a_consumer_that_ends_leaves_the_entries_of_a_successor_with_its_name_alone(source):
+    source.send(*range(4))
+    first, successor = (
+        RedisStreamsConsumer("billing", **source.options, consumer="billing-1", batch_size=2) for _ in range(2)
+    )
+    first.open()
+    assert len(first.receive(0.01)) == 2
+    source.client.xreadgroup(source.group, "billing-1", {source.name: ">"}, count=2)
+    first.close()
+    found = source.client.xpending(source.name, source.group)["consumers"]
+    assert found == [
+        {"name": b"billing-1", "pending": 2},
+        {"name": b"outbox-released", "pending": 2},
+    ]
+    successor.close()
+
+
 def test_dead_letters_that_cannot_be_stored_are_not_acknowledged(source, make_inbox):
     source.send(raw=b"{")
     inbox = make_inbox(invalid="reject")
@@ -492,7 +512,8 @@ def test_a_permission_that_is_missing_makes_one_outage(source, make_inbox, caplo
     source.client.execute_command("ACL", "SETUSER", user, *rights.split())
     try:
         source.send(raw=b"{" if command == "xadd" else b"1")
-        with running(make_inbox(url=url, invalid="reject")) as inbox:
+        limits = replace(QUICK, proof_time=5.0)
+        with running(make_inbox(url=url, invalid="reject", arguments={"limits": limits})) as inbox:
             eventually(lambda: inbox.outages)
             time.sleep(0.5)
             assert inbox.outages

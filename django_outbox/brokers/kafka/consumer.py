@@ -264,9 +264,12 @@ class KafkaConsumerConnection(ConsumerConnection):
         return [name for name in self._names if name not in assigned]
 
     def _has_group_read(self, names: Iterable[str]) -> bool:
-        """Return whether the group has read each of the topics. Then its coordinator has heard of them."""
-        places = [TopicPartition(*place) for place in self._list_places(names)]
-        found = self._client.committed(places, timeout=self._timeout)
+        """Return whether the group has read each of the topics, or may have. Then its coordinator has heard of them."""
+        try:
+            places = [TopicPartition(*place) for place in self._list_places(names)]
+            found = self._client.committed(places, timeout=self._timeout)
+        except KafkaException:
+            return True
         return {each.topic for each in found if each.offset >= 0} == set(names)
 
     def _list_places(self, names: Iterable[str]) -> set[Place]:

@@ -405,6 +405,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         if denied == self._next.lower():
             self._end(f"{self._name}: permit the user to publish to {self._next}")
         elif denied == self._consumer.dead_letters.lower():
+            self._dying.clear()
             self._refuse_dead_letter("the user may not publish to this subject")
         elif denied is not None and denied.startswith("$js.ack."):
             self._end(f"{self._name}: permit the user to publish to $JS.ACK.>")

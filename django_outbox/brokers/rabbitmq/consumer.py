@@ -198,24 +198,25 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
         return all(self.intake.is_empty and self._is_queue_empty() and self.intake.is_empty for _ in range(2))
 
     def _is_queue_empty(self) -> bool:
-        answers: SimpleQueue[bool] = SimpleQueue()
+        answers: SimpleQueue[Any] = SimpleQueue()
 
         def ask() -> None:
             channel = self._channel
             if self._has_given_back or channel is None or not channel.is_open:
-                answers.put(False)
+                answers.put(None)
             else:
-                channel.queue_declare(self._queue, passive=True, callback=note)
-
-        def note(frame: Any) -> None:
-            # Without its leader, a quorum queue has 0 messages, but also 0 consumers.
-            is_known = frame.method.consumer_count > 0 or not self._is_reading
-            answers.put(is_known and not frame.method.message_count)
+                channel.queue_declare(self._queue, passive=True, callback=answers.put)
 
         self._call(ask)
         while not self.error:
             with suppress(Empty):
-                return answers.get(timeout=0.05)
+                answer = answers.get(timeout=0.05)
+                if answer is None:
+                    return False
+                # Without its leader, a quorum queue has 0 messages, but also 0 consumers.
+                if self._is_reading and not answer.method.consumer_count:
+                    raise Unavailable(f"queue {self._queue!r} has no leader that counts its consumers: start its nodes")
+                return not answer.method.message_count
         raise Unavailable(self.error)
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class RedisConsumerConnection(ConsumerConnection):
 
     Args:
         begins: whether the consumer has not read new entries yet.
-        start: the ID of the entry after which the consumer began to read; None if this is its first connection.
+        start: the ID of the entry after which the consumer began to read the end of the stream; None if it has not.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class RedisConsumerConnection(ConsumerConnection):
         try:
             if options.create_group is not None:
                 self._create_group()
-            if self.start is None:
+            if options.create_group == "end" and self.start is None:
                 self.start = self._read_group()[b"last-delivered-id"]
             dead = options.dead_letters
             if dead and self._command("TYPE", dead) not in (b"none", b"stream"):
@@ -339,11 +339,16 @@ class RedisConsumerConnection(ConsumerConnection):
     def close(self) -> None:
         """Give entries back, so that another consumer can take them over at once, and leave the group."""
         is_known = bool(self._refusal)
+        own = [entry.id for entry in self._unsettled.values()]
         with suppress(Unavailable):
-            self._move(self._consumer, RELEASED, "IDLE", self._claim_ms)
-            # Deleting a consumer would delete its pending entries, too, and the successor may have its name already.
-            if not self._options.consumer and not self._pending(self._consumer):
-                self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
+            if not self._options.consumer:
+                self._move(self._consumer, RELEASED, "IDLE", self._claim_ms)
+                # Deleting a consumer would delete its pending entries, too.
+                if not self._pending(self._consumer):
+                    self._command("XGROUP", "DELCONSUMER", *self._place, self._consumer)
+            elif own:
+                # A successor with the same name may have others already.
+                self._command("XCLAIM", *self._place, RELEASED, 0, *own, "IDLE", self._claim_ms, "JUSTID")
         self._log_losses()
         if self._refusal and not is_known:
             logger.error(
@@ -370,9 +375,11 @@ class RedisConsumerConnection(ConsumerConnection):
         """Take over entries that are old enough, and return them; set the cursor, which is "0-0" after the last one."""
         command = "XAUTOCLAIM", *self._place, self._consumer, self._claim_ms, cursor, "COUNT", count
         self._claim_cursor, found, *deleted = self._command(*command, *arguments)
-        # Redis 6.2 does not list deleted entries.
+        self._add_losses(sum(map(len, deleted)))
         entries = [each for each in found if each]
-        self._add_losses(len(found) - len(entries) + sum(map(len, deleted)))
+        if len(entries) < len(found):
+            # Redis 6.2 does not list deleted entries but gives them to this consumer, which has to acknowledge them.
+            self._own_id = b"0"
         return entries
 
     def _list_busy(self, since: float) -> list[str]:
@@ -497,7 +504,7 @@ class RedisConsumerConnection(ConsumerConnection):
         return next((each for each in found if each[b"name"] == name), {b"last-delivered-id": b"0-0"})
 
     def _pending(self, consumer: str = "", last: bytes = b"+") -> bool:
-        """Return whether a consumer, or any one, has entries to settle."""
+        """Return whether a consumer has entries to settle; without a name, whether any consumer has."""
         named = [consumer] if consumer else []
         return bool(self._command("XPENDING", *self._place, "-", last, 1, *named))
 

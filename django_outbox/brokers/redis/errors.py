@@ -29,8 +29,8 @@ OUTAGES = {
     "MISCONF": "Redis refuses to write because it cannot save its data: check its log and its disk",
     "BUSY": "a script keeps Redis busy: end it with SCRIPT KILL",
     "UNKILLABLE": "a script keeps Redis busy, and cannot be ended because it has written data",
-    "MOVED": "another node of the cluster has the stream: set cluster=True, unless it is set",
-    "ASK": "the cluster is moving the stream to another node: set cluster=True, unless it is set",
+    "MOVED": "another node of the cluster has the stream: set cluster=True; if it is set, that node is asked next",
+    "ASK": "the cluster is moving the stream to another node: set cluster=True; if it is set, wait until it has moved",
     "TRYAGAIN": "the cluster is moving the stream to another node",
 }
 """Codes of errors that are not a message's fault, with the remedy.
