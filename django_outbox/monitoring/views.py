@@ -50,7 +50,6 @@ def outside_transactions(view: View) -> View:
 def for_databases(view: Callable[[HttpRequest, Sequence[str]], HttpResponse]) -> View:
     """Give a view for machines the aliases in `?database=`, by default the router's; 404 if one holds no outbox."""
 
-    @for_machines
     @wraps(view)
     def read(request: HttpRequest) -> HttpResponse:
         aliases = list(dict.fromkeys(request.GET.getlist("database"))) or default_databases()
@@ -58,7 +57,9 @@ def for_databases(view: Callable[[HttpRequest, Sequence[str]], HttpResponse]) ->
             return JsonResponse({"error": "There is no outbox in a database with that alias."}, status=404)
         return view(request, aliases)
 
-    return read
+    # It has another signature.
+    del read.__wrapped__
+    return for_machines(read)
 
 
 @for_machines

@@ -20,7 +20,7 @@ from django_outbox import OutboxMessage
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.retention import discard
 from django_outbox.retention.archive import removing
-from django_outbox.retention.archive.storage import ArchiveStorage, ranges
+from django_outbox.retention.archive.storage import MANIFEST, ArchiveStorage, ranges
 from django_outbox.retention.purge import purge
 from tests.conftest import ALIASES, LOCKING
 from tests.support.archives import (
@@ -46,6 +46,26 @@ pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
 def archive(tmp_path: Path) -> Iterator[Path]:
     with archiving(tmp_path, FAILING):
         yield tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it is not a manifest (JSONDecodeError)"),
+        ("[]", "it is not a manifest (TypeError)"),
+        ("{}", "it is not a manifest (KeyError)"),
+        ('{"version": 99}', "its version is 99; this release reads 1"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named_with_the_reason(
+    using: str, archive: Path, text: str, reason: str, caplog
+):
+    processed(using, 1)
+    purge(using=using)
+    (path,) = archive.rglob(f"*{MANIFEST}")
+    path.write_text(text)
+    assert [found.manifest for found in archives(using)] == [None]
+    assert f"{path.relative_to(archive)} cannot be read: {reason}" in caplog.text
 
 
 def test_purged_messages_are_in_a_file_with_a_manifest_and_a_marker(using: str, archive: Path):

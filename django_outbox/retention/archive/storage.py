@@ -265,20 +265,21 @@ class ArchiveStorage:
             text = file.read()
         try:
             values: dict[str, Any] = json.loads(text)
-            if (version := values.pop("version")) != VERSION:
-                raise ValueError(f"its version is {version}; this release reads {VERSION}")
-            values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
-            values["ids"] = tuple((first, last) for first, last in values["ids"])
-            return Manifest(**values)
+            version = values.pop("version")
+            if version == VERSION:
+                values["archived_at"] = datetime.datetime.fromisoformat(values["archived_at"])
+                values["ids"] = tuple((first, last) for first, last in values["ids"])
+                return Manifest(**values)
+            reason = f"its version is {version}; this release reads {VERSION}"
         except Exception as error:
-            # It is incomplete, or of a newer version.
-            logger.warning(
-                "The manifest %(file)s cannot be read: %(reason)s",
-                event="archive.manifest_unreadable",
-                file=name,
-                reason=describe(error),
-            )
-            return None
+            reason = f"it is not a manifest ({type(error).__name__})"
+        logger.warning(
+            "The manifest %(file)s cannot be read: %(reason)s",
+            event="archive.manifest_unreadable",
+            file=name,
+            reason=reason,
+        )
+        return None
 
     def _days(self, after: datetime.datetime | None, before: datetime.datetime | None) -> Iterator[str]:
         first = f"{after.astimezone(datetime.timezone.utc):%Y/%m/%d}" if after else ""
