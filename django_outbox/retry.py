@@ -28,7 +28,9 @@ LONGEST_RETRY_AFTER = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The waits after 1, 2, 3... failures in a row. It never gives up. The fields are explained at `RetryPolicy`.
+    """The waits after 1, 2, 3... failures in a row. It never gives up.
+
+    `RetryPolicy` explains the fields; `kind` is its `backoff`.
 
     `max_delay` is before jitter: clients that have reached the ceiling must not return together either.
     """

@@ -131,7 +131,7 @@ class OutboxSettings:
 
     @cached_property
     def publishers_of(self) -> Callable[[str], tuple[str, ...]]:
-        """Returns the aliases of the publishers that `ROUTES` chooses for a type; `default` if no pattern matches."""
+        """The function that returns the aliases of the publishers for a type by `ROUTES`; `default` if none matches."""
         return lru_cache(maxsize=1000)(partial(choose_publishers, routes=self.routes))
 
     @cached_property

@@ -106,7 +106,7 @@ class Codec:
         return found
 
     def schema(self, ref_template: str, *, by_alias: bool = True) -> dict[str, Any]:
-        """Return the JSON Schema (draft 2020-12) of the encoded instances, which have the aliases of fields."""
+        """Return the JSON Schema (draft 2020-12) of the encoded instances, with the aliases of fields if `by_alias`."""
         try:
             return self._adapter.json_schema(
                 mode="serialization", by_alias=by_alias, ref_template=ref_template, schema_generator=_SchemaOfOutput

@@ -321,7 +321,7 @@ def _group_by_cause(failures: Sequence[_Failure]) -> dict[tuple[str, str, str, s
 def find_blocked_keys(
     using: str, failures: Failures, known: Iterable[BlockedKey], publishers: Collection[str]
 ) -> tuple[BlockedKey, ...]:
-    """Return the keys that failed messages block, of publishers with heads that were not read."""
+    """Return the keys that failed messages block, without the `known` ones, of publishers with heads not read."""
     messages = OutboxMessage.objects.using(using)
     ids = {key.id for key in known}
     further = [
