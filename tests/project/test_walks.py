@@ -4,10 +4,13 @@ import re
 import subprocess
 import sys
 
+import django
+
 from tests.support.project_files import ROOT
 
 MOST = {
-    "enqueue": 7,
+    # On SQLite, Django 5.2 computes the database's default of a column in the INSERT itself, by `db/functions`.
+    "enqueue": 7 if django.VERSION >= (6, 0) else 8,
     "claim, publish and settle": 18,
     "claim, publish to RabbitMQ and settle": 26,
     "claim, call a handler and settle": 22,
