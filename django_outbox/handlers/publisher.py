@@ -27,7 +27,7 @@ from django_outbox.events.registry import decode_message
 from django_outbox.exceptions import HandlerTimeout, InvalidEvent
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.logs import logger
-from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected
+from django_outbox.messages import ACCEPTED, MAX_ERROR_LENGTH, Message, Outcome, Verdict, rejected, retry_later
 from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
@@ -121,7 +121,7 @@ class HandlersPublisher(TransactionalPublisher):
             if name is None and (several := registry.for_type(message.type)):
                 split(message, several, publisher=self.alias, using=using)
                 return ACCEPTED
-            return ACCEPTED if self._skips_unhandled else _no_handler(message, name)
+            return ACCEPTED if name is None and self._skips_unhandled else _no_handler(message, name)
         restored = restore(message)
         outcome = self._call(found, restored, using)
         if outcome is ACCEPTED and self.in_transaction and found.finisher is not None:
@@ -297,15 +297,17 @@ def _limited_statements(using: str, seconds: float) -> Iterator[None]:
 
 
 def _no_handler(message: Message, name: str | None) -> Outcome:
+    # Retried, because this may be the older process of a deployment.
     if name is not None:
-        return rejected(
-            f"there is no handler named {name!r} any more. Restore it, or name its successor "
-            f"@handler({message.type!r}, name={name!r}); then restart the relay and requeue the message",
+        return retry_later(
+            f"there is no handler named {name!r}. Restore it, or name its successor "
+            f"@handler({message.type!r}, name={name!r}); then restart the relay, and requeue the message if it has "
+            "failed",
             error_class=NO_HANDLER,
         )
-    return rejected(
+    return retry_later(
         f"there is no handler of the type {message.type!r}. Register one with @handler({message.type!r}) in the "
-        "handlers.py of an installed app, restart the relay and requeue the message",
+        "handlers.py of an installed app; then restart the relay, and requeue the message if it has failed",
         error_class=NO_HANDLER,
     )
 

@@ -288,13 +288,30 @@ def test_a_fallback_that_raises_fails_the_message_with_both_errors(using: str):
 @pytest.mark.parametrize("unhandled", ["fail", "skip"])
 def test_a_type_without_handler_fails_with_the_remedy_or_is_skipped(using: str, unhandled: str):
     put(1, using)
-    with settings(unhandled=unhandled):
-        drain(using)
+    with settings({"MAX_ATTEMPTS": 2}, unhandled=unhandled):
+        drain_all(using)
     (message,) = OutboxMessage.objects.using(using)
     assert message.status is (Status.FAILED if unhandled == "fail" else Status.PROCESSED)
     if unhandled == "fail":
-        assert message.error_class == "outbox.no_handler"
+        assert (message.attempts, message.error_class) == (2, "outbox.no_handler")
         assert "@handler('t')" in message.error
+
+
+def test_messages_wait_in_order_for_a_handler_that_is_deployed_after_them(using: str):
+    put(3, using, keys=1)
+    deliver_once(using)
+    assert [(row.status, row.attempts) for row in OutboxMessage.objects.using(using).order_by("id")] == [
+        (Status.PENDING, 1),
+        (Status.PENDING, 0),
+        (Status.PENDING, 0),
+    ]
+
+    @handler("t")
+    def work(payload: Any, message: Message) -> None:
+        leave(using, payload)
+
+    drain_all(using)
+    assert effects(using) == ["0", "1", "2"]
 
 
 def test_an_async_handler_writes_in_the_same_transaction(using: str):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +127,10 @@ def test_a_split_message_that_is_delivered_again_is_not_split_again(using: str):
     assert states(using) == [Status.PROCESSED] * 3
 
 
-def test_a_message_of_a_handler_that_is_gone_fails_with_the_remedy(using: str, handlers: HandlerRegistry):
+@pytest.mark.parametrize("unhandled", ["fail", "skip"])
+def test_a_message_of_a_handler_that_is_gone_is_retried_and_then_fails(
+    using: str, handlers: HandlerRegistry, unhandled: str
+):
     @handler("t", name="one")
     def one(payload: Any, message: Message) -> None: ...
 
@@ -135,16 +139,18 @@ def test_a_message_of_a_handler_that_is_gone_fails_with_the_remedy(using: str, h
 
     put(1, using)
     deliver_once(using)
-    with handlers.scratch():
+    entry = {**HANDLERS, "OPTIONS": {"unhandled": unhandled}, "RETRY": {**HANDLERS["RETRY"], "MAX_ATTEMPTS": 2}}
+    with handlers.scratch(), override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
 
         @handler("t", name="one")
         def remaining(payload: Any, message: Message) -> None:
             leave(using, payload)
 
-        drain(using)
+        drain_all(using)
     assert effects(using) == ["0"]
     failed = OutboxMessage.objects.using(using).get(failed_at__isnull=False)
-    assert "no handler named 'two' any more" in failed.error
+    assert failed.attempts == 2
+    assert "no handler named 'two'" in failed.error
 
 
 TYPES = ("a", "b", "c")
