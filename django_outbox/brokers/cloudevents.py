@@ -133,6 +133,14 @@ def read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...])
     If it cannot be read, the message's `problem` is the reason. Headers with one of the `prefixes` are the attributes
     of an event in binary mode.
     """
+    try:
+        return _read_event(incoming, content_type, prefixes)
+    except Exception as error:
+        # The consumers' threads call this: no content may end them. The text of the error may quote the event.
+        return _with_problem(incoming, f"it cannot be read ({type(error).__name__})")
+
+
+def _read_event(incoming: Incoming, content_type: str, prefixes: tuple[str, ...]) -> Incoming:
     if content_type[: len(MEDIA_TYPE)].lower() == MEDIA_TYPE:
         return _read_structured(incoming, content_type, prefixes)
     if not incoming.headers:
@@ -164,7 +172,6 @@ def _read_structured(incoming: Incoming, content_type: str, prefixes: tuple[str,
         encoded = event.pop("data_base64", None)
         body = json.dumps(data).encode() if encoded is None else base64.b64decode(encoded, validate=True)
     except (ValueError, TypeError, RecursionError) as error:
-        # The text of the error may quote the body.
         return _with_problem(incoming, f"its body is not a CloudEvent in JSON ({type(error).__name__})")
     headers = {name: value for name, value in incoming.headers.items() if not name.startswith(prefixes)}
     return _with_attributes(incoming._replace(body=body), event, headers)

@@ -10,9 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, cast
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import DataError, IntegrityError, NotSupportedError, connections, transaction
-from django.db.models import Model
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    NotSupportedError,
+    connections,
+    transaction,
+)
+from django.db.models import Model, QuerySet
 
 from django_outbox.brokers.consumer import Consumer, Incoming
 from django_outbox.brokers.ids import derive_uuid, read_uuid
@@ -103,7 +112,9 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
     A message that comes again has the same ID.
     """
     source, _, name = consumer.id_source.partition(":")
-    if source == "header" and (value := incoming.headers.get(name)) is not None:
+    value = incoming.headers.get(name) if source == "header" else None
+    # A list or a table identifies nothing, and may be nested too deeply to have a text.
+    if value is not None and not isinstance(value, list | dict):
         text = _text(value)
         return read_uuid(text) or derive_uuid(_bytes(consumer.alias), b"header", _bytes(text))
     if source in ("message_id", "header") and incoming.message_id:
@@ -118,7 +129,12 @@ def id_of_incoming(incoming: Incoming, consumer: Consumer) -> uuid.UUID:
 
 
 def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Content:
-    """Return the fields of a message that the database can store; if that is not possible, raise Unstorable."""
+    """Return the fields of a message that the database can store.
+
+    Raises:
+        Unstorable, InvalidMessage: that is not possible. The text is the reason, without any of the content.
+        Exception: it cannot be read. The text may quote the content.
+    """
     if incoming.problem:
         raise Unstorable(incoming.problem)
     if incoming.type == DJANGO_TASK:
@@ -140,13 +156,7 @@ def read_content(incoming: Incoming, consumer: Consumer, store: Store) -> Conten
     )
     if incoming.sent_at is not None and EARLIEST <= incoming.sent_at < LATEST:
         content.occurred_at = incoming.sent_at
-    try:
-        content.check(store)
-    except InvalidMessage as error:
-        raise Unstorable(one_line(error)) from error
-    except Exception as error:
-        # No content of a message may stop the consumer.
-        raise Unstorable(describe(error)) from error
+    content.check(store)
     return content
 
 
@@ -165,7 +175,8 @@ def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, sto
         "type": incoming.type,
         "topic": incoming.topic,
         "key": incoming.key,
-        "headers": repr(dict(incoming.headers))[:MAX_HEADERS_LENGTH],
+        # Never raises, however deeply they are nested.
+        "headers": one_line(dict(incoming.headers), MAX_HEADERS_LENGTH),
     }
     content = Content(
         message_id=id_of_incoming(incoming, consumer),
@@ -176,10 +187,7 @@ def describe_unstorable(incoming: Incoming, reason: str, consumer: Consumer, sto
         error=store.storable(reason)[:MAX_ERROR_LENGTH],
         size=len(payload["body"]),
     )
-    try:
-        content.check(store)
-    except Exception as error:
-        raise Unstorable(f"{reason} Nor can it be stored as a failed message: {one_line(error)}") from error
+    content.check(store)
     return content
 
 
@@ -253,6 +261,9 @@ def _bytes(text: str) -> bytes:
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""
 
+NOT_ABOUT_CONTENT = (DatabaseError, InterfaceError, ImproperlyConfigured)
+"""Errors of which no message is to blame, apart from `ROW_ERRORS`."""
+
 
 @dataclass(slots=True)
 class InboxTally:
@@ -306,14 +317,13 @@ class Storing:
                 messages.append(message)
                 origins.append(incoming)
         try:
-            new = self._insert(messages, store)
-        except ROW_ERRORS:
+            self._insert(messages, store, result)
+        except Exception as error:
+            if not _is_about_a_row(error):
+                raise
             # One of them is to blame, although it passed all checks.
             for message, incoming in zip(messages, origins, strict=True):
                 self._insert_alone(message, incoming, store, result)
-        else:
-            result.tally.stored += new
-            result.tally.known += len(messages) - new
         return result
 
     def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
@@ -327,54 +337,65 @@ class Storing:
             return None
         try:
             return read_content(incoming, consumer, store)
-        except Unstorable as error:
-            return self._refuse(incoming, str(error), store, result)
+        except NOT_ABOUT_CONTENT:
+            raise
+        except Exception as error:
+            return self._refuse(incoming, _explain(error), store, result)
 
     def _refuse(self, incoming: Incoming, reason: str, store: Store, result: Stored) -> Content | None:
-        result.tally.invalid += 1
+        """Return a failed message that describes one that cannot be stored, or None after rejecting it."""
         if self._consumer.invalid == "store":
             try:
-                message = describe_unstorable(incoming, reason, self._consumer, store)
-            except Unstorable as error:
-                reason = str(error)
-            else:
-                logger.error(
-                    "Consumer %(consumer)r: message %(message_id)s of type %(type)s was stored as failed: %(reason)s",
-                    event="inbox.message_failed",
-                    consumer=self._consumer.alias,
-                    message_id=str(message.message_id),
-                    type=one_line(incoming.type, 100),
-                    reason=reason,
-                )
-                return message
+                return describe_unstorable(incoming, reason, self._consumer, store)
+            except NOT_ABOUT_CONTENT:
+                raise
+            except Exception as error:
+                reason = f"{reason} Nor can it be stored as a failed message: {_explain(error)}"
+        result.tally.invalid += 1
         self._reject(incoming, reason, result)
         return None
 
     def _reject(self, incoming: Incoming, reason: str, result: Stored) -> None:
         result.rejected.add(incoming.tag)
         result.tally.rejected += 1
+        try:
+            message_id = str(id_of_incoming(incoming, self._consumer))
+        except Exception as error:
+            message_id = f"without an ID ({type(error).__name__})"
         logger.error(
             "Consumer %(consumer)r: message %(message_id)s of type %(type)s was rejected; it is lost unless %(source)s "
             "has dead letters: %(reason)s",
             event="inbox.message_rejected",
             consumer=self._consumer.alias,
-            message_id=id_of_incoming(incoming, self._consumer),
+            message_id=message_id,
             type=one_line(incoming.type, 100),
             source=self._consumer.source,
             reason=reason,
         )
 
-    def _insert(self, messages: list[Content], store: Store) -> int:
+    def _insert(self, messages: list[Content], store: Store, result: Stored) -> None:
         if not messages:
-            return 0
+            return
         with transaction.atomic(using=self._using):
-            inserted = self._insert_new(messages, store)
+            inserted, failed = self._insert_new(messages, store)
             if inserted < len(messages):
                 self._report_others(messages)
             notify_after_commit(store, {self._consumer.publisher})
-        return inserted
+        result.tally.stored += inserted
+        result.tally.known += len(messages) - inserted
+        result.tally.invalid += len(failed)
+        for message in failed:
+            logger.error(
+                "Consumer %(consumer)r: message %(message_id)s of type %(type)s was stored as failed: %(reason)s",
+                event="inbox.message_failed",
+                consumer=self._consumer.alias,
+                message_id=str(message.message_id),
+                type=one_line(message.payload["type"], 100),
+                reason=message.error,
+            )
 
-    def _insert_new(self, messages: list[Content], store: Store) -> int:
+    def _insert_new(self, messages: list[Content], store: Store) -> tuple[int, list[Content]]:
+        """Insert messages that are not in the table yet; return their number, and the failed ones among them."""
         if self._consumer.remember:
             ids = [message.message_id for message in messages]
             # The records are told apart from the ones of `once` by this name.
@@ -383,20 +404,25 @@ class Storing:
         inserted = 0
         failed = [message for message in messages if message.error]
         pending = [message for message in messages if not message.error] if failed else messages
+        known = set(self._select(failed).values_list("message_id", flat=True)) if failed else set()
         for group in (pending, failed):
             for chunk in chunked(group, [message.size for message in group]):
                 if group is pending:
                     inserted += store.insert_rows([message.to_row(store) for message in chunk])
                 else:
                     inserted += insert_new([message.to_model() for message in chunk], store)
-        return inserted
+        return inserted, [message for message in failed if message.message_id not in known]
+
+    def _select(self, messages: list[Content]) -> QuerySet[OutboxMessage]:
+        """Return the rows with the IDs of these messages."""
+        return OutboxMessage.objects.using(self._using).filter(
+            publisher=self._consumer.publisher, message_id__in=[message.message_id for message in messages]
+        )
 
     def _report_others(self, messages: list[Content]) -> None:
         """Log messages that were left out although the stored message with their ID differs."""
-        stored = OutboxMessage.objects.using(self._using).filter(
-            publisher=self._consumer.publisher, message_id__in=[message.message_id for message in messages]
-        )
-        known = {id: (type, payload) for id, type, payload in stored.values_list("message_id", "type", "payload")}
+        rows = self._select(messages).values_list("message_id", "type", "payload")
+        known = {id: (type, payload) for id, type, payload in rows}
         others = [
             message
             for message in messages
@@ -418,14 +444,23 @@ class Storing:
 
     def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
         try:
-            new = self._insert([message], store)
-        except ROW_ERRORS as error:
-            refused = self._refuse(incoming, describe(error), store, result)
-            if refused is None:
-                return
-            new = self._insert([refused], store)
-        result.tally.stored += new
-        result.tally.known += 1 - new
+            self._insert([message], store, result)
+        except Exception as error:
+            if not _is_about_a_row(error):
+                raise
+            reason = describe(error) if isinstance(error, ROW_ERRORS) else _explain(error)
+            refused = self._refuse(incoming, reason, store, result)
+            if refused is not None:
+                self._insert([refused], store, result)
+
+
+def _is_about_a_row(error: Exception) -> bool:
+    return isinstance(error, ROW_ERRORS) or not isinstance(error, NOT_ABOUT_CONTENT)
+
+
+def _explain(error: Exception) -> str:
+    """Return why a message cannot be stored. The text of an unexpected error is left out: it may quote the message."""
+    return one_line(error) if isinstance(error, Unstorable | InvalidMessage) else f"it raised {type(error).__name__}."
 
 
 def is_known_type(publisher_alias: str, type: str) -> bool:

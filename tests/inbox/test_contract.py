@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connections
@@ -38,6 +39,8 @@ from tests.support.waiting import eventually, stays_same
 
 pytest_plugins = ["tests.support.script_fixtures"]
 pytestmark = pytest.mark.django_db(transaction=True, databases=ALIASES)
+
+EVENT_TYPE = "application/cloudevents+json"
 
 SOURCES: dict[str, Callable[[], Source]] = {
     "rabbitmq": RabbitMQSource,
@@ -196,6 +199,27 @@ def test_rejected_messages_of_a_batch_are_dead_letters_and_the_others_are_stored
         dead += eventually(source.take_dead, "dead letters have arrived")
     assert sorted(dead) == sorted((ids[n], b"{") for n in bad)
     assert source.unsettled() == 0
+
+
+@pytest.mark.parametrize("depth", [600, 3000])
+@pytest.mark.parametrize("invalid", ["store", "reject"])
+def test_one_message_that_is_nested_too_deeply_does_not_stop_the_others(source, make_inbox, depth, invalid):
+    deep = '{"a":' * depth + "1" + "}" * depth
+    event = '{"specversion": "1.0", "id": "7", "source": "/shop", "type": "order.paid", "more": %s, "partitionkey": %s}'
+    bad: dict[str, Any] = {"raw": (event % (deep, deep)).encode(), "headers": {"content-type": EVENT_TYPE}}
+    if isinstance(source, RedisSource):
+        bad = {"raw": b"1", "properties": {"headers": f'{{"more": {deep}}}'}}
+    elif isinstance(source, RabbitMQSource):
+        bad = {**bad, "headers": {}, "properties": {"content_type": EVENT_TYPE}}
+    source.send(1, 2, 3)
+    source.send(**bad)
+    source.send(4, 5, 6)
+    with running(make_inbox("postgresql", invalid=invalid)) as inbox:
+        eventually(lambda: inbox.tally.received == 7)
+        eventually(lambda: source.unsettled() == 0)
+    (failed, rejected) = (1, 0) if invalid == "store" else (0, 1)
+    assert [message.payload for message in stored("postgresql") if message.status is Status.PENDING] == [*range(1, 7)]
+    assert (inbox.tally.stored, inbox.tally.invalid, inbox.tally.rejected) == (6 + failed, 1, rejected)
 
 
 # Reading

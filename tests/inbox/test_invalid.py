@@ -61,6 +61,52 @@ def test_an_invalid_message_is_stored_as_failed_and_the_others_are_stored(source
     assert source.unsettled() == 0
 
 
+@pytest.mark.parametrize("remember", [False, True])
+def test_an_invalid_message_that_comes_again_is_known(using, source, make_inbox, remember, caplog):
+    for _ in range(3):
+        source.send(raw=b"{", message_id="order-7")
+    options = {"batch_size": 1, "remember": remember}
+    with caplog.at_level(logging.ERROR, "django_outbox"):
+        tally = make_inbox(using, **options).drain()
+    assert (tally.received, tally.stored, tally.invalid, tally.known) == (3, 1, 1, 2)
+    assert caplog.text.count("was stored as failed") == 1
+
+
+def test_a_batch_that_cannot_be_stored_is_stored_message_by_message(using, source, make_inbox, monkeypatch):
+    insert = storing.Storing._insert_new
+
+    def crash(self, messages, *others):
+        if any(message.payload == 2 for message in messages):
+            raise RuntimeError("no twos")
+        return insert(self, messages, *others)
+
+    monkeypatch.setattr(storing.Storing, "_insert_new", crash)
+    source.send(1, 2, 3)
+    tally = make_inbox(using).drain()
+    assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
+    assert OutboxMessage.objects.using(using).failed().get().error == "it raised RuntimeError."
+    assert (tally.stored, tally.invalid) == (3, 1)
+
+
+def test_a_message_that_cannot_even_be_described_is_rejected(source, make_inbox, monkeypatch, caplog):
+    describe = storing.describe_unstorable
+
+    def crash(incoming, *others):
+        if incoming.body == b"{":
+            raise RuntimeError("secret")
+        return describe(incoming, *others)
+
+    monkeypatch.setattr(storing, "describe_unstorable", crash)
+    source.send(1)
+    source.send(raw=b"{")
+    source.send(2)
+    tally = make_inbox().drain()
+    assert payloads("default") == [1, 2]
+    assert (tally.invalid, tally.rejected) == (1, 1)
+    assert "Nor can it be stored as a failed message: it raised RuntimeError." in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize("raw", [b"{", b'"\xff\x00"'], ids=["text", "bytes"])
 def test_the_payload_of_the_failed_message_has_the_body(using, source, make_inbox, raw):
     source.send(raw=raw)

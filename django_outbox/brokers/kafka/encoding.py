@@ -72,7 +72,7 @@ def read_delivery(tag: int, record: Received) -> Incoming:
         key = (record.key() or b"").decode()
         pairs: Any = record.headers() or []
         headers = {name: None if value is None else value.decode() for name, value in pairs}
-    except (UnicodeDecodeError, AttributeError) as error:
+    except Exception as error:
         problem = f"its key or headers are not text in UTF-8: {describe(error)}"
     position = f"{topic} {record.partition()} {record.offset()}"
     body = TOMBSTONE if value is None else value
