@@ -10,6 +10,9 @@ __all__ = ["MemoryPublisher", "published"]
 published: list[Message] = []
 """All messages accepted by any `MemoryPublisher` in this process. Clear it between tests."""
 
+open_blocks: list[None] = []
+"""An entry for each open block of `django_outbox.testing.memory_publishers` in this process."""
+
 
 class MemoryPublisher(Publisher):
     """Accepts every message and appends it to `django_outbox.brokers.memory.published`."""

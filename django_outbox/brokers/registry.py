@@ -6,7 +6,8 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
-from django_outbox.brokers.publisher import Publisher
+from django_outbox.brokers.memory import MemoryPublisher, open_blocks
+from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.conf import ConsumerConfig, PublisherConfig, SettingsProblem, get_settings
 
 EXTRAS = ("aws", "celery", "http", "kafka", "nats", "rabbitmq", "redis")
@@ -33,14 +34,21 @@ SHIPPED = (
 
 
 def make_publisher(publisher_alias: str) -> Publisher:
-    """Construct the publisher with this alias from the settings, or raise ImproperlyConfigured. It does not connect."""
+    """Construct the publisher with this alias from the settings, or raise ImproperlyConfigured. It does not connect.
+
+    In tests that use `django_outbox.testing`, a `MemoryPublisher` stands in for a broker's publisher.
+    """
     publishers = get_settings().publishers
     if publisher_alias not in publishers:
         known = ", ".join(sorted(publishers))
         raise SettingsProblem(
             "E004", f"OUTBOX has no publisher {publisher_alias!r}.", f"Configured publishers: {known}."
         )
-    return build_publisher(publisher_alias, publishers[publisher_alias])
+    config = publishers[publisher_alias]
+    # Tests need no driver.
+    if open_blocks and not issubclass(import_backend(config.backend), TransactionalPublisher):
+        return MemoryPublisher(publisher_alias)
+    return build_publisher(publisher_alias, config)
 
 
 def build_publisher(publisher_alias: str, config: PublisherConfig) -> Publisher:

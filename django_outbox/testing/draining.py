@@ -1,58 +1,31 @@
 """Deliver in a test: publishers in memory, and a report of failures with the exceptions that handlers raised."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-from unittest import mock
-
-from django.conf import settings
-from django.test.utils import override_settings
 
 from django_outbox.brokers import memory
-from django_outbox.brokers.publisher import TransactionalPublisher
-from django_outbox.brokers.registry import import_backend
+from django_outbox.conf import get_settings
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict, rejected
 from django_outbox.relay import Relay
 from django_outbox.text import counted, describe
 from django_outbox.tracing import PublishedBatch, Tracer, add_tracer, remove_tracer
 
-MEMORY = "django_outbox.brokers.memory.MemoryPublisher"
-
 
 @contextmanager
 def memory_publishers() -> Iterator[None]:
-    """Replace each publisher of `OUTBOX` by a `MemoryPublisher`, except publishers that call handlers.
+    """Let a `MemoryPublisher` stand in for each publisher, except publishers that call handlers.
 
+    This holds in all threads, whatever `OUTBOX` says, and for publishers that were made earlier.
     `django_outbox.brokers.memory.published` is empty at the beginning.
     """
-    outbox = settings.OUTBOX
-    publishers = {alias: _in_memory(entry) for alias, entry in outbox["PUBLISHERS"].items()}
     memory.published.clear()
-    with (
-        override_settings(OUTBOX={**outbox, "PUBLISHERS": publishers}),
-        mock.patch.dict(_replaced, outbox["PUBLISHERS"]),
-    ):
+    memory.open_blocks.append(None)
+    try:
         yield
-
-
-_replaced: dict[str, Any] = {}
-"""The entries of the publishers that are replaced."""
-
-
-def find_celery_app(publisher_alias: str) -> str | None:
-    """Return the path of the Celery app of a publisher, which may be replaced; None if it names none."""
-    publishers: Mapping[str, Any] = {**settings.OUTBOX["PUBLISHERS"], **_replaced}
-    path: str | None = publishers.get(publisher_alias, {}).get("OPTIONS", {}).get("app")
-    return path
-
-
-def _in_memory(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Tests need no driver.
-    if issubclass(import_backend(entry["BACKEND"]), TransactionalPublisher):
-        return entry
-    return {**{name: value for name, value in entry.items() if name != "OPTIONS"}, "BACKEND": MEMORY}
+    finally:
+        memory.open_blocks.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +108,8 @@ class _OutcomeTracer(Tracer):
             call = celery_calls.read_call(message)
             if call is not None:
                 was_run = True
-                error = celery_calls.run(call, find_celery_app(publisher_alias))
+                app_path = get_settings().publishers[publisher_alias].options.get("app")
+                error = celery_calls.run(call, app_path)
                 if error is not None:
                     self._last[message.id] = message, rejected(describe(error), cause=error), True
         return was_run
