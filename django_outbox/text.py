@@ -5,12 +5,16 @@ import threading
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
+from types import TracebackType
 
 MAX_LENGTH = 1000
 """Maximum number of characters of one line, unless the caller sets another limit."""
 
 MAX_CHAIN = 10
 """Maximum number of exceptions of one chain in a traceback in the log."""
+
+MAX_FRAMES = 20
+"""Maximum number of frames of one exception in a traceback in the log: half of them the first, half the last."""
 
 MAX_IDS = 10
 """Maximum number of ids in one line."""
@@ -57,15 +61,30 @@ def stand_in(error: BaseException, max_depth: int = MAX_CHAIN) -> Exception:
     """Return an exception to show in a log, with its traceback, instead of `error`.
 
     It and its causes keep their class names and tracebacks, but `one_line` makes their texts: the output of a formatter
-    quotes no row, forges no log line, and cannot raise.
+    quotes no row, forges no log line, and cannot raise. Its length is limited: after a RecursionError, there are a
+    thousand frames.
     """
     kind = type(error)
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    shown: Exception = type(kind.__name__, (Exception,), named)(one_line(error)).with_traceback(error.__traceback__)
+    shown: Exception = type(kind.__name__, (Exception,), named)(one_line(error)).with_traceback(
+        _shortened(error.__traceback__)
+    )
     if max_depth > 1 and error.__cause__ is not None:
         shown.__cause__ = stand_in(error.__cause__, max_depth - 1)
     elif max_depth > 1 and error.__context__ is not None and not error.__suppress_context__:
         shown.__context__ = stand_in(error.__context__, max_depth - 1)
+    return shown
+
+
+def _shortened(traceback: TracebackType | None) -> TracebackType | None:
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    shown = None
+    kept = frames if len(frames) <= MAX_FRAMES else frames[: MAX_FRAMES // 2] + frames[-MAX_FRAMES // 2 :]
+    for each in reversed(kept):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
     return shown
 
 

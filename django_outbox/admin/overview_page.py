@@ -33,6 +33,7 @@ DOCS = "https://django-transactional-outbox.readthedocs.io/en/latest/"
 
 REMEDIES = {
     "not_delivering": f"{DOCS}how-to/troubleshooting.html#not-delivering",
+    "crashed": f"{DOCS}how-to/troubleshooting.html#crashed",
     "unavailable": f"{DOCS}how-to/troubleshooting.html#relay-logs-an-outage",
     "unknown_publisher": f"{DOCS}how-to/troubleshooting.html#unknown-publisher",
     "not_read": f"{DOCS}how-to/troubleshooting.html#not-read",
@@ -145,7 +146,7 @@ def _verdict(finding: Finding) -> dict[str, Any]:
 
 
 def _publisher(publisher: PublisherStatus, status: Status, links: Links) -> dict[str, Any]:
-    breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open")}
+    breakers = {"closed": _("closed"), "open": _("open"), "half-open": _("half-open"), "crashed": _("crashed")}
     oldest = "-" if publisher.oldest_due is None else duration(round(publisher.oldest_due))
     return {
         "oldest": oldest if publisher.oldest_is_exact else _("%(age)s or more") % {"age": oldest},

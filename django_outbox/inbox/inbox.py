@@ -16,7 +16,7 @@ from django_outbox.db.transactions import refuse_transaction
 from django_outbox.inbox.consumers import make_consumers
 from django_outbox.inbox.deduplication import purge
 from django_outbox.inbox.reading import Reader
-from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState
+from django_outbox.inbox.state import LIMITS, InboxLimits, InboxState, name_reader
 from django_outbox.inbox.storing import InboxTally
 from django_outbox.logs import logger
 from django_outbox.models import OutboxMessage
@@ -128,7 +128,7 @@ class Inbox:
         return reporting(InboxReporter(self._state, self.consumers, mode), self._state.limits.report_patience)
 
     def _keep_reading(self, consumer: Consumer) -> None:
-        state, subject = self._state, f"Consumer {consumer.alias!r}: its reader"
+        state, subject = self._state, name_reader(consumer.alias)
         restart_on_crash(lambda: Reader(consumer, state).read(), subject, state, state.limits.restart_wait)
 
     def _in_threads(self, work: Callable[[Consumer], object]) -> InboxTally:
@@ -179,11 +179,14 @@ class InboxReporter(Reporter):
 
     def _describe(self, consumer: Consumer, counts: InboxTally) -> dict[str, Any]:
         outage = self._state.outage_of(consumer.alias)
-        state = "unavailable" if outage else "paused" if consumer.alias in self._state.paused else "reading"
+        crashes = outage.crashes if outage else 0
+        broken = "crashed" if crashes else "unavailable"
+        state = broken if outage else "paused" if consumer.alias in self._state.paused else "reading"
         return {
             "source": consumer.source,
             "state": state,
             "reason": outage.reason if outage else "",
             "since": outage.since.timestamp() if outage else None,
+            "crashes": crashes,
             **asdict(counts),
         }

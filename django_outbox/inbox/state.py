@@ -79,8 +79,8 @@ class InboxState(ServiceState):
         return self._tallies[alias]
 
     def outage_of(self, alias: str) -> Outage | None:
-        subject = name_consumer(alias)
-        return next((outage for outage in self.outages.current if outage.subject == subject), None)
+        """Return the crash of a consumer's reader, or else the outage of its broker."""
+        return self.outages.find(name_reader(alias)) or self.outages.find(name_consumer(alias))
 
     def is_done(self) -> bool:
         return self.stopping or self.left == 0
@@ -106,3 +106,7 @@ class InboxState(ServiceState):
 def name_consumer(alias: str) -> str:
     """Return the name of a consumer for the log."""
     return f"Consumer {alias!r}"
+
+
+def name_reader(alias: str) -> str:
+    return f"{name_consumer(alias)}: its reader"

@@ -181,7 +181,7 @@ def describe_outage(outage: Outage) -> str:
     since = timezone.localtime(outage.since).strftime("%H:%M" if is_recent else "%Y-%m-%d %H:%M")
     seconds = math.ceil(outage.next_try - time.monotonic())
     next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
-    return f"{outage.name} unavailable since {since} ({outage.reason.rstrip('.')}), {next_try}"
+    return f"{outage.name} {outage.state} since {since} ({outage.reason.rstrip('.')}), {next_try}"
 
 
 def _drawn(figures: LiveFigures) -> "Group":

@@ -39,8 +39,8 @@ class Heartbeat(models.Model):
             `web-7f9c:7:3fa2c1`, and `:inbox` after it for an inbox. When a container is started again, the row of its
             predecessor is deleted after three minutes.
         publishers: the state of each publisher that the relay serves, by alias: a dict with `state` (of the circuit
-            breaker: `closed`, `open` or `half-open`), and the `reason` and `since` (the Unix time of its beginning)
-            of the outage in progress; blank and None if the state is `closed`.
+            breaker: `closed`, `open` or `half-open`; or `crashed`), and the `reason` and `since` (the Unix time of its
+            beginning) of the outage in progress, or the crash; blank and None if the state is `closed`.
         consumers: None for a relay. For an inbox, the state of each consumer that it reads, by alias: a dict with
             `source`, `state` (`reading`, `paused` or `unavailable`), `reason` and `since` (of an outage, as above) and
             the counts of messages in the last minute: `received`, `stored`, `invalid`, `dropped` and `rejected`.

@@ -15,6 +15,7 @@ from django_outbox.stores.stream import OpenTransaction
 from django_outbox.text import duration
 
 CODES = (
+    "crashed",
     "not_delivering",
     "unavailable",
     "unknown_publisher",
@@ -32,11 +33,14 @@ CODES = (
 )
 """The codes of findings, the most important first: of two findings of one level, the earlier one comes first."""
 
-OUTAGES = ("not_delivering", "unavailable", "not_receiving")
+OUTAGES = ("crashed", "not_delivering", "unavailable", "not_receiving")
 """The codes of findings because of which the outbox is not well, even if they are not critical yet."""
 
 MAX_AGE = 60.0
 """Seconds that a due message may wait before the outbox counts as not delivering."""
+
+MANY_CRASHES = 3
+"""Number of crashes of a worker or a reader in a row from which on they are critical."""
 
 MAX_LOG_KEPT = 2**30
 """Bytes of PostgreSQL's log that a relay may hold back: as many as PostgreSQL keeps for itself by default
@@ -115,9 +119,10 @@ class PublisherStatus:
         delayed: messages that wait for the time that `enqueue` was given.
         processed_per_minute, failed_per_minute: messages that were delivered, or failed, in the last full minute, or in
             the current one if they are more.
-        breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`;
-            blank if no relay serves it.
-        outage: why it is unavailable; blank if it is available.
+        breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
+            or `crashed` if a worker crashed lately; blank if no relay serves it.
+        outage: why it is unavailable, or its worker crashed; otherwise blank.
+        crashes: how often a worker crashed in a row.
         relays: number of relays that serve it and were seen lately.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
@@ -139,6 +144,7 @@ class PublisherStatus:
     breaker: str = ""
     outage: str = ""
     outage_since: datetime.datetime | None = None
+    crashes: int = 0
     relays: int = 0
     drains: int = 0
     last_drain: datetime.datetime | None = None
@@ -220,10 +226,11 @@ class BlockedKey:
 
 @dataclass(frozen=True, slots=True)
 class OutageFigure:
-    """Why a relay cannot reach a publisher's broker, and since when."""
+    """Why a relay cannot reach a publisher's broker, or its worker crashed, and since when."""
 
     reason: str
     since: datetime.datetime
+    crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +241,7 @@ class RelayStatus:
         name: host name, process id and a random part, such as `web-7f9c:7:3fa2c1`.
         alive: whether it was seen lately and has not ended. Drains report when they end, so they are never alive.
         mode: `run`, `drain` or `once`.
-        publishers: the state of each publisher's circuit breaker, by alias.
+        publishers: the state of each publisher's circuit breaker, or `crashed`, by alias.
     """
 
     name: str
@@ -258,7 +265,7 @@ class RelayStatus:
 NOT_READ = "not_read"
 """The state of a consumer that no inbox reads."""
 
-CONSUMER_STATES = ("unavailable", "paused", "reading")
+CONSUMER_STATES = ("crashed", "unavailable", "paused", "reading")
 """The states that inboxes report of a consumer, the worst first."""
 
 
@@ -268,11 +275,12 @@ class ConsumerStatus:
 
     Args:
         source: its queue and the address of the broker.
-        state: the worst state that the inboxes report: `unavailable` (the broker), `paused` (because of the backlog) or
-            `reading`; `not_read` if no inbox was seen lately.
+        state: the worst state that the inboxes report: `crashed` (the reader, lately), `unavailable` (the broker),
+            `paused` (because of the backlog) or `reading`; `not_read` if no inbox was seen lately.
         inboxes: number of processes that read it and were seen lately.
         received, stored, known, invalid, dropped, rejected: counts of messages in the last minute, by result.
-        outage: why the broker is unavailable; blank if it is available.
+        outage: why the broker is unavailable, or the reader crashed; otherwise blank.
+        crashes: how often the reader crashed in a row.
         stopped: whether the inbox that reported last has ended in order.
     """
 
@@ -290,6 +298,7 @@ class ConsumerStatus:
     rejected: int = 0
     outage: str = ""
     outage_since: datetime.datetime | None = None
+    crashes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +425,16 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
         if each.resuming:
             text = _("Some messages of type %(type)r of the publisher %(publisher)r are still held. Resume it again.")
         yield found(Level.WARNING, "paused", text, type=each.type, details=_details(each))
-    if publisher.outage:
+    if publisher.crashes:
+        text = ngettext_lazy(
+            "A worker of the publisher %(publisher)r crashed %(count)s time (%(reason)s): %(due)s due.",
+            "Workers of the publisher %(publisher)r crashed %(count)s times in a row (%(reason)s): %(due)s due.",
+            "number",
+        )
+        level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING
+        reason = publisher.outage.rstrip(".")
+        yield found(level, "crashed", text, reason=reason, **_counted(Count(publisher.crashes)))
+    elif publisher.outage:
         lasted = _seconds_since(publisher.outage_since, status)
         text = _("Publisher %(publisher)r has been unavailable for %(lasted)s (%(reason)s): %(due)s due.")
         # A half-open breaker without late messages only waits for a message with which to try the broker.
@@ -488,6 +506,15 @@ def _judge_consumer(consumer: ConsumerStatus, status: Status, max_age: float) ->
         else:
             text = _("Consumer %(consumer)r is not read: its inbox was last seen %(age)s ago.")
             yield found(Level.CRITICAL, "not_read", text, age=age)
+    elif consumer.crashes:
+        text = ngettext_lazy(
+            "The reader of consumer %(consumer)r crashed %(count)s time (%(reason)s).",
+            "The reader of consumer %(consumer)r crashed %(count)s times in a row (%(reason)s).",
+            "number",
+        )
+        level = Level.CRITICAL if consumer.crashes >= MANY_CRASHES else Level.WARNING
+        reason = consumer.outage.rstrip(".")
+        yield found(level, "crashed", text, reason=reason, **_counted(Count(consumer.crashes)))
     elif consumer.outage:
         lasted = _seconds_since(consumer.outage_since, status)
         level = Level.CRITICAL if lasted > max_age else Level.WARNING

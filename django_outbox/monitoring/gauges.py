@@ -28,7 +28,7 @@ Value: TypeAlias = float | Mapping[str, float] | None
 RESULTS = ("received", "stored", "known", "invalid", "dropped", "rejected")
 """The results for messages that an inbox receives."""
 
-BREAKER_STATES = ("closed", "half-open", "open")
+BREAKER_STATES = ("closed", "half-open", "open", "crashed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,8 @@ GAUGES = (
     ),
     _publisher_gauge(
         "breaker_state",
-        "1 for the worst state of the circuit breakers of the relays that serve the publisher, 0 for other states.",
+        "1 for the worst state of the circuit breakers of the relays that serve the publisher, or crashed if a worker "
+        "crashed lately, 0 for other states.",
         lambda p, _: {state: p.breaker == state for state in BREAKER_STATES},
         label="state",
     ),

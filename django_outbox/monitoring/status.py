@@ -69,7 +69,7 @@ QUARTER = datetime.timedelta(minutes=15)
 Counts = dict[tuple[datetime.datetime, str], tuple[int, int, int]]
 """Processed, retried and failed messages, by minute and publisher."""
 
-_WORST_FIRST = ("open", "half-open", "closed")
+_WORST_FIRST = ("crashed", "open", "half-open", "closed")
 
 _cache: dict[tuple[Any, ...], tuple[float, Status]] = {}
 _locks: dict[tuple[Any, ...], threading.Lock] = {}
@@ -176,7 +176,9 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         report for report in reports if report.mode != "run" and report.seconds_since_seen <= ALIVE_SECONDS_OF_DRAINS
     ]
     states = {report.publishers[alias] for report in living}
-    outages = sorted((report.outages[alias] for report in living if alias in report.outages), key=lambda o: o.since)
+    outages = sorted(
+        (report.outages[alias] for report in living if alias in report.outages), key=lambda o: (-o.crashes, o.since)
+    )
     last = drains[0] if drains else None
     return replace(
         figures,
@@ -187,6 +189,7 @@ def _add_reports(figures: PublisherStatus, reports: Sequence[RelayStatus]) -> Pu
         breaker=next((state for state in _WORST_FIRST if state in states), ""),
         outage=outages[0].reason if outages else "",
         outage_since=outages[0].since if outages else None,
+        crashes=outages[0].crashes if outages else 0,
     )
 
 
@@ -250,7 +253,11 @@ def _describe(report: Heartbeat, now: datetime.datetime, interval: float) -> Rel
         seconds_since_seen=max((now - report.seen_at).total_seconds(), 0.0),
         alive=report.mode == "run" and _is_alive(report, now, interval),
         outages={
-            alias: OutageFigure(str(state["reason"]), _from_timestamp(state.get("since"), report.seen_at))
+            alias: OutageFigure(
+                str(state["reason"]),
+                _from_timestamp(state.get("since"), report.seen_at),
+                int(state.get("crashes", 0)),
+            )
             for alias, state in report.publishers.items()
             if state.get("reason")
         },
@@ -301,7 +308,7 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
     alive = [(report, state) for report, state, is_alive in reports if is_alive]
     states = {str(state.get("state", "")) for _, state in alive}
     outages = sorted(
-        (_from_timestamp(state.get("since"), report.seen_at), str(state["reason"]))
+        (-int(state.get("crashes", 0)), _from_timestamp(state.get("since"), report.seen_at), str(state["reason"]))
         for report, state in alive
         if state.get("reason")
     )
@@ -314,8 +321,9 @@ def _add_up_reports(alias: str, reports: list[tuple[Heartbeat, dict[str, Any], b
         source=str(last.get("source", "")),
         state=next((state for state in CONSUMER_STATES if state in states), NOT_READ),
         inboxes=len(alive),
-        outage=outages[0][1] if outages else "",
-        outage_since=outages[0][0] if outages else None,
+        outage=outages[0][2] if outages else "",
+        outage_since=outages[0][1] if outages else None,
+        crashes=-outages[0][0] if outages else 0,
         seen_at=newest.seen_at,
         stopped=newest.stopped_at is not None,
         **counts,

@@ -43,10 +43,9 @@ class RelayReporter(Reporter):
     def write(self, *, last: bool) -> None:
         tallies = self._state.budget.read()
         total = sum(tallies.values(), Tally())
-        breakers = self._state.breakers
         figures = {
             "workers": self._workers,
-            "publishers": {alias: breakers.describe(alias) for alias in tallies},
+            "publishers": {alias: self._state.describe(alias) for alias in tallies},
             "processed": total.processed,
             "retried": total.retried,
             "failed": total.failed,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.conf import OutboxSettings
@@ -183,6 +184,14 @@ class RelayState(ServiceState):
     def is_done(self) -> bool:
         return self.stopping or self.budget.spent
 
+    def describe(self, publisher_alias: str) -> dict[str, Any]:
+        """Return the state of a publisher's breaker, or of its workers if they crashed, with the reason."""
+        crash = self.outages.find(name_worker(publisher_alias))
+        if crash is None:
+            return self.breakers.describe(publisher_alias)
+        since = crash.since.timestamp()
+        return {"state": "crashed", "reason": crash.reason, "since": since, "crashes": crash.crashes}
+
     def wait_for_work(self, wake_ups: Set[str], seconds: float) -> bool:
         """Wait for a wake-up with one of these names, or until the relay is stopping; return whether there was one."""
         end = time.monotonic() + seconds
@@ -190,3 +199,8 @@ class RelayState(ServiceState):
             if self.wake_ups.wait(wake_ups, min(left, self.limits.stop_delay)):
                 return True
         return False
+
+
+def name_worker(publisher_alias: str) -> str:
+    """Return the name of a publisher's workers for the log."""
+    return f"Publisher {publisher_alias!r}: a worker"

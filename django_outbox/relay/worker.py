@@ -7,7 +7,7 @@ from typing import ClassVar
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breakers import Permit
 from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
-from django_outbox.relay.state import RelayState
+from django_outbox.relay.state import RelayState, name_worker
 from django_outbox.service.running import restart_on_crash
 
 
@@ -136,7 +136,7 @@ def keep_running(publisher: Publisher, state: RelayState) -> None:
         ImproperlyConfigured: the settings are wrong. The relay stops.
         OutboxError: for example, the outbox's table is missing. The relay stops.
     """
-    subject = f"Publisher {publisher.alias!r}: a worker"
+    subject = name_worker(publisher.alias)
     restart_on_crash(lambda: RunningWorker(publisher, state).work(), subject, state, state.limits.restart_wait)
 
 

@@ -1,18 +1,20 @@
 """Outages: each one is logged when it begins and when it ends, no matter how many attempts there are."""
 
 import datetime
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from django_outbox.logs import logger
-from django_outbox.text import duration
+from django_outbox.retry import Backoff
+from django_outbox.text import counted, duration
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A broker or a database that is unavailable.
+    """A broker or a database that is unavailable, or a thread that crashed.
 
     Args:
         subject: its name in the log: "Publisher 'default'".
@@ -20,6 +22,8 @@ class Outage:
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
         next_try: when it is tried again, on the monotonic clock.
+        crashes: how often the thread crashed in a row; 0 for a broker or a database.
+        until: when a crash counts as over unless another one follows, on the monotonic clock.
     """
 
     subject: str
@@ -28,6 +32,12 @@ class Outage:
     since: datetime.datetime
     began: float
     next_try: float
+    crashes: int = 0
+    until: float = math.inf
+
+    @property
+    def state(self) -> str:
+        return f"crashed {counted(self.crashes, 'time')}" if self.crashes else "unavailable"
 
 
 class Outages:
@@ -43,8 +53,10 @@ class Outages:
         # Workers ask after each batch, so the usual answer takes no lock.
         if not self._current:
             return []
+        now = self._clock()
         with self._lock:
-            return sorted(self._current.values(), key=lambda outage: outage.began)
+            found = [outage for outage in self._current.values() if outage.until > now]
+        return sorted(found, key=lambda outage: outage.began)
 
     def note(self, subject: str, reason: str, seconds: float, *, name: str = "") -> None:
         """Note a failed attempt, `seconds` before the next one. The first one of an outage is logged."""
@@ -66,6 +78,31 @@ class Outages:
                 reason=reason,
             )
 
+    def note_crash(self, subject: str, reason: str, wait: Backoff) -> float:
+        """Note that a thread crashed, and return the seconds until it restarts.
+
+        It has recovered once it has run for twice the longest wait.
+        """
+        now = self._clock()
+        with self._lock:
+            before = self._current.get(subject)
+            if before is None or before.until <= now:
+                since = datetime.datetime.now(datetime.timezone.utc)
+                before = Outage(subject, subject, reason, since, now, now)
+            crashes = before.crashes + 1
+            seconds = wait.after(crashes)
+            self._current[subject] = replace(
+                before,
+                reason=reason,
+                next_try=now + seconds,
+                crashes=crashes,
+                until=now + seconds + 2 * wait.max_delay,
+            )
+        return seconds
+
+    def find(self, subject: str) -> Outage | None:
+        return next((outage for outage in self.current if outage.subject == subject), None)
+
     def end(self, subject: str) -> None:
         """Note that it responds, which is logged if it was unavailable."""
         if subject not in self._current:
@@ -85,6 +122,9 @@ class Outages:
     def remind(self) -> None:
         now = self._clock()
         for outage in self.current:
+            if outage.crashes:
+                # Each one is logged.
+                continue
             logger.warning(
                 "%s has been unavailable for %s: %s",
                 outage.subject,

@@ -1,6 +1,5 @@
 """Run the threads of a relay or an inbox: restart one that crashes, and stop them in time."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -48,25 +47,18 @@ def run_in_threads(works: Sequence[Callable[[], object]], service: str, state: S
 def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState, wait: Backoff) -> None:
     """Call a function until it returns, again after each exception. The thread's connection is closed in between.
 
-    The waits between two calls begin again once a call has lasted twice the longest one.
-
     Raises:
         ImproperlyConfigured: the settings are wrong. All threads stop, because a restart would not help.
         OutboxError: for example, the outbox's table is missing. All threads stop.
     """
-    crashes = 0
     while True:
-        began = time.monotonic()
         try:
             return work()
         except (ImproperlyConfigured, OutboxError):
             state.stopping = True
             raise
         except BaseException as error:
-            if time.monotonic() - began > 2 * wait.max_delay:
-                crashes = 0
-            crashes += 1
-            seconds = wait.after(crashes)
+            seconds = state.outages.note_crash(subject, describe(error), wait)
             logger.error(
                 "%(subject)s crashed and restarts in %(seconds).1f s: %(reason)s",
                 exc_info=error,

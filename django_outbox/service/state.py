@@ -59,7 +59,7 @@ class ServiceState:
         """The reason why no work is done, for the log; blank if there is none."""
         if self.stopping:
             return "stopping"
-        return ", ".join(f"{outage.name} unavailable" for outage in self.outages.current)
+        return ", ".join(f"{outage.name} {outage.state}" for outage in self.outages.current)
 
     def pause(self, seconds: float) -> None:
         """Wait; return early if the process is stopping."""

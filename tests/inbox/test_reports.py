@@ -17,6 +17,8 @@ from django_outbox.deployment import name_process
 from django_outbox.inbox.inbox import Inbox
 from django_outbox.inbox.management.commands.run_inbox import InboxFigures
 from django_outbox.inbox.state import InboxLimits
+from django_outbox.inbox.storing import Storing
+from django_outbox.management.live import describe_outage
 from django_outbox.models import Heartbeat
 from django_outbox.monitoring import Level
 from django_outbox.monitoring.figures import ConsumerStatus
@@ -86,6 +88,27 @@ def test_an_unavailable_broker_is_reported_with_its_reason(source: Any, make_rep
         [verdict] = [each for each in read_status("default").verdicts if each.consumer]
         assert (verdict.code, verdict.consumer, verdict.level) == ("not_receiving", "billing", Level.WARNING)
         assert "Consumer 'billing' has been unavailable for" in verdict.sentence
+
+
+def test_a_reader_that_crashes_is_reported_with_its_reason(source: Any, make_reporting: Any, monkeypatch: Any):
+    def crash(*_: Any) -> None:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(Storing, "store", crash)
+    source.send(1)
+    with running(make_reporting("default")) as inbox:
+        eventually(lambda: [each.crashes >= 3 for each in read_status("default").consumers] == [True])
+        status = read_status("default")
+        (consumer,) = status.consumers
+        assert (consumer.state, consumer.outage) == ("crashed", "RuntimeError: no idea")
+        assert (status.verdict.code, status.verdict.consumer, status.level) == ("crashed", "billing", Level.CRITICAL)
+        assert "The reader of consumer 'billing' crashed" in status.verdict.sentence
+        (crashed,) = inbox.outages
+        assert "its reader crashed" in describe_outage(crashed)
+        monkeypatch.undo()
+        # It has recovered once it has run for a while.
+        eventually(lambda: read_status("default").consumers[0].state == "reading")
+        assert not inbox.outages
 
 
 def test_a_consumer_that_pauses_is_a_warning(source: Any, make_reporting: Any):

@@ -103,7 +103,7 @@ def test_the_state_of_the_breaker_is_1_for_one_state():
     states = {
         labels[-1]: value for labels, value in samples.items() if labels[:3] == ("breaker_state", "default", "default")
     }
-    assert states == {"closed": 0, "half-open": 1, "open": 0}
+    assert states == {"closed": 0, "half-open": 1, "open": 0, "crashed": 0}
     assert not any(value for labels, value in samples.items() if labels[:3] == ("breaker_state", "default", "old"))
 
 
@@ -127,7 +127,7 @@ def test_every_figure_of_a_consumer_is_a_gauge():
     counts = {labels[3]: value for labels, value in samples.items() if labels[0] == "last_minute_inbox_messages"}
     assert counts == {"received": 1300, "stored": 1200, "known": 5, "invalid": 70, "dropped": 20, "rejected": 10}
     states = {labels[3]: value for labels, value in samples.items() if labels[0] == "consumer_state"}
-    assert states == {"unavailable": 1, "paused": 0, "reading": 0, "not_read": 0}
+    assert states == {"crashed": 0, "unavailable": 1, "paused": 0, "reading": 0, "not_read": 0}
 
 
 def test_no_sample_occurs_twice():

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from django.db import connections
 from django_outbox.deployment import name_process
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected
 from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
+from django_outbox.monitoring import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
+from django_outbox.relay.delivery import Delivery
+from django_outbox.retry import Backoff
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put
@@ -178,6 +182,21 @@ def test_a_relay_that_may_not_report_delivers_and_logs_it_once(using: str, caplo
         with connections[using].cursor() as cursor:
             cursor.execute(f"ALTER TABLE {hidden} RENAME TO {table}")
     assert caplog.text.count("report could not be written; delivery goes on") == 1
+
+
+@pytest.mark.parametrize("using", LOCKING)
+def test_a_worker_that_crashes_is_reported_with_its_reason(using: str, monkeypatch: pytest.MonkeyPatch):
+    def crash(*_: Any) -> None:
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(Delivery, "run", crash)
+    limits = replace(OFTEN, restart_wait=Backoff(delay=0.1, max_delay=1.0))
+    with relays_in_threads(using=using, publishers=["default"], limits=limits) as start:
+        start()
+        eventually(lambda: read_status(using).publishers[0].crashes >= 3)
+        status = read_status(using)
+        assert (status.publishers[0].breaker, status.publishers[0].outage) == ("crashed", "RuntimeError: no idea")
+        assert (status.verdict.code, status.verdict.publisher, status.level) == ("crashed", "default", Level.CRITICAL)
 
 
 @pytest.mark.parametrize("using", LOCKING)

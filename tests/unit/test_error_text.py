@@ -94,6 +94,20 @@ def test_the_stand_in_of_an_error_shows_its_traceback_without_the_texts():
     assert f"Failing row contains (1, {MARKER})" not in shown
 
 
+def test_the_stand_in_of_a_recursion_error_is_short():
+    def first(depth: int) -> None:
+        second(depth)
+
+    def second(depth: int) -> None:
+        first(depth + 1)
+
+    with pytest.raises(RecursionError) as caught:
+        first(0)
+    shown = "".join(traceback.format_exception(stand_in(caught.value)))
+    assert "in test_the_stand_in" in shown
+    assert len(shown) < 5000
+
+
 def test_a_ring_of_errors_ends():
     first, second = ValueError("a"), KeyError("b")
     first.__context__, second.__context__ = second, first
