@@ -208,20 +208,19 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         # Django 5.2 still takes them by position.
-        using = kwargs.get("using") or (args[2] if len(args) > 2 else None)
-        using = using or router.db_for_write(type(self), instance=self)
+        using = self._choose_database(args[2:3], kwargs)
         with self._block(using):
             super().save(*args, **kwargs)
             # Receivers of `post_save` may have recorded events, too.
             if recorded := self._find_recorded():
                 recorded.enqueue(self, using)
 
-    def delete(self, using: str | None = None, keep_parents: bool = False) -> tuple[int, dict[str, int]]:
-        using = using or router.db_for_write(type(self), instance=self)
+    def delete(self, *args: Any, **kwargs: Any) -> Any:
+        using = self._choose_database(args[:1], kwargs)
         with self._block(using):
             recorded = self._find_recorded()
             resolved = recorded.resolve(self) if recorded else {}
-            deleted = super().delete(using=using, keep_parents=keep_parents)
+            deleted = super().delete(*args, **kwargs)
             if recorded := self._find_recorded():
                 recorded.enqueue(self, using, resolved)
         return deleted
@@ -242,6 +241,11 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         if self._recorded is None:
             self._recorded = Recorded(f"{type(self).__module__}.{type(self).__qualname__}")
         self._recorded.add(event)
+
+    def _choose_database(self, given: Sequence[object], kwargs: Mapping[str, Any]) -> str:
+        """Return the database of a call. What is `given` at its position may be an argument of another base class."""
+        aliases = [each for each in (kwargs.get("using"), *given) if isinstance(each, str) and each in connections]
+        return aliases[0] if aliases else router.db_for_write(type(self), instance=self)
 
     def _block(self, using: str) -> AbstractContextManager[None]:
         """Return a transaction, or a savepoint if one is open: a refused event undoes the change, and nothing else.
