@@ -81,6 +81,8 @@ class Consumer(abc.ABC):
             it as a failed message, or `reject` it to the broker's dead letters.
         id_source: what identifies a message: the sender's `message_id`, or its position if there is none; its
             `position`; its `body`; or `header:NAME`. RabbitMQ provides no position; the body takes its place.
+        type_header: the header that carries a message's type, for senders that have it there, such as Spring or
+            NServiceBus; without that header, the type is what it would be otherwise. Blank for none.
         remember: whether to record the IDs of stored messages apart from the messages, for
             `OUTBOX["INBOX_RETENTION"]`: then a message that is delivered again is recognized after its row was deleted.
         max_backlog: maximum number of due messages of the publisher; beyond it, nothing is read until half of them
@@ -97,6 +99,7 @@ class Consumer(abc.ABC):
     unknown_types: Literal["store", "drop", "reject"] = "store"
     invalid: Literal["store", "reject"] = "store"
     id_source: str = "message_id"
+    type_header: str = ""
     remember: bool = False
     max_backlog: int = 100_000
     batch_size: int = 1000
@@ -109,6 +112,7 @@ class Consumer(abc.ABC):
         require_choice("invalid", self.invalid, INVALID)
         id_sources = "'message_id', 'position', 'body' or 'header:NAME'"
         _require_text("id_source", self.id_source, "message_id|position|body|header:.+", id_sources)
+        _require_text("type_header", self.type_header, ".*", "the name of a header")
         require_flag("remember", self.remember)
         require_number("max_backlog", self.max_backlog, 1, 10**9)
         require_number("batch_size", self.batch_size, 1, MAX_BATCH_SIZE)

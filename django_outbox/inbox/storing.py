@@ -329,6 +329,9 @@ class Storing:
     def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
         """Return a message to store, or None after counting what happens to it instead."""
         consumer = self._consumer
+        value = incoming.headers.get(consumer.type_header) if consumer.type_header else None
+        if value and isinstance(value, str | bytes):
+            incoming = incoming._replace(type=_text(value))
         if consumer.unknown_types != "store" and not is_known_type(consumer.publisher, incoming.type):
             if consumer.unknown_types == "drop":
                 result.tally.dropped += 1

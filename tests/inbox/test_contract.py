@@ -122,6 +122,13 @@ def test_numbers_keep_their_digits(using, source, make_inbox):
     assert "1.10" in text
 
 
+def test_the_type_may_be_in_a_header(source, make_inbox):
+    source.send(1, headers={"__TypeId__": "com.shop.OrderCreated"})
+    source.send(2, type="order.paid", headers={"other": "x"})
+    make_inbox(type_header="__TypeId__").drain()
+    assert [message.type for message in stored("default")] == ["com.shop.OrderCreated", "order.paid"]
+
+
 def test_the_option_id_source_takes_precedence_over_the_id(source, make_inbox):
     source.send(1, 2, message_id="order-7", headers={"event-id": "a"})
     source.send(3, message_id="order-7", headers={"event-id": "b"})
