@@ -49,6 +49,15 @@ def require_text(option: str, value: object, example: str) -> None:
     """Require text that is not blank; `example` shows a valid value. The error never shows the value."""
     if not isinstance(value, str) or not value:
         raise ImproperlyConfigured(f"{option} is missing; set it to a string like {example}.")
+    require_printable(option, value)
+
+
+def require_printable(option: str, text: str) -> None:
+    """Refuse control characters, such as the line break at the end of a file. The error never shows the text."""
+    if not text.isprintable():
+        raise ImproperlyConfigured(
+            f"{option} contains a line break or another control character, perhaps at its end; remove it."
+        )
 
 
 def read_ssl(files: object) -> ssl.SSLContext:
@@ -104,6 +113,8 @@ class UrlOption(NamedTuple):
             *others, last = (f"{each}://" for each in self.schemes)
             names = f"{', '.join(others)} or {last}"
             raise ImproperlyConfigured(f'{self.name}: a URL must begin with {names}, as in "{self.example}".')
+        # `urlsplit` removes some of them.
+        require_printable(self.name, url)
         try:
             parts = urlsplit(url)
             is_valid = parts.port != 0
@@ -133,6 +144,7 @@ class Template:
     def __init__(self, option: str, text: object, *, encode: Callable[[str], str] | None = None) -> None:
         if not isinstance(text, str) or not text:
             raise ImproperlyConfigured(f"{option} is {text!r}; it must be a name, such as 'shop.{{topic}}'.")
+        require_printable(option, text)
         self.text = text
         self._encode = encode
         self._parts: list[tuple[str, Callable[[Message], str] | None]] = []

@@ -80,7 +80,7 @@ def construct(
         backend = import_string(config.backend)
     except ImportError as error:
         text = f"{where}: BACKEND {config.backend!r} cannot be imported ({error})."
-        raise SettingsProblem(check_ids[0], text, _import_hint(config.backend)) from error
+        raise SettingsProblem(check_ids[0], text, _import_hint(config.backend, base.__name__)) from error
     if not (isinstance(backend, type) and issubclass(backend, base)):
         raise SettingsProblem(
             check_ids[1],
@@ -97,11 +97,18 @@ def construct(
         raise SettingsProblem(check_ids[2], text, f"See the options of {backend.__name__}.") from error
 
 
-def _import_hint(backend: str) -> str:
-    parts = backend.split(".")
-    paths = {path.rpartition(".")[2]: path for path in SHIPPED}
-    if parts[0] == "django_outbox" and len(parts) > 3 and parts[2] in EXTRAS and parts[-1] in paths:
-        return f'Correct the dotted path, or install the driver: pip install "django-transactional-outbox[{parts[2]}]".'
-    if parts[0] == "django_outbox" and (similar := get_close_matches(parts[-1], paths, n=1)):
-        return f"Did you mean {paths[similar[0]]!r}?"
+def _import_hint(backend: str, kind: str) -> str:
+    """Return the hint about a class that cannot be imported; `kind` is the end of its name: Publisher or Consumer."""
+    root, *packages = backend.removesuffix(kind).split(".")
+    if backend in SHIPPED and packages[1] in EXTRAS:
+        return f'Install the driver: pip install "django-transactional-outbox[{packages[1]}]".'
+    # Without the end that all have in common, and in any case.
+    names = {path.rpartition(".")[2].removesuffix(kind).lower(): path for path in SHIPPED if path.endswith(kind)}
+    meant = packages[-1].lower() if packages else ""
+    found = [meant] if meant in names else []
+    if root == "django_outbox" and not found:
+        near = {name: path for name, path in names.items() if path.split(".")[2] in {*packages, meant}}
+        found = get_close_matches(meant, near or names, n=1) or [*near]
+    if found:
+        return f"Did you mean {' or '.join(repr(names[each]) for each in found)}?"
     return "Correct the dotted path, or install what it imports."

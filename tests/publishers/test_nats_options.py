@@ -19,6 +19,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "number": ({"servers": 4222}, "servers must be a URL like"),
     "scheme": ({"servers": "http://outbox:s3cret@host"}, "servers: a URL must begin with nats:// or tls://"),
     "unreadable": ({"servers": "nats://outbox:s3cr/et@host"}, "user, password and path percent-encoded"),
+    "line break": ({"servers": "nats://outbox:s3cret@host\n"}, "servers contains a line break"),
     "port": ({"servers": "nats://outbox:s3cret@host:99999"}, "servers: a URL cannot be read"),
     "subject": ({"subject": "shop.{id}"}, "subject is 'shop.{id}'; its placeholders must be"),
     "invalid subject": ({"subject": "shop.*.{topic}"}, "subject is 'shop.*.{topic}': it has a wildcard"),

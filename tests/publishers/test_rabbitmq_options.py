@@ -70,6 +70,8 @@ def test_a_client_certificate_is_presented(
         ({"url": "http://guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
         ({"url": "amqp:guest:s3cret@host"}, "url: a URL must begin with amqp:// or amqps://"),
         ({"url": "amqp://"}, "url: a URL cannot be read"),
+        ({"url": "amqp://user:s3cret@host\n"}, "url contains a line break"),
+        ({"exchange": "shop\n"}, "exchange contains a line break"),
         ({"url": "amqp://user@host"}, "url: a URL cannot be read"),
         ({"url": "amqp://user:s3cret"}, "url: a URL cannot be read"),
         ({"url": "amqp://user:s3/cret@host"}, "percent-encoded"),

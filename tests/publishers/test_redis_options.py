@@ -21,6 +21,8 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "scheme": ({"url": "http://shop:s3cret@localhost"}, "redis://, rediss:// or unix://"),
     "port": ({"url": "redis://shop:s3cret@localhost:x"}, "url: a URL cannot be read"),
     "not encoded": ({"url": "redis://shop:s3cret/x@localhost"}, "percent-encoded"),
+    "line break": ({"url": "redis://shop:s3cret@localhost\n"}, "url contains a line break"),
+    "line break in a name": ({"stream": "orders\n"}, "stream contains a line break"),
     "no host": ({"url": "redis://:s3cret@/0"}, "url: a URL cannot be read"),
     "database": ({"url": "redis://:s3cret@localhost/x"}, "database that is not a number"),
     "query": ({"url": f"{URL}?protocol=3"}, "must not set protocol"),

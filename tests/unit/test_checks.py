@@ -129,11 +129,23 @@ def test_e006_backend_cannot_be_imported(backend: str):
 
 
 @pytest.mark.parametrize(
-    "backend", ["django_outbox.publishers.RabbitMQPublisher", "django_outbox.brokers.rabbitmq.RabbitPublisher"]
+    ("backend", "meant"),
+    [
+        ("django_outbox.publishers.RabbitMQPublisher", "rabbitmq.RabbitMQPublisher"),
+        ("django_outbox.brokers.rabbitmq.RabbitPublisher", "rabbitmq.RabbitMQPublisher"),
+        ("django_outbox.brokers.rabbitmq.wrong.RabbitMQPublisher", "rabbitmq.RabbitMQPublisher"),
+        ("outbox.brokers.rabbitmq.RabbitMQPublisher", "rabbitmq.RabbitMQPublisher"),
+        ("django_outbox.brokers.nats.NATSPublisher", "nats.JetStreamPublisher"),
+        ("django_outbox.brokers.NatsPublisher", "nats.JetStreamPublisher"),
+        ("django_outbox.brokers.redis.RedisPublisher", "redis.RedisStreamsPublisher"),
+        ("django_outbox.brokers.aws.SQS", "aws.SQSPublisher"),
+        ("django_outbox.brokers.AMQPPublisher", None),
+    ],
 )
-def test_e006_names_the_publisher_that_was_meant(backend: str):
-    problem = only(found(publishers(BACKEND=backend)), "E006")
-    assert problem.hint == "Did you mean 'django_outbox.brokers.rabbitmq.RabbitMQPublisher'?"
+def test_e006_names_the_publisher_that_was_meant(backend: str, meant: str | None):
+    hint = only(found(publishers(BACKEND=backend)), "E006").hint
+    fallback = "Correct the dotted path, or install what it imports."
+    assert hint == (f"Did you mean 'django_outbox.brokers.{meant}'?" if meant else fallback)
 
 
 def test_every_publisher_and_consumer_of_the_app_is_offered():
@@ -157,7 +169,7 @@ def test_e004_a_single_publisher_with_another_name():
 def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
     rabbitmq = "django_outbox.brokers.rabbitmq.publisher"
     with mock.patch.dict("sys.modules", {"pika": None, rabbitmq: None}):
-        problem = only(found(publishers(BACKEND=f"{rabbitmq}.RabbitMQPublisher")), "E006")
+        problem = only(found(publishers(BACKEND="django_outbox.brokers.rabbitmq.RabbitMQPublisher")), "E006")
     assert "django-transactional-outbox[rabbitmq]" in str(problem.hint)
 
 

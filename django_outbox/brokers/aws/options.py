@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import BINARY, PLAIN, validate_format
-from django_outbox.brokers.options import require_number, require_seconds
+from django_outbox.brokers.options import require_number, require_printable, require_seconds
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Maximum number of bytes of a request of Amazon SQS, and of Amazon SNS if the topic permits it:
@@ -62,6 +62,9 @@ class AWSOptions:
         region: object = self.region
         if region is not None and (not isinstance(region, str) or not region):
             raise ImproperlyConfigured(f"region is {region!r}; it must be a name such as 'eu-central-1', or None.")
+        for option, text in {"region": region, "endpoint_url": self.endpoint_url}.items():
+            if isinstance(text, str):
+                require_printable(option, text)
         _require_endpoint_url(self.endpoint_url)
         _require_session(self.session)
         _require_config(self.config)
@@ -114,6 +117,8 @@ def _require_session(session: object) -> None:
             f"session must be a dict with any of the keys {', '.join(SESSION_KEYS)}, each a string that is not blank; "
             "the region is the option region."
         )
+    for name, value in (session or {}).items():
+        require_printable(f"session: {name}", value)
 
 
 def _require_config(config: object) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.call import Unencodable
-from django_outbox.brokers.options import Template
+from django_outbox.brokers.options import Template, require_printable
 from django_outbox.messages import Message
 
 EXAMPLE = '"https://shop.example.com/hooks/{type}"'
@@ -97,6 +97,7 @@ class Urls:
 def _split(text: object) -> tuple[Origin, str]:
     if not isinstance(text, str) or not text:
         raise ImproperlyConfigured(f"url is missing; set it to a string like {EXAMPLE}.")
+    require_printable("url", text)
     unreadable = ImproperlyConfigured(
         f"url cannot be read (it is not shown because it may hold a secret); write it as {EXAMPLE}, without a fragment."
     )
@@ -114,7 +115,7 @@ def _split(text: object) -> tuple[Origin, str]:
         raise ImproperlyConfigured(
             "url contains a user or a password; set the header authorization in headers instead."
         )
-    if parts.scheme not in DEFAULT_PORTS or not host or port == 0 or parts.fragment or not text.isprintable():
+    if parts.scheme not in DEFAULT_PORTS or not host or port == 0 or parts.fragment or " " in host:
         raise unreadable
     query = f"?{parts.query}" if parts.query else ""
     return Origin(parts.scheme, host, port or DEFAULT_PORTS[parts.scheme]), (parts.path or "/") + query

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer
 from django.core.exceptions import ImproperlyConfigured
 
+from django_outbox.brokers.options import require_printable
 from django_outbox.logs import logger
 from django_outbox.text import one_line
 
@@ -184,6 +185,7 @@ def _require_config(config: object, refused: Mapping[str, str]) -> dict[str, Any
     servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
     if not isinstance(servers, str) or not servers.strip():
         raise ImproperlyConfigured(f"config: bootstrap.servers is missing; set config to a dict like {EXAMPLE}.")
+    require_printable("config: bootstrap.servers", servers)
     return dict(config)
 
 

@@ -9,7 +9,14 @@ import pika
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.cloudevents import PLAIN, validate_format
-from django_outbox.brokers.options import STALL_SHARE, UrlOption, read_ssl, require_flag, require_seconds
+from django_outbox.brokers.options import (
+    STALL_SHARE,
+    UrlOption,
+    read_ssl,
+    require_flag,
+    require_printable,
+    require_seconds,
+)
 from django_outbox.brokers.rabbitmq.encoding import MAX_SHORT_STRING, ROUTING_HEADERS
 
 URL = UrlOption("url", "amqp://user:password@host:5672/vhost", ("amqp", "amqps"))
@@ -148,6 +155,7 @@ def require_short_string(option: str, value: object, min_bytes: int = 0) -> None
     """Require text that AMQP carries as a name."""
     with suppress(UnicodeEncodeError):
         if isinstance(value, str) and min_bytes <= len(value.encode()) <= MAX_SHORT_STRING:
+            require_printable(option, value)
             return
     size = f"{min_bytes} to {MAX_SHORT_STRING}" if min_bytes else f"at most {MAX_SHORT_STRING}"
     raise ImproperlyConfigured(f"{option} is {value!r}; it must be a string of {size} bytes in UTF-8.")
