@@ -315,6 +315,14 @@ def check_handlers(settings: OutboxSettings) -> Iterator[CheckMessage]:
 def check_handler_functions() -> Iterator[CheckMessage]:
     """Check the local handlers: names that are taken, functions that cannot be called, patterns as types."""
     for second in registry.duplicates:
+        if twin := registry.find_twin(second):
+            yield Error(
+                f"One file is imported as two modules, and its handler is registered twice: {_place(twin)} and "
+                f"{_place(second)}. Only the first one is called.",
+                hint="Import the module by one name everywhere, the one that INSTALLED_APPS has for its app.",
+                id="django_outbox.E025",
+            )
+            continue
         first = registry.find(second.name)
         yield Error(
             f"Two handlers have the name {second.name!r}: {_place(first)} and {_place(second)}. Only the first one is "

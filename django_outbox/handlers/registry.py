@@ -96,11 +96,16 @@ class HandlerRegistry:
     def add(self, new: AnyHandler) -> None:
         """Register a handler. If another one has its name, the first one stays, and a system check reports the second.
 
+        The same holds for a definition whose module is imported under two names, or each effect would happen twice.
+
         A definition that is executed again, in a function that is called twice or a module that is loaded again,
         replaces its earlier handler.
         """
         known = self._by_name.get(new.name)
         if known is not None and (new.types, _origin(new)) != (known.types, _origin(known)):
+            self.duplicates.append(new)
+            return
+        if known is None and self.find_twin(new) is not None:
             self.duplicates.append(new)
             return
         self._by_name[new.name] = new
@@ -109,6 +114,17 @@ class HandlerRegistry:
                 self._by_type.setdefault(type, []).append(new)
             else:
                 self._by_type[type] = [new if each is known else each for each in self._by_type[type]]
+
+    def find_twin(self, new: AnyHandler) -> AnyHandler | None:
+        """Return the handler with the same definition as another one, whose module has another name."""
+        module, *place = _origin(new)
+        if place[1] is None:
+            return None
+        for known in self.for_type(new.types[0]):
+            other, *known_place = _origin(known)
+            if other != module and known_place == place and known.types == new.types:
+                return known
+        return None
 
     def find(self, name: str) -> AnyHandler | None:
         return self._by_name.get(name)

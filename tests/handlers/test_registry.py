@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -138,6 +140,37 @@ def test_two_definitions_of_one_name_in_one_module_are_reported(handlers: Handle
 
     assert ids(check_handler_functions(None)) == ["E025"]
     assert handlers.find("work") is first
+
+
+@pytest.mark.parametrize("name", ["", "work"])
+def test_a_file_that_is_imported_as_two_modules_is_reported_and_its_handlers_registered_once(
+    handlers: HandlerRegistry, tmp_path: Path, name: str
+):
+    path = tmp_path / "handlers.py"
+    path.write_text(
+        f"from django_outbox.handlers import handler\n@handler('t', name={name!r})\ndef work(payload, message): ...\n"
+    )
+
+    def load(module: str) -> None:
+        spec = spec_from_file_location(module, path)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(module_from_spec(spec))
+
+    for module in ("shop.handlers", "project.shop.handlers", "shop.handlers"):
+        load(module)
+    assert len(handlers.for_type("t")) == 1
+    (problem,) = check_handler_functions(None)
+    assert problem.id == "django_outbox.E025"
+    assert "shop.handlers.work and project.shop.handlers.work" in problem.msg
+    assert "one name everywhere" in str(problem.hint)
+
+
+def test_a_factory_may_register_the_same_code_several_times(handlers: HandlerRegistry):
+    for number in range(3):
+        make(f"h{number}")
+    assert len(handlers.for_type("t")) == 3
+    assert check_handler_functions(None) == []
 
 
 @pytest.mark.parametrize(("type", "found"), [("order.*", ["W027"]), ("order.?", ["W027"]), ("order.created", [])])

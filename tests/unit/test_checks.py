@@ -167,9 +167,9 @@ def test_e004_a_single_publisher_with_another_name():
 
 
 def test_e006_missing_driver_and_the_hint_names_the_extra_to_install():
-    rabbitmq = "django_outbox.brokers.rabbitmq.publisher"
+    rabbitmq = "django_outbox.brokers.rabbitmq"
     with mock.patch.dict("sys.modules", {"pika": None, rabbitmq: None}):
-        problem = only(found(publishers(BACKEND="django_outbox.brokers.rabbitmq.RabbitMQPublisher")), "E006")
+        problem = only(found(publishers(BACKEND=f"{rabbitmq}.RabbitMQPublisher")), "E006")
     assert "django-transactional-outbox[rabbitmq]" in str(problem.hint)
 
 
