@@ -17,6 +17,9 @@ __all__ = [
     "unanswered",
 ]
 
+MAX_HEADERS_DEPTH = 100
+"""Maximum depth of a message's headers, themselves included, on every database and for every broker."""
+
 MAX_ERROR_LENGTH = 4000
 """Maximum number of characters of an error that are stored with a message."""
 

@@ -18,7 +18,7 @@ from django_outbox.conf import get_settings
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.exceptions import InvalidMessage
-from django_outbox.messages import RESERVED_PREFIX, is_reserved
+from django_outbox.messages import MAX_HEADERS_DEPTH, RESERVED_PREFIX, is_reserved
 from django_outbox.models import EARLIEST, LATEST, MAX_NAME_LENGTH, OutboxMessage
 from django_outbox.retry import is_number
 from django_outbox.stores import Store
@@ -235,12 +235,25 @@ def _check_headers(headers: object, store: Store) -> int:
                 "header; if you pass on headers from outside, leave it out.",
                 f"[{json.dumps(name)}]",
             )
-    size = check_json("headers", headers, store).size
+    text, size = check_json("headers", headers, store)
+    if text.count("[") + text.count("{") > MAX_HEADERS_DEPTH:
+        _check_depth(headers)
     if size > MAX_HEADERS_BYTES:
         raise InvalidMessage(
             "headers", f"are {size:,} bytes as JSON; the limit is {MAX_HEADERS_BYTES:,}. Move data to the payload."
         )
     return size
+
+
+def _check_depth(headers: dict[str, Any]) -> None:
+    nodes = [_Node(None, None, headers, 1)]
+    while nodes:
+        node = nodes.pop()
+        if node.depth > MAX_HEADERS_DEPTH and isinstance(node.value, dict | list | tuple):
+            raise InvalidMessage(
+                "headers", f"is nested too deeply; the limit of headers is {MAX_HEADERS_DEPTH} levels.", node.path
+            )
+        nodes.extend(_children(node))
 
 
 def _kind(value: object) -> str:

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from django_outbox import InvalidMessage, OutboxMessage, enqueue, enqueue_many
 from django_outbox.enqueueing.validation import check_json
+from django_outbox.messages import MAX_HEADERS_DEPTH
 from django_outbox.stores import get_store
 from django_outbox.stores.sqlite import SQLiteStore
 from tests.conftest import ALIASES, MYSQL_AND_MARIADB
@@ -267,6 +268,7 @@ def test_a_value_that_is_nested_too_deeply_is_refused(using: str, kind: type, de
     value = nested(depth, kind)
     refused("payload", f"the limit is {limit} levels", using=using, payload=value)
     refused("headers", f"the limit is {limit} levels", using=using, headers={"a": value})
+    refused("headers", "the limit", using=using, headers={"a": nested(MAX_HEADERS_DEPTH, kind)})
     while value:  # Python cannot always deallocate such a value at once.
         value = next(iter(value.values() if isinstance(value, dict) else value))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from django_outbox.brokers import Incoming
 from django_outbox.brokers.rabbitmq.encoding import RabbitMQEncoder, decode_properties, read_delivery
 from django_outbox.brokers.rabbitmq.wire import Delivered, DeliveryWire
+from django_outbox.messages import MAX_HEADERS_DEPTH
 from tests.support.claimed import make_message
 
 NAMES = st.text(max_size=20)
@@ -42,6 +43,15 @@ def test_headers_are_decoded_as_the_publisher_encodes_them(headers):
     )
     assert found.sent_at == message.occurred_at
     assert (found.tag, found.body, found.encoding, found.problem) == (3, b"{}", "utf-8", "")
+
+
+def test_the_deepest_headers_that_enqueue_accepts_are_decoded():
+    headers: dict[str, Any] = {"a": 1}
+    for _ in range(MAX_HEADERS_DEPTH - 1):
+        headers = {"a": headers}
+    encoded = ENCODER.encode(make_message("orders", headers=headers))
+    found = read_delivery(Delivered(3, b"orders", encoded.properties, b"{}"), key_header="outbox-key")
+    assert (found.headers, found.problem) == (headers, "")
 
 
 @given(st.binary(max_size=200))

@@ -20,7 +20,7 @@ from django_outbox.brokers.call import Unencodable
 from django_outbox.brokers.cloudevents import read_event
 from django_outbox.brokers.consumer import Incoming
 from django_outbox.brokers.rabbitmq.wire import HEADER_FRAME_OVERHEAD, Delivered
-from django_outbox.messages import Message
+from django_outbox.messages import MAX_HEADERS_DEPTH, Message
 from django_outbox.text import describe
 
 MAX_SHORT_STRING = 255
@@ -303,9 +303,6 @@ _MESSAGE_ID_LENGTH = b"\x24"
 DELIVERY_COUNT = "x-delivery-count"
 """The header in which a quorum queue states how many times a message was returned."""
 
-MAX_READ_DEPTH = 100
-"""Maximum nesting of a header."""
-
 
 def read_delivery(delivery: Delivered, *, key_header: str) -> Incoming:
     """Return a message as the inbox reads it."""
@@ -379,8 +376,8 @@ def _long_bytes(data: bytes, position: int) -> tuple[bytes, int]:
 
 
 def _value(data: bytes, position: int, depth: int) -> tuple[Any, int]:
-    if depth == MAX_READ_DEPTH:
-        raise ValueError(f"a header is nested more than {MAX_READ_DEPTH} levels deep")
+    if depth == MAX_HEADERS_DEPTH:
+        raise ValueError(f"a header is nested more than {MAX_HEADERS_DEPTH} levels deep")
     kind, position = data[position : position + 1], position + 1
     if kind in _FIXED_TYPES:
         fixed, read = _FIXED_TYPES[kind]
