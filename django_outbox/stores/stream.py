@@ -156,11 +156,17 @@ AHEAD = """(id > %s OR NOT pg_visible_in_snapshot(xid, %s)
 
 MOVE_ONE = f"{TO_TABLE} id = %s AND {IS_STREAMED_BY_ID} AND {AHEAD}"
 
+# Logical replication does not copy the values of sequences. If the sequence is behind the position, messages of this
+# server have got the ids of deleted ones.
+RESTORED = f"""({AHEAD} OR id <= coalesce((SELECT last_value FROM {{sequence}} WHERE last_value < %s), 0))"""
+
+FIND_SEQUENCE = "SELECT coalesce(pg_get_serial_sequence('{table}', 'id'), '(SELECT 0 AS last_value) none')"
+
 LIST_RESTORED = (
-    f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {AHEAD}{{own}} ORDER BY id LIMIT %s"
+    f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {RESTORED}{{own}} ORDER BY id LIMIT %s"
 )
 
-AHEAD_TO_TABLE = f"{TO_TABLE} id IN ({LIST_RESTORED})"
+RESTORED_TO_TABLE = f"{TO_TABLE} id IN ({LIST_RESTORED})"
 
 MEASURE = f"SELECT count(*), {SERVER} FROM {NEWEST} WHERE {AHEAD}"
 
@@ -181,7 +187,8 @@ ORDER BY age(number) DESC LIMIT 1
 BEHIND_TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = statement_timestamp(), xid = NULL
 WHERE id IN (
-    SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND id <= %s{{own}} ORDER BY publisher, xid LIMIT %s
+    SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND NOT {RESTORED}{{own}}
+    ORDER BY publisher, xid LIMIT %s
 )
 """
 
@@ -469,7 +476,8 @@ class Stream:
         ((number, server),) = self._fetch(MEASURE, [*self._new(position, limit + 1), *position.of_states], position)
         first: Sequence[int] = ()
         if position.server not in {"", server}:
-            restored = self._fetch(LIST_RESTORED, [self._publisher, *position.of_states, limit + 1], position)
+            of_restored = [self._publisher, *position.of_states, position.last_id, limit + 1]
+            restored = self._fetch(self._with_sequence(LIST_RESTORED), of_restored, position)
             number, first = len(restored), restored[0] if restored else ()
         elif number:
             first = self._list_page(position, 1).ids if position.page else self._list_all(position, 1)[1]
@@ -508,11 +516,15 @@ class Stream:
 
         Those that are not delivered come first. Pending messages in the table lose the numbers of their transactions.
         """
+        of_restored = [self._publisher, *position.of_states, position.last_id, limit]
         return (
-            self._execute(AHEAD_TO_TABLE, [self._publisher, *position.of_states, limit], position)
-            or self._execute(BEHIND_TO_TABLE, [self._publisher, position.last_id, limit], position)
+            self._execute(self._with_sequence(RESTORED_TO_TABLE), of_restored, position)
+            or self._execute(self._with_sequence(BEHIND_TO_TABLE), of_restored, position)
             or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
         )
+
+    def _with_sequence(self, sql: str) -> str:
+        return sql.replace("{sequence}", str(self._fetch(FIND_SEQUENCE)[0][0]))
 
     def _fetch(self, sql: str, params: Sequence[Any] = (), position: StoredPosition = StoredPosition()) -> list[Row]:
         return self._store.fetch(sql.replace("{own}", position.only_own), params)

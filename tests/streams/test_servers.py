@@ -228,6 +228,39 @@ def test_a_dump_is_delivered_on_a_server_with_smaller_transaction_numbers(
     assert new.states() == {Status.PROCESSED}
 
 
+def test_a_move_by_logical_replication_without_the_value_of_the_sequence_loses_nothing(
+    new_server: Callable[[], Server], scripted: Any
+):
+    """New messages get the ids of deleted ones, and smaller transaction numbers than the position knows."""
+    old, new = new_server(), new_server()
+    for server in (old, new):
+        server.make()
+    old.run("pg_resetwal", "-D", old.data, "-x", 100_000_000)
+    (old.data / "pg_xact").joinpath("005F").write_bytes(bytes(2**18))
+    for server in (old, new):
+        server.start()
+        server.migrate()
+    put(20, old.alias, keys=1)
+    assert old.drain() == 20
+    OutboxMessage.objects.using(old.alias).filter(pk__lte=10).delete()
+    waiting = put(3, old.alias, keys=1)
+    old.fetch("CREATE PUBLICATION moved FOR TABLE django_outbox_outboxmessage, django_outbox_streamposition")
+    address = f"host=127.0.0.1 port={old.port} user=admin dbname=postgres"
+    new.fetch(f"CREATE SUBSCRIPTION moved CONNECTION '{address}' PUBLICATION moved")
+    copied = "SELECT count(*) FROM django_outbox_outboxmessage"
+    eventually(lambda: new.fetch(copied) == 13, "the messages are copied")
+    positions = "SELECT count(*) FROM django_outbox_streamposition"
+    eventually(lambda: new.fetch(positions) == 1, "the position is copied")
+    new.fetch("DROP SUBSCRIPTION moved")
+    put(7, new.alias, keys=1)
+    more = [*range(1, 8)]
+    scripted.reset()
+    assert new.drain() == 10
+    assert sorted(scripted.published()) == more + waiting
+    assert new.states() == {Status.PROCESSED}
+    assert new.drain() == 0
+
+
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 def test_a_prepared_transaction_is_delivered_if_it_is_committed_although_the_server_restarts(
     new_server: Callable[[], Server], scripted: Any, end: str
