@@ -160,11 +160,14 @@ def _insert(ids: list[str], consumer: str, connection: BaseDatabaseWrapper) -> l
     quote = operations.quote_name
     now = options.get_field("handled_at").db_default
     now_sql, _ = HandledMessage.objects.using(connection.alias).query.get_compiler(connection.alias).compile(now)
+    suffix = operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])
+    # A taken id is not a known message: if PostgreSQL's sequence is behind, it is an error.
+    suffix = suffix.replace("ON CONFLICT", f"ON CONFLICT ({quote('message_id')}, {quote('consumer')})")
     statement = (
         f"{operations.insert_statement(OnConflict.IGNORE)} {quote(options.db_table)} "
         f"({quote('consumer')}, {quote('message_id')}, {quote('handled_at')}) "
         f"VALUES {', '.join([f'(%s, %s, {now_sql})'] * len(ids))} "
-        f"{operations.on_conflict_suffix_sql([], OnConflict.IGNORE, [], [])}"
+        f"{suffix}"
         f"{' RETURNING ' + quote('message_id') if returning else ''}"
     )
     with connection.cursor() as cursor:

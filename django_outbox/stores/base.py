@@ -350,6 +350,8 @@ class Store(ClaimQueries):
 
         def count(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
             nonlocal inserted
+            # A taken id is not a known message: if PostgreSQL's sequence is behind, it is an error.
+            sql = sql.replace("ON CONFLICT DO NOTHING", "ON CONFLICT (message_id, publisher) DO NOTHING")
             result = execute(sql, params, many, context)
             inserted += max(context["cursor"].rowcount, 0)
             return result

@@ -271,7 +271,7 @@ FROM json_to_recordset(%s::json) AS new(
     message_id uuid, type text, topic text, key text, partition integer, payload text, headers text,
     publisher text, occurred_at timestamptz, streamed boolean
 )
-ON CONFLICT DO NOTHING
+ON CONFLICT (message_id, publisher) DO NOTHING
 """
 
 

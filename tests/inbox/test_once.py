@@ -29,6 +29,18 @@ def handle(message_id: Any, consumer: str = "billing", *, using: str) -> bool:
         return once(message_id, consumer, using=using)
 
 
+def test_a_taken_id_is_an_error_and_not_a_known_message():
+    """The sequence is behind, as after a move without its value."""
+    assert handle("first", using="postgresql")
+    with connections["postgresql"].cursor() as cursor:
+        table = HandledMessage._meta.db_table
+        cursor.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), min(id), false) FROM {table}")
+    with pytest.raises(IntegrityError):
+        handle("second", using="postgresql")
+    assert handle("second", using="postgresql")
+    assert not handle("second", using="postgresql")
+
+
 def count(using: str) -> int:
     return HandledMessage.objects.using(using).count()
 

@@ -5,8 +5,9 @@ import uuid
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 
+from django_outbox import enqueue
 from django_outbox.inbox.storing import Content
 from django_outbox.models import OutboxMessage
 from django_outbox.stores import get_store
@@ -103,3 +104,17 @@ def test_a_known_message_that_a_relay_has_claimed_does_not_delay_the_others(usin
         insert(using, content(9, message_id=known.message_id), new)
     connections[using].close()
     assert OutboxMessage.objects.using(using).count() == 2
+
+
+def test_a_taken_id_is_an_error_and_not_a_known_message():
+    """PostgreSQL's sequence is behind, as after a move without its value."""
+    table = OutboxMessage._meta.db_table
+    insert("postgresql", content())
+    for write in (
+        lambda: insert("postgresql", content()),
+        lambda: enqueue("t", 1, message_id=uuid.uuid4(), using="postgresql", require_transaction=False),
+    ):
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), min(id), false) FROM {table}")
+        with pytest.raises(IntegrityError):
+            write()
