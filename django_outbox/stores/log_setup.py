@@ -31,7 +31,10 @@ WITH own AS (
     SELECT slot_name, active_pid FROM pg_replication_slots
     WHERE slot_name ~ '^outbox_' AND database = current_database()
 )
-SELECT quote_ident(rolname), rolname = session_user, current_setting('wal_level') = 'logical',
+SELECT quote_ident(rolname), rolname = session_user,
+    -- Since version 19, a server with "replica" decodes its log while there is a logical slot.
+    current_setting('wal_level') = 'logical'
+        OR current_setting('wal_level') = 'replica' AND current_setting('server_version_num')::integer >= 190000,
     rolsuper OR rolreplication OR EXISTS (
         SELECT FROM pg_roles rds WHERE rds.rolname = 'rds_replication' AND pg_has_role(role.oid, rds.oid, 'member')
     ),
@@ -138,7 +141,7 @@ class LogSetup:
         from django_outbox.stores.replication import find_refusal  # noqa: PLC0415
 
         if refusal := find_refusal(self._store.connection.get_connection_params()):
-            remedy = "Connect to the server itself, without a connection pool in between."
+            remedy = "Connect to the server itself, or to a pool that passes replication, as PgBouncer does since 1.23."
             yield Obstacle(f"refuses a connection that reads the log: {refusal.rstrip('.')}", remedy, "W059")
 
     def list_statements(self, *, remove: bool = False) -> list[str]:
