@@ -1,7 +1,7 @@
 """System checks of the settings and the databases. Each message has an ID, and a hint with the remedy.
 
 `django_outbox.conf` finds E001 to E005 and E023, `django_outbox.brokers.registry` finds E006 to E008,
-`django_outbox.celery.configuration` finds E030 to W031, and this module finds the others.
+`django_outbox.celery.configuration` finds E030 to W032, and this module finds the others.
 """
 
 import inspect

@@ -1,11 +1,13 @@
 """Mistakes in the settings of Celery apps with tasks that use the outbox."""
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from celery import Celery
+from celery import Celery, Task
 from celery.app import app_or_default
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import autodiscover_modules
 
 from django_outbox.brokers.celery import CeleryPublisher
 from django_outbox.brokers.celery.options import find_app, late_modules
@@ -13,6 +15,7 @@ from django_outbox.brokers.registry import import_backend
 from django_outbox.celery.app import OutboxCelery
 from django_outbox.celery.task import OutboxTask
 from django_outbox.conf import OutboxSettings, SettingsProblem
+from django_outbox.text import counted
 
 EXAMPLE = '{"BACKEND": "django_outbox.brokers.celery.CeleryPublisher", "OPTIONS": {"app": "shop.celery:app"}}'
 
@@ -56,6 +59,7 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
                 "belong to Celery's default app and bypass the outbox.",
                 f"Write in the __init__.py of the project: from {module} import {name}",
             )
+        yield from _find_bypassing_tasks(app)
     for app in apps if users else ():
         if str(app.conf.result_backend or "").startswith("rpc"):
             yield SettingsProblem(
@@ -65,6 +69,45 @@ def find_problems(settings: OutboxSettings) -> Iterator[SettingsProblem]:
                 "Use a result backend that stores results, such as Redis or a database: the queue of rpc:// does not "
                 "exist until a result is asked for.",
             )
+
+
+def _find_bypassing_tasks(app: Celery) -> Iterator[SettingsProblem]:
+    """Yield the bases of tasks that bypass the outbox, although the app is to use it for all tasks."""
+    if not (isinstance(app, OutboxCelery) or issubclass(app.Task, OutboxTask)):
+        return
+    # Where workers find tasks by default. Celery's own search would run the checks again.
+    with suppress(Exception):
+        autodiscover_modules("tasks")
+    names: dict[type, list[str]] = {}
+    for name, task in sorted(app.tasks.items()):
+        # `base=celery.Task` is how a task asks to be sent directly.
+        is_direct = vars(type(task)).get("_decorated") and type(task).__bases__ == (Task,)
+        if not (name.startswith("celery.") or isinstance(task, OutboxTask) or is_direct):
+            names.setdefault(_find_base(type(task)), []).append(name)
+    for base, tasks in names.items():
+        listed = ", ".join(tasks[:10]) + (", ..." if len(tasks) > 10 else "")
+        yield SettingsProblem(
+            "W032",
+            f"{counted(len(tasks), 'task')} of the Celery app {app.main!r} ({listed}) with the base "
+            f"{base.__module__}.{base.__qualname__}, which is not an OutboxTask: calls bypass the outbox, and are sent "
+            "before the commit and after a rollback.",
+            f"Write{_find_line(base)}: class {base.__name__}(OutboxTask), from django_outbox.celery. To send a task "
+            "directly on purpose, give it base=celery.Task, or silence this check.",
+        )
+
+
+def _find_base(task_class: type) -> type:
+    """Return the class of the project that a task has from `celery.Task`; the last one, if there are several."""
+    mro = task_class.__mro__
+    # Celery makes a class of each decorated function, and one for each app.
+    own = [each for each in mro[: mro.index(Task)] if not {"_decorated", "_app"} & vars(each).keys()]
+    return own[-1] if own else task_class
+
+
+def _find_line(base: type) -> str:
+    with suppress(OSError, TypeError):
+        return f" in {inspect.getsourcefile(base)}, line {inspect.getsourcelines(base)[1]}"
+    return ""
 
 
 def _find_apps(paths: Sequence[str]) -> dict[str, Celery]:

@@ -215,7 +215,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
             if recorded := self._find_recorded():
                 recorded.enqueue(self, using)
 
-    def delete(self, *args: Any, **kwargs: Any) -> Any:
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         using = self._choose_database(args[:1], kwargs)
         with self._block(using):
             recorded = self._find_recorded()

@@ -1,5 +1,6 @@
 """The system checks of tasks that use the outbox."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from django.core.checks import CheckMessage, run_checks
 from django.test import override_settings
 
@@ -141,6 +142,36 @@ print([message.id for message in check_celery(None)])
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     assert found.stdout.strip() == "['django_outbox.W031']"
+
+
+class ReportingTask(Task):  # type: ignore[type-arg]
+    """A base that a project had before it used the outbox."""
+
+
+class Registered(ReportingTask):
+    name = "shop.registered"
+
+    def run(self) -> None: ...
+
+
+def test_w032_names_the_base_of_tasks_that_bypass_the_outbox(app: Celery):
+    app.task(name="shop.direct", base=Task, shared=False)(celery_app.note)
+    assert found(PUBLISHERS) == []
+    app.task(name="shop.report", base=ReportingTask, shared=False)(celery_app.note)
+    app.register_task(Registered())
+    (problem,) = found(PUBLISHERS)
+    assert problem.id == "django_outbox.W032"
+    assert "2 tasks of the Celery app 'outbox_tests' (shop.registered, shop.report)" in problem.msg
+    assert f"{__name__}.ReportingTask" in problem.msg
+    line = inspect.getsourcelines(ReportingTask)[1]
+    assert f"{__file__}, line {line}: class ReportingTask(OutboxTask)" in str(problem.hint)
+
+
+def test_w032_the_class_of_all_tasks_was_replaced(monkeypatch: pytest.MonkeyPatch):
+    made = OutboxCelery("shop", set_as_current=False, task_cls=ReportingTask)
+    made.task(name="shop.report", shared=False)(celery_app.note)
+    monkeypatch.setattr("django_outbox.celery.configuration.app_or_default", lambda: made)
+    assert [problem.id for problem in found(PUBLISHERS)] == ["django_outbox.W032"]
 
 
 def test_plain_tasks_give_no_message(app: Celery, monkeypatch: pytest.MonkeyPatch):

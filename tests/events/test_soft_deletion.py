@@ -23,7 +23,7 @@ class SafeDeleted(RecordsEvents, SafeDeleteModel):
         app_label = "tests"
 
 
-class SoftDeleted(RecordsEvents, SoftDeletableModel):
+class SoftDeleted(RecordsEvents, SoftDeletableModel):  # type: ignore[misc]
     class Meta:
         app_label = "tests"
 
