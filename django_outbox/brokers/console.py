@@ -36,7 +36,9 @@ class ConsolePublisher(Publisher):
         lines = [_format_line(message) for message in messages]
         with self._lock:
             stream = self.stream or sys.stdout
-            stream.writelines(lines)
+            # A console may lack characters.
+            encoding = getattr(stream, "encoding", None) or "utf-8"
+            stream.writelines(line.encode(encoding, "backslashreplace").decode(encoding) for line in lines)
             stream.flush()
         return [ACCEPTED] * len(messages)
 

@@ -1,6 +1,7 @@
 """The base of all commands: examples in the help, and the flag for the database."""
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +35,13 @@ class OutboxCommand(BaseCommand):
         return super().create_parser(
             prog_name, subcommand, **{"formatter_class": HelpFormatter, "epilog": epilog, **kwargs}
         )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run the command for a process; a console that lacks a character shows an escape sequence instead."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        super().run_from_argv(argv)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command; a CommandError if an argument is not text, or the database cannot be used."""
