@@ -2,10 +2,13 @@
 
 import abc
 import datetime
-from collections.abc import Callable, Sequence, Set
+import time
+from collections.abc import Callable, Container, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
+
+from django.db import connections
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.publisher import Publisher
@@ -18,10 +21,16 @@ from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.retry import LONGEST_RETRY_AFTER, RetryEntry, retry_delay
 from django_outbox.stores import Claim, Failed, Held, Retried, Settlement
-from django_outbox.text import counted, describe, one_line, some_ids
+from django_outbox.text import MAX_IDS, counted, describe, one_line, some_ids
 
 UNREADABLE = "outbox.unreadable"
 """The `error_class` of a row that is not a message."""
+
+REFUSED_WAIT = 300.0
+"""Seconds for which a message is not published again if the database refuses every new state of it."""
+
+NOT_SETTLED = "outbox.not_settled"
+"""The `error_class` of a message that was published, and whose row the database does not let become processed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,11 @@ class Deliverer(abc.ABC):
     Args:
         paused_types: returns the types of messages that are held instead of published, as far as the relay knows.
         is_stopping: returns True if no further messages are to be published; those at the broker are still settled.
+        refused: the messages that are not published for now, because the database refuses every new state of them.
+
+    Attributes:
+        published: the messages of the last batch, from the moment at which they are handed to the publisher.
+        session: the driver's connection that has claimed it.
     """
 
     publisher: Publisher
@@ -94,6 +108,38 @@ class Deliverer(abc.ABC):
     dead_letters: Publisher | None = None
     paused_types: Callable[[], Set[str]] = frozenset
     is_stopping: Callable[[], bool] = field(default=lambda: False)
+    refused: dict[int, tuple[float, str]] = field(default_factory=dict)
+    published: Sequence[Message] = ()
+    session: object = None
+    _is_careful: bool = False
+
+    def settle_carefully(self, reason: str) -> None:
+        """Find the rows to blame before the next batch is settled, because the database refused to settle the last."""
+        self._is_careful = True
+        keeps = self.source.keep_processed()
+        logger.warning(
+            "Publisher %r: the database refused to settle %s: %s. The next batch is settled without the rows that it "
+            "refuses%s.",
+            self.publisher.alias,
+            counted(len(self.published), "published message"),
+            reason,
+            ", and processed messages are left to the purge from now on" if keeps else "",
+            event="relay.settlement_refused",
+            publisher=self.publisher.alias,
+            database=self.source.using,
+            count=len(self.published),
+            reason=reason,
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why the database refuses every new state of some messages; blank if there are none."""
+        for id, (until, reason) in self.refused.copy().items():
+            if time.monotonic() > until:
+                del self.refused[id]
+            else:
+                return f"message {id} was published and cannot be settled: {reason}"
+        return ""
 
     @abc.abstractmethod
     def deliver(self, limit: int) -> Tally:
@@ -112,6 +158,7 @@ class Deliverer(abc.ABC):
         with claiming as claim:
             if not claim.messages:
                 return Tally()
+            self.session = connections[self.source.using].connection
             recorder.claimed(len(claim.messages))
             batch = self._sort(claim)
             decided = publish(batch.messages) if batch.messages else Decided.blocked(0)
@@ -206,8 +253,16 @@ class Deliverer(abc.ABC):
             blocks_key = self.settings.failed_blocks_key and bool(row.key)
             failed.append(Failed(row.id, row.reason, UNREADABLE, blocks_key))
         settlement = replace(decided.settlement, failed=failed, held=batch.held)
+        settlement = self._permitted(batch, settlement)
         self.source.settle(batch.claim, settlement)
         return decided._replace(settlement=settlement)
+
+    def _permitted(self, batch: Batch, settlement: Settlement) -> Settlement:
+        """Return the new states after a refusal of the database: let those messages fail whose states it refuses.
+
+        Those that may not even fail are left as they are.
+        """
+        return settlement
 
     def _leave_late(self, messages: Sequence[Message]) -> Decided:
         self.source.rewind()
@@ -233,19 +288,56 @@ class BrokerDeliverer(Deliverer):
     def _publish(self, messages: Sequence[Message]) -> Decided:
         if self.source.is_late:
             return self._leave_late(messages)
+        self.published = messages
+        if self.refusal:
+            self.published = [*without_refused(messages, self.refused)]
         if self.publisher.keeps_order:
-            outcomes = self._send(messages)
+            outcomes = self._send(self.published)
         else:
             outcomes = publish_in_waves(
                 self._send,
-                messages,
+                self.published,
                 failed_blocks_key=self.settings.failed_blocks_key,
                 may_not_begin=self._may_not_begin,
             )
+        if len(outcomes) < len(messages):
+            by_id = {message.id: outcome for message, outcome in zip(self.published, outcomes, strict=True)}
+            outcomes = [by_id.get(message.id, BLOCKED) for message in messages]
         if self.source.is_late and BLOCKED in outcomes:
             # Messages without a key may have been left, too.
             self.source.rewind()
         return self._decide(messages, outcomes)
+
+    def _permitted(self, batch: Batch, settlement: Settlement) -> Settlement:
+        if not self._is_careful:
+            return settlement
+        reasons = self.source.find_refused(settlement)
+        self._is_careful = bool(reasons)
+        if not reasons:
+            return settlement
+        blocking = {message.id for message in batch.contents if message.key and self.settings.failed_blocks_key}
+        failed = [
+            Failed(id, f"The outcome could not be stored: {reason}", NOT_SETTLED, blocks_key=id in blocking)
+            for id, reason in reasons.items()
+        ]
+        left = self.source.find_refused(Settlement(failed=failed))
+        self.refused |= {id: (time.monotonic() + REFUSED_WAIT, reason) for id, reason in left.items()}
+        logger.error(
+            "Publisher %r: %s could not be settled (%s): %s",
+            self.publisher.alias,
+            counted(len(reasons), "published message"),
+            some_ids(reasons),
+            next(iter(reasons.values())),
+            event="relay.messages_refused",
+            publisher=self.publisher.alias,
+            database=self.source.using,
+            count=len(reasons),
+            ids=[*reasons][:MAX_IDS],
+            reason=next(iter(reasons.values())),
+        )
+        remaining = settlement.only({*settlement.ids} - reasons.keys())
+        failed = [row for row in failed if row.id not in left]
+        return replace(remaining, failed=[*remaining.failed, *failed], held=settlement.held)
 
     def _send(self, messages: Sequence[Message]) -> list[Outcome]:
         """Send messages to the broker. If the publisher raises, find those to blame."""
@@ -260,6 +352,16 @@ class BrokerDeliverer(Deliverer):
     def _may_not_begin(self) -> bool:
         """Return whether no further call of the publisher may begin: half of the claim timeout is over as well."""
         return self.is_stopping() or self.source.is_late
+
+
+def without_refused(messages: Sequence[Message], refused: Container[int]) -> Iterator[Message]:
+    """Yield messages except the refused ones and the later ones of their keys."""
+    blocked: set[str] = set()
+    for message in messages:
+        if message.id in refused:
+            blocked.add(message.key)
+        elif not message.key or message.key not in blocked:
+            yield message
 
 
 def publish_in_waves(

@@ -1,5 +1,7 @@
 """Circuit breakers: after an outage nothing is sent for a while, and then a small batch is tried.
 
+Messages that were published twice in a row and could not be settled are an outage of their publisher, too.
+
     closed --outage--> open --wait is over--> half-open --answered--> closed
                         ^                         |
                         +---------outage----------+
@@ -12,13 +14,15 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from django_outbox.messages import Message
 from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.service.outages import Outages
 from django_outbox.signals import breaker_changed, send
+from django_outbox.text import counted
 
 
 class State(enum.Enum):
@@ -32,43 +36,53 @@ class Permit(NamedTuple):
 
     Args:
         opening: how often the breaker had opened before.
+        unsettled: number of batches in a row that could not be settled before.
     """
 
     size: int
     opening: int
+    unsettled: int = 0
 
 
 @dataclass(slots=True)
 class Breaker:
     """Permits batches, and receives the result of each one: a state machine without a clock and without threads.
 
-    Every permit is returned once: by `note_answer`, `note_outage` or `withdraw`. A permit from before the breaker last
-    opened changes nothing: its batch met the same outage, or was published before it.
+    Every permit is returned once: by `note_answer`, `note_outage`, `note_unsettled` or `withdraw`. A permit from before
+    the breaker last opened changes no state: its batch met the same outage, or was published before it.
 
     Attributes:
         consecutive_outages: number of outages in a row during which nothing was delivered.
+        unsettled: number of batches in a row that were published and could not be settled. Others between them do not
+            count until each message of these is settled.
         reason, since: of the outage in progress; `since` is a Unix time.
     """
 
     limits: Limits = LIMITS
     state: State = State.CLOSED
     consecutive_outages: int = 0
+    unsettled: int = 0
     open_until: float = 0.0
     reason: str = ""
     since: float | None = None
     _openings: int = 0
     _on_trial: bool = False
+    _unsettled_ids: set[int] = field(default_factory=set)
+    _unsettled_at: float = 0.0
 
     def admit(self, now: float, wanted: int) -> Permit | None:
         """Permit as many messages as wanted, or a few on trial, one trial at a time; None means wait."""
         if self.state is State.OPEN and now >= self.open_until:
             self.state = State.HALF_OPEN
         if self.state is State.CLOSED:
-            return Permit(wanted, self._openings)
+            if self.unsettled and now - self._unsettled_at > self.limits.unsettled_memory:
+                self.note_settled(self._unsettled_ids.copy())
+            # A smaller batch takes less time, which may be what is limited.
+            return Permit(max(wanted >> self.unsettled, 1), self._openings, self.unsettled)
         if self.state is State.OPEN or self._on_trial:
             return None
         self._on_trial = True
-        return Permit(min(wanted, self.limits.trial_size), self._openings)
+        return Permit(min(wanted, self.limits.trial_size), self._openings, self.unsettled)
 
     def note_answer(self, permit: Permit) -> None:
         """Close: the broker answered for a message of the batch. Whatever the outcome is, the broker is available."""
@@ -86,11 +100,39 @@ class Breaker:
             delivered: whether a part of the batch was delivered: then outages are counted from 1 again.
         """
         if permit.opening == self._openings:
-            self._openings += 1
             self.consecutive_outages = 1 if delivered else self.consecutive_outages + 1
-            self.state = State.OPEN
-            self.open_until = now + self.limits.outage_wait.after(self.consecutive_outages, rand=rand)
-            self._on_trial = False
+            self._open(now + self.limits.outage_wait.after(self.consecutive_outages, rand=rand))
+
+    def note_unsettled(
+        self, permit: Permit, now: float, ids: Collection[int], *, rand: Callable[[], float] = random.random
+    ) -> bool:
+        """Note that messages were published and could not be settled; return whether the breaker opens.
+
+        The first time, the connection to the database may have been lost. Batches of several workers that meet the same
+        loss count once.
+        """
+        is_next = permit.unsettled == self.unsettled or not self._unsettled_ids.isdisjoint(ids)
+        self._unsettled_ids.update(ids)
+        self._unsettled_at = now
+        if is_next:
+            self.unsettled += 1
+            if self.unsettled > 1 and permit.opening == self._openings:
+                # A drain does not wait for that.
+                self.consecutive_outages = max(self.consecutive_outages + 1, self.limits.drain_patience)
+                self._open(now + self.limits.unsettled_wait.after(self.unsettled - 1, rand=rand))
+                return True
+        self.withdraw(permit)
+        return False
+
+    def note_settled(self, ids: Collection[int]) -> None:
+        self._unsettled_ids.difference_update(ids)
+        if not self._unsettled_ids:
+            self.unsettled = 0
+
+    def _open(self, until: float) -> None:
+        self._openings += 1
+        self.state, self.open_until = State.OPEN, until
+        self._on_trial = False
 
     def withdraw(self, permit: Permit) -> None:
         """Take the permit back unchanged: the batch had no message for the broker."""
@@ -160,17 +202,27 @@ class Breakers:
         outage: str = "",
         delivered: bool = False,
         responds: bool = False,
+        published: Sequence[Message] = (),
+        unsettled: str = "",
     ) -> None:
         """Process the result of a batch that was permitted.
 
         Args:
-            outage: why the broker was unavailable; blank if it was not, or if nothing was sent.
+            outage: why the publisher was unavailable; blank if it was not, or if nothing was sent.
+            published: the messages that were handed to it.
+            unsettled: why they could not be settled; blank if they were.
         """
         breaker, seconds = self._breakers[publisher_alias], 0.0
         with self._lock:
-            before = breaker.state
-            if outage:
-                now = time.monotonic()
+            before, now = breaker.state, time.monotonic()
+            if breaker.unsettled and published and not unsettled:
+                breaker.note_settled([message.id for message in published])
+            if unsettled:
+                if breaker.note_unsettled(permit, now, [message.id for message in published]):
+                    count = counted(len(published), "published message")
+                    outage = f"{count} could not be settled, {breaker.unsettled} times in a row: {unsettled}"
+                    seconds = breaker.open_until - now
+            elif outage:
                 breaker.note_outage(permit, now, delivered=delivered)
                 seconds = breaker.open_until - now
             elif responds:

@@ -1,5 +1,6 @@
 """One round of a worker: connect, claim, publish and settle within the limits, and why that failed if it did."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
 from django_outbox.db.transactions import is_usable
 from django_outbox.deployment import REQUIRED, close_after_error
 from django_outbox.exceptions import RelayUnavailable
+from django_outbox.messages import Message
 from django_outbox.models import RateLimit
 from django_outbox.relay.batch import BrokerDeliverer, Deliverer
 from django_outbox.relay.leased import LeasedDeliverer
@@ -26,23 +28,28 @@ class Round(NamedTuple):
 
     Args:
         looked: whether the database was asked for due messages.
+        publisher_outage: why its broker is unavailable, or what the database refuses to do for it.
         wait: the seconds until the next round, if the database was not asked because of a limit.
+        published: the messages that were handed to the publisher.
+        unsettled: why they could not be settled.
     """
 
     tally: Tally = Tally()
-    broker_outage: str = ""
+    publisher_outage: str = ""
     database_outage: str = ""
     prepared: bool = False
     looked: bool = False
     wait: float = 0.0
+    published: Sequence[Message] = ()
+    unsettled: str = ""
 
     @property
     def outage(self) -> str:
-        return self.database_outage or self.broker_outage
+        return self.database_outage or self.publisher_outage or self.unsettled
 
     @property
     def found_nothing(self) -> bool:
-        return self.looked and not self.tally.claimed
+        return self.looked and not self.tally.claimed and not self.outage
 
     @property
     def broker_responds(self) -> bool:
@@ -68,14 +75,27 @@ class Delivery:
         """
         # Before the claim, so that no transaction waits for a connection to the broker.
         if self._prepares and (reason := prepare_publisher(self._publisher)):
-            return Round(broker_outage=reason)
+            return Round(publisher_outage=reason)
         using = self._state.using
+        session = connections[using].connection
         try:
             return self._run(wanted)
         except (DatabaseError, InterfaceError) as error:
             # MariaDB shows no table to a role without a privilege on it, and only some need this one.
             limits = [RateLimit] if self._limiter else []
-            reason = close_after_error(connections[using], error, [*REQUIRED, *limits])
+            connection = connections[using]
+            # Whatever watches the calls may have opened another connection in the meantime.
+            is_same = (self._deliverer.session or session) in (None, connection.connection)
+            responds = is_same and not connection.in_atomic_block and is_usable(connection)
+            remedy = get_store(connection).describe_missing_rights(error) if responds else ""
+            reason = close_after_error(connection, error, [*REQUIRED, *limits]) + remedy
+            if published := self._deliverer.published:
+                # The session may have been lost in between. If not, the database refuses a row.
+                if responds:
+                    self._deliverer.settle_carefully(reason)
+                return Round(looked=True, published=published, unsettled=reason)
+            if responds:
+                return Round(publisher_outage=reason, looked=True)
             return Round(database_outage=f"database {using!r}: {reason}")
 
     def check_connection(self) -> None:
@@ -96,6 +116,7 @@ class Delivery:
 
     def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
+        self._deliverer.published, self._deliverer.session = (), None
         if limiter is not None:
             if not limiter.look_for_work():
                 return Round(prepared=self._prepares, looked=True)
@@ -113,7 +134,9 @@ class Delivery:
             budget.release(self._publisher.alias, limit, tally)
         if limiter is not None:
             limiter.note(tally.claimed, tally.settled)
-        return Round(tally, tally.outage, prepared=self._prepares, looked=True)
+        outage = tally.outage or (self._deliverer.refusal if not tally.answered else "")
+        published = self._deliverer.published
+        return Round(tally, outage, prepared=self._prepares, looked=True, published=published)
 
 
 def make_deliverer(publisher: Publisher, source: TableSource, state: RelayState) -> Deliverer:
@@ -124,6 +147,7 @@ def make_deliverer(publisher: Publisher, source: TableSource, state: RelayState)
         "dead_letters": state.dead_letters,
         "paused_types": partial(state.pauses.paused_types, publisher.alias),
         "is_stopping": lambda: state.stopping,
+        "refused": state.refused[publisher.alias],
     }
     if not isinstance(publisher, TransactionalPublisher):
         return BrokerDeliverer(publisher=publisher, **options)

@@ -82,6 +82,7 @@ class LeasedDeliverer(HandlingDeliverer):
             decided = self._leave()
             recorder.published(batch.messages, decided.outcomes)
             return decided
+        self.published = batch.messages
         decide = self._work(keeper.message)
         for failures in itertools.count():
             try:

@@ -14,6 +14,10 @@ class Limits(ServiceLimits):
         outage_wait: how long a circuit breaker stays open: at least 0.2 seconds, and never more than twice `max_delay`,
             so that the relay is back within seconds of the broker's return. The jitter spreads the return of many
             relays over the same time again.
+        unsettled_wait: how long it stays open after messages were published twice in a row and could not be settled:
+            each trial publishes some of them again.
+        unsettled_memory: seconds after which a closed circuit breaker forgets such messages, which another relay may
+            have settled; longer than the longest wait.
         reconnect_wait: waits before the listener reconnects; the relay polls in the meantime.
         trial_size: maximum number of messages that a half-open circuit breaker permits.
         first_idle_wait: initial idle wait; it doubles after each empty claim, up to the poll interval.
@@ -26,6 +30,8 @@ class Limits(ServiceLimits):
     """
 
     outage_wait: Backoff = field(default=Backoff(delay=0.2, max_delay=3.0, jitter=1.0))
+    unsettled_wait: Backoff = field(default=Backoff(delay=1.0, max_delay=120.0, jitter=1.0))
+    unsettled_memory: float = 600.0
     reconnect_wait: Backoff = field(default=Backoff(delay=0.5, max_delay=30.0, jitter=1.0))
     trial_size: int = 10
     first_idle_wait: float = 0.01

@@ -99,6 +99,7 @@ class Relay:
                 max_seconds=settings.claim_timeout,
             ),
             turns={alias: Turns() for alias in self._aliases},
+            refused={alias: {} for alias in self._aliases},
             wake_ups=WakeUps(),
             dead_letters=self._find_dead_letters(settings.dead_letter_publisher),
             database_calls=database_calls,

@@ -163,6 +163,8 @@ class RelayState(ServiceState):
     Args:
         batch_sizes: maximum number of messages in one claim, by publisher.
         turns: taken by the workers of a publisher while its handlers conflict with each other.
+        refused: the messages of each publisher that are not published for now, because the database refuses every new
+            state of them: until when, and why.
         positions: the numbers of positions of streams that are still to be set up.
     """
 
@@ -176,6 +178,7 @@ class RelayState(ServiceState):
     pauses: Pauses
     outages: Outages
     turns: Mapping[str, Turns]
+    refused: Mapping[str, dict[int, tuple[float, str]]]
     wake_ups: WakeUps
     dead_letters: Publisher | None
     database_calls: DatabaseCalls

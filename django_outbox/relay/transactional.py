@@ -10,11 +10,7 @@ from django.db import Error
 
 from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
-from django_outbox.messages import (
-    Message,
-    Verdict,
-    retry_later,
-)
+from django_outbox.messages import Message, Verdict, retry_later
 from django_outbox.relay.batch import Decided
 from django_outbox.relay.handling import (
     Conflict,
@@ -63,7 +59,6 @@ class TransactionalDeliverer(HandlingDeliverer):
     def __post_init__(self) -> None:
         self._sizes = BatchSizes(self.turns)
         # Of the batch in hand:
-        self._claimed: Sequence[Message] = ()
         self._conflict: Conflict | None = None
 
     def deliver(self, limit: int) -> Tally:
@@ -88,7 +83,7 @@ class TransactionalDeliverer(HandlingDeliverer):
         return tally
 
     def _run_batch(self, limit: int) -> tuple[Tally, int]:
-        self._claimed, self._conflict = (), None
+        self.published, self._conflict = (), None
         result = self._try_batch(limit)
         if self._conflict is not None:
             self._back_off(self._conflict)
@@ -107,26 +102,28 @@ class TransactionalDeliverer(HandlingDeliverer):
                 return Tally(), 1
             return self._blame(lost), 0
         except Error as error:
-            if not self._claimed or self._connection.in_atomic_block:
+            if not self.published or self._connection.in_atomic_block:
                 raise
+            if is_usable(self._connection):
+                self.settle_carefully(describe(error))
             self._forget_connection()
-            if len(self._claimed) == 1:
-                return self._blame(TransactionLost(self._claimed[0], error)), 0
+            if len(self.published) == 1:
+                return self._blame(TransactionLost(self.published[0], error)), 0
             logger.warning(
                 "Publisher %(publisher)r: a batch could not be committed, so its messages are delivered one by one: "
                 "%(reason)s",
                 event="relay.batch_not_committed",
                 publisher=self.publisher.alias,
-                count=len(self._claimed),
+                count=len(self.published),
                 reason=describe(error),
             )
-            return Tally(), len(self._claimed)
+            return Tally(), len(self.published)
 
     def _publish(self, messages: Sequence[Message]) -> Decided:
         """Deliver messages in their order. Stop when the time is over; the others go back unchanged."""
         if self.source.is_late:
             return self._leave_late(messages)
-        self._claimed = messages
+        self.published = messages
         # Until the commit, because the locks of handlers last until then.
         self._turn.enter_context(self.turns.taking())
         if self.turns.are_taken:
@@ -163,7 +160,7 @@ class TransactionalDeliverer(HandlingDeliverer):
 
     def _back_off(self, conflict: Conflict) -> None:
         """Shrink the next batches, and wait a moment if the message has conflicted several times in a row."""
-        if self._sizes.shrink(len(self._claimed)):
+        if self._sizes.shrink(len(self.published)):
             logger.warning(
                 "Publisher %(publisher)r: the work on message %(id)d was rolled back because of another transaction. "
                 "It begins again, and batches are smaller for a while: %(reason)s",

@@ -74,11 +74,13 @@ class Worker(abc.ABC):
             self._state.breakers.note(
                 self._alias,
                 permit,
-                outage=result.broker_outage,
+                outage=result.publisher_outage,
                 delivered=result.tally.processed > 0,
                 responds=result.broker_responds,
+                published=result.published,
+                unsettled=result.unsettled,
             )
-        if result.outage:
+        if result.outage and not result.tally.answered:
             self._source.rewind()
         return result
 

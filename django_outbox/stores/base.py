@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from django_outbox.db.fields import partition_of
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.db.transactions import is_usable
 from django_outbox.logs import logger
 from django_outbox.messages import Message
 from django_outbox.models import HELD_BY_PAUSE, KeyLock, OutboxMessage, Pause, StreamPosition
@@ -84,6 +85,9 @@ class Store(ClaimQueries):
 
     is_publisher: ClassVar[str] = "publisher = %s"
     """SQL condition of the messages of a publisher, given once for each placeholder."""
+
+    no_guard: ClassVar[tuple[Any, ...]] = ()
+    """What `write_states` takes to change rows that are not known to be a claim's."""
 
     report_interval: ClassVar[float] = 10.0
     """Seconds between two reports of a relay."""
@@ -244,6 +248,10 @@ class Store(ClaimQueries):
         """Return whether this very error, which may be an error of the driver, shows such a conflict."""
         return False
 
+    def describe_missing_rights(self, error: BaseException) -> str:
+        """Return which rights on the table of an error are missing; blank if the error says so, or is another one."""
+        return ""
+
     def check_constraints(self) -> None:
         """Check the constraints that the commit would check, if the database can do so for this transaction alone."""
 
@@ -276,6 +284,28 @@ class Store(ClaimQueries):
         if settlement.retried:
             settled += self.execute(self.RETRIED, [error_rows(settlement.retried, self.storable), *guard])
         return settled
+
+    def find_refused(self, settlement: Settlement) -> dict[int, str]:
+        """Return why new states of messages cannot be written, by their ids.
+
+        All are written in a savepoint that is rolled back; if that fails, the halves, until each culprit stands alone.
+        """
+        ids = [*settlement.ids]
+        if not ids:
+            return {}
+        try:
+            with transaction.atomic(using=self.connection.alias):
+                self.write_states(settlement, *self.no_guard, delete_processed=False)
+                self.check_constraints()
+                transaction.set_rollback(True, using=self.connection.alias)
+        except DatabaseError as error:
+            if self.connection.needs_rollback or self.is_conflict(error) or not is_usable(self.connection):
+                raise
+            if len(ids) == 1:
+                return {ids[0]: describe(error)}
+            half = {*ids[: len(ids) // 2]}
+            return self.find_refused(settlement.only(half)) | self.find_refused(settlement.only({*ids} - half))
+        return {}
 
     @contextmanager
     def holding(self) -> Iterator[None]:

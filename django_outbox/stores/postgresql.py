@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
+from django.apps import apps
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -213,6 +214,13 @@ EARLIEST = "-infinity"
 
 WAKE = "SELECT pg_notify(%s, publisher) FROM unnest(%s::text[]) publisher"
 
+INSUFFICIENT_PRIVILEGE = "42501"
+
+MISSING_RIGHTS = """
+SELECT privilege FROM unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) privilege
+WHERE NOT has_table_privilege(%s, privilege)
+"""
+
 CODECS = {
     "UTF8": "utf-8",
     "EUC_CN": "gb2312",
@@ -356,6 +364,16 @@ class PostgreSQLStore(LockingStore):
         if read_only:
             # Claiming keys writes nothing, so messages would be published and never settled.
             raise OperationalError("the session is read-only; a relay needs the primary server")
+
+    def describe_missing_rights(self, error: BaseException) -> str:
+        code = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
+        tables = [model._meta.db_table for model in apps.get_app_config("django_outbox").get_models()]
+        named = [table for table in tables if str(error).split("\n")[0].endswith(f" {table}")]
+        if code != INSUFFICIENT_PRIVILEGE or not named:
+            return ""
+        quoted = self.connection.ops.quote_name(named[0])
+        rights = [right for (right,) in self.fetch(MISSING_RIGHTS, [quoted])]
+        return f" (the role lacks {', '.join(rights)})" if rights else ""
 
     def check_constraints(self) -> None:
         self.connection.check_constraints()

@@ -6,7 +6,7 @@ A row that cannot be read never stops the delivery of another one.
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypedDict
 
@@ -104,6 +104,14 @@ class Settlement:
     def count(self) -> int:
         """Number of messages that have a new state, without the held ones."""
         return len(self.processed) + len(self.failed) + len(self.retried)
+
+    def only(self, ids: Set[int]) -> "Settlement":
+        """Return the new states of some messages, without the held ones."""
+        return Settlement(
+            [id for id in self.processed if id in ids],
+            [row for row in self.failed if row.id in ids],
+            [row for row in self.retried if row.id in ids],
+        )
 
     @property
     def ids(self) -> Iterator[int]:

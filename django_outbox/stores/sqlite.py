@@ -257,6 +257,7 @@ class SQLiteStore(Store):
         WHERE {{table}}.id = json_extract(settled.value, '$.id') AND {MINE}
     """
 
+    no_guard = (None,)
     now = NOW
     undelivered = UNDELIVERED
     # Only one connection may write at a time.

@@ -1,6 +1,7 @@
 """The circuit breaker, as a state machine without a clock."""
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -133,6 +134,41 @@ def test_a_hundred_relays_do_not_return_in_the_same_instant():
     width = (max(returns) - min(returns)) / 10
     assert width * 10 > OUTAGE_WAIT.max_delay / 2
     assert all(sum(begin <= time < begin + width for time in returns) <= 33 for begin in returns)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 5), min_size=1), st.booleans()), max_size=60))
+def test_no_message_is_published_a_third_time_before_it_is_settled_or_the_breaker_opens(
+    batches: list[tuple[set[int], bool]],
+):
+    breaker, published = Breaker(), Counter[int]()
+    for ids, settled in batches:
+        before = breaker.state
+        permit = admitted(breaker)
+        if before is State.OPEN:
+            published.clear()
+        published.update(ids)
+        assert max(published.values()) <= 2
+        if settled:
+            breaker.note_settled(ids)
+            breaker.note_answer(permit)
+            for id in ids:
+                del published[id]
+        else:
+            breaker.note_unsettled(permit, breaker.open_until, ids)
+
+
+def test_the_waits_for_batches_that_cannot_be_settled_grow_until_these_are_settled():
+    breaker, waits = Breaker(), []
+    for _ in range(12):
+        now = breaker.open_until
+        breaker.note_unsettled(admitted(breaker), now, [1], rand=lambda: 0.0)
+        waits.append(breaker.open_until - now)
+    assert waits[:5] == [0, 1, 2, 4, 8]
+    assert waits[-1] == LIMITS.unsettled_wait.max_delay
+    breaker.note_settled([2])
+    assert breaker.unsettled == 12
+    breaker.note_settled([1])
+    assert breaker.unsettled == 0
 
 
 class Workers(RuleBasedStateMachine):

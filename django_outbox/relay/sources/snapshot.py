@@ -398,7 +398,7 @@ class SnapshotSource(TableSource):
         if changed.to_table or changed.processed or batch.waiting:
             stream.move_to_table([*batch.waiting, *changed.to_table, *changed.processed])
             remaining = replace(settlement, processed=changed.processed)
-            self._store.settle(claim, remaining, delete_processed=self._settings.deletes_processed)
+            self._store.settle(claim, remaining, delete_processed=self._deletes_processed)
         end, listing = batch.end, batch.listing
         if changed.left is not None:
             before = bisect_left(listing.ids, changed.left)

@@ -41,6 +41,7 @@ class TableSource:
         self._claim_timeout = settings.claim_timeout_of(publisher_alias)
         self._cursor = Cursor()
         self._late_at = 0.0
+        self._deletes_processed = settings.deletes_processed
 
     def claim(self, limit: int) -> AbstractContextManager[Claim]:
         """Claim at most `limit` due messages for as long as the context is open.
@@ -86,7 +87,17 @@ class TableSource:
 
     def settle(self, claim: Claim, settlement: Settlement) -> None:
         with self.watch():
-            self._store.settle(claim, settlement, delete_processed=self._settings.deletes_processed)
+            self._store.settle(claim, settlement, delete_processed=self._deletes_processed)
+
+    def keep_processed(self) -> bool:
+        """Leave processed messages to the purge from now on; return whether they were deleted until now."""
+        deleted, self._deletes_processed = self._deletes_processed, False
+        return deleted
+
+    def find_refused(self, settlement: Settlement) -> dict[int, str]:
+        """Return why the database refuses to write the new states of some messages, by their ids."""
+        with self.watch():
+            return self._store.find_refused(settlement)
 
     def find_paused_types(self) -> frozenset[str]:
         with self.watch():

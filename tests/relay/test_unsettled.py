@@ -1,0 +1,230 @@
+"""Batches that were published and could not be settled: each one is published twice, and then the publisher waits."""
+
+import datetime
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connections
+from django.test import override_settings
+
+from django_outbox import OutboxMessage
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import registry
+from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.monitoring.status import read_status
+from django_outbox.relay import Relay
+from django_outbox.relay.limits import Limits
+from tests.conftest import ALIASES, LOCKING
+from tests.support.messages import put, rows
+from tests.support.publishers import SCRIPTED, Script
+from tests.support.relay_threads import QUICK, relays_in_threads
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.django_db(databases=ALIASES, transaction=True), pytest.mark.usefixtures("scripted")]
+
+HANDLERS = {"BACKEND": "django_outbox.handlers.HandlersPublisher"}
+
+
+def table(using: str) -> str:
+    return connections[using].ops.quote_name(OutboxMessage._meta.db_table)
+
+
+def run_sql(using: str, *statements: str) -> None:
+    with connections[using].cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def end_own_session(using: str) -> None:
+    """End the session of this thread, as a limit of the server or of a pooler does."""
+    session = connections[using].connection
+    with closing(connections[using].copy()) as other, other.cursor() as cursor:
+        if using == "postgresql":
+            cursor.execute("SELECT pg_terminate_backend(%s)", [session.info.backend_pid])
+        else:
+            cursor.execute(f"KILL {session.thread_id()}")
+
+
+def counted(scripted: Script) -> Counter[int]:
+    return Counter(scripted.published())
+
+
+@contextmanager
+def linked(using: str, ids: list[int]) -> Iterator[None]:
+    """A table with a foreign key to some messages, which Django does not know."""
+    key = connections[using].data_types["BigAutoField"].split()[0]
+    run_sql(
+        using,
+        f"CREATE TABLE outbox_link (message_id {key} REFERENCES {table(using)} (id) DEFERRABLE INITIALLY DEFERRED)"
+        if connections[using].vendor != "mysql"
+        else f"CREATE TABLE outbox_link (message_id {key}, FOREIGN KEY (message_id) REFERENCES {table(using)} (id))",
+        *(f"INSERT INTO outbox_link VALUES ({id})" for id in ids),
+    )
+    try:
+        yield
+    finally:
+        run_sql(using, "DROP TABLE outbox_link")
+
+
+@contextmanager
+def refusing(using: str, condition: str) -> Iterator[None]:
+    """A trigger that refuses changes of some messages."""
+    if using == "postgresql":
+        create = [
+            "CREATE FUNCTION outbox_refuse() RETURNS trigger AS "
+            "$$ BEGIN RAISE EXCEPTION 'frozen by accounting'; END $$ LANGUAGE plpgsql",
+            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"WHEN ({condition}) EXECUTE FUNCTION outbox_refuse()",
+        ]
+        drop = [f"DROP TRIGGER outbox_refuse ON {table(using)}", "DROP FUNCTION outbox_refuse"]
+    else:
+        create = [
+            f"CREATE TRIGGER outbox_refuse BEFORE UPDATE ON {table(using)} FOR EACH ROW "
+            f"IF {condition} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'frozen by accounting'; END IF"
+        ]
+        drop = ["DROP TRIGGER outbox_refuse"]
+    run_sql(using, *create)
+    try:
+        yield
+    finally:
+        run_sql(using, *drop)
+
+
+@pytest.fixture(params=LOCKING)
+def locking(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("source", ["table", "snapshot"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_session_that_ends_during_each_batch_is_a_state_with_growing_waits(
+    locking: str, source: str, workers: int, scripted: Script, caplog: pytest.LogCaptureFixture
+):
+    if source == "snapshot" and locking != "postgresql":
+        pytest.skip("streams are on PostgreSQL")
+    times: list[float] = []
+    ending = [True]
+
+    def answer(message: Message) -> Outcome:
+        if ending:
+            if message is scripted.batches[-1][0]:
+                times.append(time.monotonic())
+            with suppress(DatabaseError):
+                end_own_session(locking)
+        return ACCEPTED
+
+    scripted.answer = answer
+    entry = {**SCRIPTED, "SOURCE": source}
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": entry}}):
+        put(1, locking)
+        with relays_in_threads(using=locking, workers=workers, limits=Limits(report_pace=0.05)) as start:
+            start()
+
+            def waits() -> list[int]:
+                """The numbers of publications before each wait of about a second or more."""
+                return [n for n, (a, b) in enumerate(pairwise(times), 1) if b - a >= 0.9]
+
+            eventually(lambda: len(waits()) == 2, seconds=12)
+            # The second worker may have begun before the first one has noticed.
+            assert waits()[0] <= 2 * workers
+            assert waits()[1] == waits()[0] + 1
+
+            def finding() -> Any:
+                return read_status(locking).verdict
+
+            eventually(lambda: finding().code == "unavailable")
+            assert "could not be settled" in finding().values["reason"]
+            ending.clear()
+            eventually(lambda: not OutboxMessage.objects.using(locking).due().exists(), seconds=30)
+            eventually(lambda: finding().code != "unavailable")
+    assert caplog.text.count("could not be settled") == 1
+
+
+def test_a_server_that_restarts_once_costs_no_wait(locking: str, scripted: Script):
+    ends = [1]
+
+    def answer(message: Message) -> Outcome:
+        if ends:
+            ends.pop()
+            end_own_session(locking)
+        return ACCEPTED
+
+    scripted.answer = answer
+    put(3, locking)
+    with relays_in_threads(using=locking, limits=QUICK) as start:
+        relay = start()
+        eventually(lambda: relay.tally.processed == 3)
+        assert max(counted(scripted).values()) == 2
+        assert relay._state.breakers.reason("default") == ""
+
+
+def test_a_drain_does_not_publish_a_third_time(locking: str, scripted: Script):
+    def answer(message: Message) -> Outcome:
+        end_own_session(locking)
+        return ACCEPTED
+
+    scripted.answer = answer
+    put(1, locking)
+    with Relay(using=locking) as relay, pytest.raises(Exception, match="settled"):
+        relay.drain()
+    assert len(scripted.batches) == 2
+
+
+@pytest.mark.parametrize("publisher", [SCRIPTED, HANDLERS], ids=["broker", "handlers"])
+def test_a_foreign_key_to_messages_that_are_to_be_deleted_stops_no_delivery(
+    using: str, publisher: dict[str, Any], scripted: Script, caplog: pytest.LogCaptureFixture
+):
+    """The broker has accepted such a message, so it is kept as a processed one."""
+    entries = {"PUBLISHERS": {"default": publisher}, "RETENTION": datetime.timedelta(0)}
+    with override_settings(OUTBOX=entries), registry.scratch():
+
+        @handler("t")
+        def note(payload: int, message: Message) -> None: ...
+
+        ids = put(6, using)
+        with linked(using, ids[2:4]), relays_in_threads(using=using, limits=QUICK) as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 6, seconds=12)
+            more = put(2, using)
+            eventually(lambda: relay.tally.processed == 8, seconds=12)
+        left = rows(using)
+        assert {*ids[2:4]} <= {*left}
+        assert all(left[id]["processed_at"] for id in left)
+    if publisher is SCRIPTED:
+        assert max(counted(scripted).values()) <= 2
+        assert {counted(scripted)[id] for id in more} == {1}
+    assert "Database" not in caplog.text
+    assert caplog.text.count("outbox_purge") <= 1
+
+
+@pytest.mark.parametrize("refused", ["processed", "always"])
+def test_a_row_that_cannot_be_settled_stops_no_other(
+    locking: str, refused: str, scripted: Script, caplog: pytest.LogCaptureFixture
+):
+    condition = "OLD.payload = 2" if locking != "postgresql" else "OLD.payload = '2'::jsonb"
+    if refused == "processed":
+        condition += " AND NEW.processed_at IS NOT NULL"
+    ids = put(6, locking)
+    put(3, locking, key="k", first=1)
+    with refusing(locking, condition), relays_in_threads(using=locking, limits=QUICK) as start:
+        relay = start()
+        late = put(3, locking, first=10)
+        messages = OutboxMessage.objects.using(locking)
+        eventually(lambda: messages.processed().filter(id__in=[*ids[:2], *ids[3:], *late]).count() == 8, seconds=12)
+        time.sleep(0.5)
+        late = put(3, locking, first=20)
+        eventually(lambda: messages.processed().filter(id__in=late).count() == 3, seconds=12)
+        if refused == "processed":
+            failed = messages.get(id=ids[2])
+            assert failed.failed_at
+            assert "frozen by accounting" in failed.error
+        else:
+            # The circuit breaker closes while others are delivered.
+            eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
+    assert max(counted(scripted).values()) <= 2
+    assert "Database" not in caplog.text
