@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> int:
         system_packages.answer_yes()
     # Each of the hundreds of processes that tests start would compile the package again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # It hides what happens to output that is still in a buffer when a process ends.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     install()
     install_browser()
     install_prometheus()

@@ -60,11 +60,15 @@ class Kafka(Broker):
         self._consumer = Consumer({**self._config, "group.id": self.name})
         self._stack.callback(self._consumer.close)
         topics = [f"{self.name}.{topic}" for topic in self.topics]
-        # The mock does not answer a request to create a topic; the first use creates it, with as many partitions.
         if self.is_real:
             for topic in topics:
                 create_topic(servers, topic, PARTITIONS)
             self._stack.callback(delete_topics, servers, *topics)
+        else:
+            # The mock creates a topic with four partitions when a producer asks for it; it takes no other request.
+            producer = Producer(self._config)
+            for topic in topics:
+                producer.list_topics(topic, timeout=PATIENCE)
         self._partitions = [TopicPartition(topic, partition) for topic in topics for partition in range(PARTITIONS)]
         self._before = 0
         return KAFKA.version if self.is_real else libversion()[0]
