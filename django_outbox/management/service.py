@@ -95,7 +95,11 @@ class ServiceCommand(OutboxCommand):
         # The system checks run within it, so that a signal stops them, too.
         self.signals = StopSignals(options["stop_timeout"], until_exit=until_exit, unfinished=self.unfinished)
         with self.signals, log:
-            result = super().execute(*args, **options)
+            try:
+                result = super().execute(*args, **options)
+            finally:
+                for stream in (self.stdout, self.stderr):
+                    flush(stream)
         if watch and watch.changed:
             sys.exit(reloading.CHANGED)
         return result
@@ -151,8 +155,14 @@ def shown_log(verbosity: int) -> Iterator[None]:
 
 def print_line(stream: OutputWrapper, text: str) -> None:
     """Write a line, unless the stream is closed or has lost its reader."""
-    try:
+    with suppress(OSError, ValueError, AttributeError):
         stream.write(text)
+    flush(stream)
+
+
+def flush(stream: OutputWrapper) -> None:
+    """Flush a stream; if it is closed or has lost its reader, drop what it still holds."""
+    try:
         stream.flush()
     except (OSError, ValueError, AttributeError):
         # Python would try again when it exits, and exit with 120.
