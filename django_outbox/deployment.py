@@ -10,12 +10,13 @@ from importlib import metadata
 from pathlib import Path
 
 from django.apps import apps
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models import Min, Model, Q
 
 from django_outbox.conf import get_settings
+from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import is_usable
 from django_outbox.exceptions import NotMigrated
 from django_outbox.models import KeyLock, OutboxMessage, OutboxMessageQuerySet
@@ -90,6 +91,8 @@ def close_after_error(
 def describe_missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]] = REQUIRED) -> str:
     """Return the `missing_schema` of a database in a sentence, with the remedy; blank if nothing is missing."""
     alias, missing = connection.alias, missing_schema(connection, models)
+    if missing and (denied := describe_denied(alias, models)):
+        return f"The database {alias!r} lacks {missing}: {denied}"
     return missing and f'The database {alias!r} lacks {missing}. Run "manage.py migrate --database={alias}".'
 
 
@@ -99,8 +102,6 @@ def missing_schema(connection: BaseDatabaseWrapper, models: Sequence[type[Model]
         tables = set(connection.introspection.table_names(cursor, include_views=True))
         for model in models:
             table = model._meta.db_table
-            if not router.allow_migrate_model(connection.alias, model):
-                continue
             if table not in tables:
                 return f"the table {table!r}"
             description = connection.introspection.get_table_description(cursor, table)

@@ -35,6 +35,7 @@ class Threads:
         self._end: SimpleQueue[None] = SimpleQueue()
 
     def start(self, work: Callable[[], object], *, name: str) -> None:
+        work = like_caller(work)
 
         def run() -> None:
             try:
@@ -60,6 +61,23 @@ class Threads:
         return True
 
 
+def like_caller(work: Callable[[], object]) -> Callable[[], None]:
+    """Return a function for a thread, whose connections begin with the tenants of the calling thread.
+
+    The connections of a new thread begin in the public schema if the engine has a schema for each tenant, as
+    django-tenants' has.
+    """
+    opened: list[Any] = [each for each in connections.all(initialized_only=True) if hasattr(each, "set_tenant")]
+    chosen = {each.alias: (each.tenant, each.include_public_schema) for each in opened}
+
+    def run() -> None:
+        for alias, tenant in chosen.items():
+            connections[alias].set_tenant(*tenant)  # type: ignore[attr-defined]
+        work()
+
+    return run
+
+
 @contextmanager
 def in_background(work: Callable[[threading.Event], object], *, name: str, patience: float) -> Iterator[None]:
     """Call a function in a thread until the end of the block.
@@ -83,11 +101,13 @@ def own_connection(using: str) -> Iterator[None]:
     It does not come from a connection pool: a relay's thread keeps its connection as long as it lives, and would take
     it away from the rest of the process. All connections that the thread has opened are closed at the end.
     """
-    connection = connections[using]
+    connection: Any = connections[using]
     if connection.settings_dict["OPTIONS"].get("pool"):
-        connection = connection.copy()
-        del connection.settings_dict["OPTIONS"]["pool"]
-        connections[using] = connection
+        unpooled = connection.copy()
+        del unpooled.settings_dict["OPTIONS"]["pool"]
+        if hasattr(connection, "set_tenant"):
+            unpooled.set_tenant(connection.tenant, connection.include_public_schema)
+        connections[using] = unpooled
     try:
         yield
     finally:

@@ -3,11 +3,13 @@
 import datetime
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from django.db import connections, router, transaction
+from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
 from django_outbox.conf import get_settings
+from django_outbox.db.routing import describe_denied
 from django_outbox.db.transactions import (
     hint_elsewhere,
     in_transaction,
@@ -32,7 +34,7 @@ from django_outbox.enqueueing.writing import (
     route,
     write,
 )
-from django_outbox.exceptions import InvalidEvent, InvalidMessage, TransactionRequired
+from django_outbox.exceptions import InvalidEvent, InvalidMessage, NotMigrated, TransactionRequired
 from django_outbox.models import OutboxMessage
 from django_outbox.models.message import BY_ROUTES
 from django_outbox.stores import Store, get_store
@@ -131,7 +133,7 @@ def enqueue(
     once = message_id is not None
     mark_streamed(messages, store)
     locks_key = _locks_keys(lock_key)
-    with traced(messages):
+    with traced(messages), _naming_router(using):
         if is_alone:
             message = outlive_connection(
                 store.connection, lambda again: _insert(messages, store, once=once or again, locks_key=locks_key)
@@ -141,6 +143,17 @@ def enqueue(
     if delay is None and available_at is None:
         notify_after_commit(store, {each.publisher for each in messages})
     return message
+
+
+@contextmanager
+def _naming_router(using: str) -> Iterator[None]:
+    """Name a router that keeps the table out of a database, if a statement fails there."""
+    try:
+        yield
+    except (ProgrammingError, OperationalError) as error:
+        if denied := describe_denied(using, [OutboxMessage]):
+            raise NotMigrated(f"The message cannot be stored in the database {using!r}: {denied}") from error
+        raise
 
 
 def _insert(messages: list[OutboxMessage], store: Store, *, once: bool, locks_key: bool) -> OutboxMessage:
@@ -216,7 +229,7 @@ def enqueue_messages(
         checked += [result] * len(routed)
     keys = {message.key for message in messages} if _locks_keys(lock_key) else set()
     mark_streamed(rows, store)
-    with traced(rows, many=True):
+    with traced(rows, many=True), _naming_router(using):
         if is_alone:
             outlive_connection(store.connection, lambda _: _insert_many(rows, checked, store, keys))
         else:

@@ -7,7 +7,9 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from django_outbox.brokers.outcomes import check_publisher, describe_publisher
 from django_outbox.brokers.publisher import Publisher
+from django_outbox.db.routing import describe_denied
 from django_outbox.deployment import (
+    REQUIRED,
     describe_database,
     find_unapplied_migrations,
     find_unknown_publishers,
@@ -65,7 +67,8 @@ def _check_database(using: str) -> Iterator[CheckResult]:
             yield CheckResult("migrations", f'{names} not applied. Run "manage.py migrate --database={using}".')
             return
         if missing := missing_schema(connection):
-            yield CheckResult("migrations", f"the database lacks {missing}, although they are recorded as applied.")
+            reason = describe_denied(using, REQUIRED) or "although they are recorded as applied."
+            yield CheckResult("migrations", f"the database lacks {missing}: {reason}")
             return
         yield CheckResult("migrations")
         unknown = find_unknown_publishers(using)

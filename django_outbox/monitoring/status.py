@@ -88,8 +88,8 @@ def status(using: str | None = None, *, max_cache_age: float = CACHE_SECONDS) ->
         DatabaseError: the database is unavailable, or the outbox's tables are missing.
     """
     using = using or router.db_for_write(OutboxMessage)
-    # A test's database has the same alias as the one of the project.
-    key = (using, connections[using].settings_dict["NAME"])
+    # A test's database has the same alias as the one of the project, and each tenant may have its own schema.
+    key = (using, connections[using].settings_dict["NAME"], getattr(connections[using], "schema_name", ""))
     # One for each database: one that hangs does not hold up the figures of others. `setdefault` is atomic.
     with _locks.setdefault(key, threading.Lock()):
         read_at, known = _cache.get(key, (0.0, None))

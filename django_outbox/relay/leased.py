@@ -27,7 +27,7 @@ from django_outbox.relay.sources import TableSource
 from django_outbox.relay.state import Tally
 from django_outbox.stores import Lease
 from django_outbox.text import describe, raise_interrupt
-from django_outbox.threads import own_connection
+from django_outbox.threads import like_caller, own_connection
 
 MAX_PASSED_OVER = 10
 """Maximum number of messages that one claim passes over because other relays work on their keys."""
@@ -180,7 +180,7 @@ class _Keeper:
         self._using = source.using
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="outbox-lease", daemon=True)
+        self._thread = threading.Thread(target=like_caller(self._run), name="outbox-lease", daemon=True)
 
     def __enter__(self) -> "_Keeper":
         if not is_private(connections[self._using]):

@@ -61,6 +61,11 @@ class TestTransaction:
                 assert getattr(relay, method)().processed == 1
 
 
+class NoOutbox:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_outbox" else None
+
+
 @contextmanager
 def renamed(using: str, what: str, back: str) -> Iterator[None]:
     with connections[using].cursor() as cursor:
@@ -80,6 +85,20 @@ class TestMigrations:
         assert str(info.value) == (
             f"The database {using!r} lacks the table '{TABLE}'. Run \"manage.py migrate --database={using}\"."
         )
+
+    def test_a_router_that_keeps_the_table_out_is_named(self, using: str, settings: Any):
+        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
+        settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
+        denied = pytest.raises(NotMigrated, match=r"does not allow the model django_outbox\.OutboxMessage there")
+        with renamed(using, there, back), Relay(using=using, max_messages=1) as relay, denied:
+            relay.run()
+
+    def test_enqueue_names_a_router_that_keeps_the_table_out(self, using: str, settings: Any):
+        there, back = f"{TABLE} RENAME TO other", f"other RENAME TO {TABLE}"
+        settings.DATABASE_ROUTERS = [f"{__name__}.NoOutbox"]
+        denied = pytest.raises(NotMigrated, match=r"does not allow the model django_outbox\.OutboxMessage there")
+        with renamed(using, there, back), denied:
+            put(using=using)
 
     def test_a_missing_column_ends_a_relay_with_the_command_to_run(self, using: str):
         there, back = f"{TABLE} RENAME COLUMN error_class TO other", f"{TABLE} RENAME COLUMN other TO error_class"

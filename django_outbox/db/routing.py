@@ -1,0 +1,19 @@
+"""Routers of databases that keep the tables of models out."""
+
+from collections.abc import Sequence
+
+from django.db import router
+from django.db.models import Model
+
+
+def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
+    """Return that a router keeps the tables of these models out of a database, with the remedy; blank if none does."""
+    denied = next((model for model in models if not router.allow_migrate_model(alias, model)), None)
+    if denied is None:
+        return ""
+    app = denied._meta.app_label
+    return (
+        f"a router of DATABASE_ROUTERS does not allow the model {denied._meta.label} there, so migrate creates no "
+        f"table. Let its allow_migrate() return True for the app {app!r} on {alias!r}. Then run "
+        f'"manage.py migrate --database={alias} --fake {app} zero" and "manage.py migrate --database={alias}".'
+    )
