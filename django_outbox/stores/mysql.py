@@ -296,14 +296,19 @@ class MySQLStore(LockingStore):
         # MariaDB ends the transaction of a relay that hangs; MySQL has no such limit.
         limits_idle = self.ends_idle_transactions and not self.connection.in_atomic_block
         if limits_idle:
-            self.execute(f"SET SESSION idle_transaction_timeout = {min(math.ceil(max_seconds), MAX_TIMEOUT)}")
+            self._limit_idle_time(str(min(math.ceil(max_seconds), MAX_TIMEOUT)))
         try:
             with super().transaction(max_seconds, transactional=transactional):
                 yield
         finally:
             if limits_idle:
                 with suppress(DatabaseError):
-                    self.execute("SET SESSION idle_transaction_timeout = DEFAULT")
+                    self._limit_idle_time("DEFAULT")
+
+    def _limit_idle_time(self, seconds: str) -> None:
+        # The second and the third override the first.
+        names = ("idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout")
+        self.execute(f"SET SESSION {', '.join(f'{name} = {seconds}' for name in names)}")
 
     def limit_statements(self, seconds: float | None) -> None:
         # MySQL limits only SELECT.

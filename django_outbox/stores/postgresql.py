@@ -187,7 +187,8 @@ LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
 BEGIN = """
 SELECT current_setting('transaction_read_only') = 'on', pg_backend_pid(),
     set_config('idle_in_transaction_session_timeout', %s, true),
-    CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END
+    CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END,
+    CASE WHEN current_setting('transaction_timeout', true) <> '0' THEN set_config('transaction_timeout', '0', true) END
 """
 
 # The number of a process is used again.

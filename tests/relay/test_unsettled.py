@@ -19,6 +19,7 @@ from django_outbox.messages import ACCEPTED, Message, Outcome
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Relay
 from django_outbox.relay.limits import Limits
+from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
@@ -228,3 +229,10 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
             eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
     assert max(counted(scripted).values()) <= 2
     assert "Database" not in caplog.text
+
+
+def test_no_limit_of_mariadb_ends_an_idle_claim_early():
+    limits = "@@idle_transaction_timeout, @@idle_readonly_transaction_timeout, @@idle_write_transaction_timeout"
+    store = get_store(connections["mariadb"])
+    with store.transaction(7, transactional=False):
+        assert store.fetch(f"SELECT {limits}") == [(7, 7, 7)]
