@@ -131,7 +131,7 @@ class MessageList(ChangeList):
     def _title(self) -> str:
         if self.query:
             return _("Found messages")
-        count = self.counts[self.state]
+        count = self.counts.get(self.state)
         return str(TITLES[self.state]) if count is None else f"{TITLES[self.state]} ({count})"
 
     def _columns_left_out(self) -> set[str]:
@@ -266,5 +266,4 @@ class MessageList(ChangeList):
             Status.FAILED.value: _("There are no failed messages."),
             Status.PENDING.value: _("There are no pending messages for this publisher."),
             Status.PROCESSED.value: _("There are no processed messages. They are deleted after the retention period."),
-            ALL: _("There are no messages."),
-        }[self.state]
+        }.get(self.state, _("There are no messages."))

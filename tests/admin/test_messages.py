@@ -47,6 +47,18 @@ class TestStates:
         older = put(Status.FAILED, 2, using=using, age=60)
         assert listed(admin_client.get(CHANGELIST)) == [*newest, *reversed(older)]
 
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_every_state_opens_with_every_filter(self, using: str, admin_client: Client, count: int):
+        for status in Status:
+            put(status, count, using=using)
+        filters = [
+            {}, {"by": "cause"}, {"publisher": "other"}, {"type": "order.*"}, {"error_class": "x"},
+            {"fingerprint": "x"}, {"from": "2026-01-01T00:00"}, {"until": "2026-01-01T00:00"}, {"q": "order-7"},
+        ]  # fmt: skip
+        for state in admin_counts.STATES:
+            for chosen in filters:
+                assert admin_client.get(CHANGELIST, {"state": state, **chosen}).status_code == 200
+
     def test_lists_pending_messages_in_the_order_in_which_they_are_due(self, using: str, admin_client: Client):
         put(Status.FAILED, using=using)
         later = put(Status.PENDING, using=using, age=-60)
