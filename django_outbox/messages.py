@@ -35,6 +35,9 @@ def is_reserved(header: str) -> bool:
 DJANGO_TASK = "django.task"
 """The type of messages that run Django's tasks: their payload names the task, so none comes from outside."""
 
+INVALID_TYPE = "inbox.invalid"
+"""The type of a failed message that stands for one that could not be stored as it came, and its error class."""
+
 
 class Message(NamedTuple):
     """A claimed row of `OutboxMessage`, as passed to a publisher.

@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from django_outbox.conf import get_settings
 from django_outbox.logs import logger
+from django_outbox.messages import INVALID_TYPE
 
 
 class Shown(NamedTuple):
@@ -30,7 +31,8 @@ def redacted(type: str, payload: Any, headers: Any) -> Shown:
         if not isinstance(found, tuple):
             raise TypeError
         # Plain JSON values, so that showing them cannot fail.
-        return Shown(*(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) for value in found))
+        shown = Shown(*(json.loads(json.dumps(value, cls=DjangoJSONEncoder)) for value in found))
+        return _without_content(shown, payload) if type == INVALID_TYPE else shown
     except Exception as error:
         # Its text might quote the content.
         logger.error(
@@ -41,3 +43,14 @@ def redacted(type: str, payload: Any, headers: Any) -> Shown:
         )
         hidden = _("Hidden, because OUTBOX['REDACT'] failed. The log of the server has the reason.")
         return Shown(hidden, hidden)
+
+
+def _without_content(shown: Shown, payload: Any) -> Shown:
+    """Hide body and headers of a message that the inbox could not store, unless the function has changed them.
+
+    They are text in the payload, where a function that hides fields of the payload does not find these.
+    """
+    if not (isinstance(shown.payload, dict) and isinstance(payload, dict)):
+        return shown
+    hidden = {name: "…" for name in ("body", "headers") if name in payload and shown.payload.get(name) == payload[name]}
+    return shown._replace(payload={**shown.payload, **hidden})

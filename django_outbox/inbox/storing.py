@@ -37,13 +37,10 @@ from django_outbox.handlers.registry import registry
 from django_outbox.inbox.deduplication import once_many
 from django_outbox.inbox.models import HandledMessage
 from django_outbox.logs import logger
-from django_outbox.messages import DJANGO_TASK, MAX_ERROR_LENGTH, is_reserved
+from django_outbox.messages import DJANGO_TASK, INVALID_TYPE, MAX_ERROR_LENGTH, is_reserved
 from django_outbox.models import EARLIEST, LATEST, OutboxMessage
 from django_outbox.stores import NewRow, Store, get_store
 from django_outbox.text import counted, describe, one_line
-
-INVALID_TYPE = "inbox.invalid"
-"""The type of a failed message that stands for one that could not be stored as it came, and its error class."""
 
 MAX_HEADERS_LENGTH = 10_000
 """Maximum characters of the headers in such a message."""

@@ -7,6 +7,7 @@ import pytest
 from django.test import Client
 
 from django_outbox.models import Status
+from django_outbox.redaction import redacted
 from tests.support.admin.tools import put, text, url
 from tests.support.messages import row
 
@@ -18,7 +19,7 @@ MEMORY = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
 
 
 def without_email(type: str, payload: Any, headers: Any) -> Any:
-    assert type == "order.paid"
+    assert type in ("order.paid", "inbox.invalid")
     if isinstance(payload, dict):
         payload["email"] = "…"
     return payload, {}
@@ -57,6 +58,18 @@ def test_a_payload_that_is_redacted_stays_as_it_is_when_its_message_is_edited(ad
     assert admin_client.post(url("edit", failed), fields).status_code == 302
     message = row("default", failed)
     assert (message.payload, message.publisher, message.status) == (PAYLOAD, "other", Status.PENDING)
+
+
+def test_body_and_headers_of_an_invalid_message_are_hidden_unless_the_function_changes_them(
+    admin_client: Client, failed: int
+):
+    invalid = {"body": f'{{"email": "{SECRET}", "total": NaN}}', "headers": repr({"user": SECRET}), "key": "order-7"}
+    original = {"payload": invalid, "topic": "", "publisher": "default"}
+    (id,) = put(Status.FAILED, type="inbox.invalid", payload=invalid, original=original)
+    pages = [text(admin_client.get(url(name, id))) for name in ("change", "edit")]
+    assert SECRET not in "".join(pages)
+    assert "order-7" in pages[0]
+    assert redacted("inbox.invalid", {"body": "a", "email": "b"}, {}).payload == {"body": "…", "email": "…"}
 
 
 def test_a_payload_of_which_nothing_is_hidden_can_be_edited(admin_client: Client, failed: int):

@@ -16,7 +16,8 @@ from django_outbox.handlers import handler
 from django_outbox.handlers.registry import registry
 from django_outbox.inbox import storing
 from django_outbox.inbox.inbox import Inbox
-from django_outbox.inbox.storing import INVALID_TYPE, Storing
+from django_outbox.inbox.storing import Storing
+from django_outbox.messages import INVALID_TYPE
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import QUICK, outbox_of, payloads, stored

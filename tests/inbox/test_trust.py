@@ -9,8 +9,7 @@ from django.test import override_settings
 
 from django_outbox.handlers import handler
 from django_outbox.handlers.registry import HandlerRegistry, registry
-from django_outbox.inbox.storing import INVALID_TYPE
-from django_outbox.messages import Message
+from django_outbox.messages import INVALID_TYPE, Message
 from django_outbox.models import OutboxMessage, Status
 from tests.conftest import ALIASES
 from tests.inbox.conftest import MakeInbox, outbox_of, stored
