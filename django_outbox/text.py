@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
 from types import TracebackType
+from unicodedata import category
 
 MAX_LENGTH = 1000
 """Maximum number of characters of one line, unless the caller sets another limit."""
@@ -37,8 +38,7 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
             found = found.partition("\n")[0]
         # Escaping only makes it longer, so the text beyond the limit need not be escaped.
         found = found[: max_length + 1]
-        if not found.isprintable():
-            found = escape(found)
+        found = escape(found)
     except BaseException as error:
         raise_interrupt(error)
         found = f"its text cannot be read ({type(error).__name__})"
@@ -113,8 +113,16 @@ def raise_interrupt(error: BaseException) -> None:
 
 
 def escape(text: str) -> str:
-    """Return a text with an escape sequence for each character that cannot be printed."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    """Return a text on one line that cannot control a terminal.
+
+    Line breaks and other characters that cannot be printed become escape sequences; spaces of every kind stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or category(each) == "Zs" else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

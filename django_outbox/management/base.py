@@ -3,17 +3,23 @@
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, DjangoHelpFormatter
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    SystemCheckError,
+)
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
 from django.db.models import Model
 
 from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.models import OutboxMessage
-from django_outbox.text import describe
+from django_outbox.text import describe, escape
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -50,6 +56,12 @@ class OutboxCommand(BaseCommand):
             require_text(name, value)
         try:
             return super().execute(*args, **options)
+        except SystemCheckError:
+            # It has several lines, and quotes no message.
+            raise
+        except CommandError as error:
+            error.args = (escape(str(error)),)
+            raise
         except (DatabaseError, InterfaceError) as error:
             problem = explain(self.get_database({"database": None, **options}), error, self.models)
             if not problem:
@@ -88,20 +100,24 @@ class OutboxCommand(BaseCommand):
         return not self.is_asking(options) or self.ask(question)
 
     def ask(self, question: str) -> bool:
-        self.stdout.write(f"{question} [y/N] ", ending="")
+        self.stdout.write(escape(f"{question} [y/N] "), ending="")
         self.stdout.flush()
         if sys.stdin.readline().strip().lower() in {"y", "yes"}:
             return True
         self.report("Nothing was changed.")
         return False
 
+    def write_line(self, text: str = "", style: Callable[[str], str] | None = None) -> None:
+        """Write a line to standard output, escaped, because strangers choose types, keys and errors of messages."""
+        self.stdout.write(escape(text), style)
+
     def report(self, text: str) -> None:
         if self.verbosity > 0:
-            self.stdout.write(text)
+            self.write_line(text)
 
     def show_progress(self, text: str) -> None:
         if self.verbosity > 0 and self.stderr.isatty():
-            self.stderr.write(f"\r\x1b[2K{text}", ending="", style_func=str)
+            self.stderr.write(f"\r\x1b[2K{escape(text)}", ending="", style_func=str)
             self.stderr.flush()
 
 
@@ -129,6 +145,7 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of text as lines with aligned columns."""
+    """Return rows of text as lines with aligned columns; each text is escaped."""
+    rows = [[escape(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

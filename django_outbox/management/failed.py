@@ -79,7 +79,7 @@ class FailedMessagesCommand(OutboxCommand):
             self._describe(groups)
         if not ids and self.verbosity > 0:
             for line in describe_others(messages, options):
-                self.stdout.write(line)
+                self.write_line(line)
         if options["dry_run"]:
             self.report("This is a dry run: nothing was changed.")
         elif ids:
@@ -106,14 +106,14 @@ class FailedMessagesCommand(OutboxCommand):
     def _describe(self, groups: Groups) -> None:
         lines = [("type", "error class", "failed", "block their key", "oldest", "newest")]
         for (type, error_class), group in sorted(groups.items(), key=lambda item: -item[1].count):
-            names = (printable(type), printable(error_class) or "-")
+            names = (type, error_class or "-")
             lines.append((*names, f"{group.count:,}", f"{group.blocking:,}", _time(group.oldest), _time(group.newest)))
         for line in align(lines) if groups else []:
-            self.stdout.write(line)
+            self.write_line(line)
         count = sum(group.count for group in groups.values())
         blocking = sum(group.blocking for group in groups.values())
         blocked = f", {blocking:,} of which block their key" if blocking else ""
-        self.stdout.write(f"Found {counted(count, 'failed message')}{blocked}.")
+        self.write_line(f"Found {counted(count, 'failed message')}{blocked}.")
 
     def _change(self, messages: OutboxMessageQuerySet, ids: "array[int]") -> None:
         changed = tried = 0
@@ -207,11 +207,6 @@ def describe_others(messages: OutboxMessageQuerySet, options: dict[str, Any]) ->
             yield f"{_bounded(total)} failed between {' and '.join(map(_time, times))}."
 
 
-def printable(text: str) -> str:
-    """Return a text with a replacement for each character that cannot be printed."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
 def _filtered(messages: OutboxMessageQuerySet, name: str, value: Any) -> OutboxMessageQuerySet:
     match name:
         case "publisher":
@@ -234,7 +229,7 @@ def _bounded(count: int) -> str:
 
 
 def _most_common(names: "Counter[str]") -> str:
-    shown = [f"{printable(name) or '(none)'} ({count:,})" for name, count in names.most_common(MAX_NAMES)]
+    shown = [f"{name or '(none)'} ({count:,})" for name, count in names.most_common(MAX_NAMES)]
     return ", ".join([*shown, "…"] if len(names) > MAX_NAMES else shown)
 
 

@@ -21,7 +21,7 @@ from django_outbox.monitoring.queues import read_queues
 from django_outbox.rates import Throttle
 from django_outbox.relay import Relay
 from django_outbox.service.outages import Outage
-from django_outbox.text import counted, duration
+from django_outbox.text import counted, duration, escape
 from django_outbox.threads import in_background, own_connection
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ def describe_outage(outage: Outage) -> str:
     since = timezone.localtime(outage.since).strftime("%H:%M" if is_recent else "%Y-%m-%d %H:%M")
     seconds = math.ceil(outage.next_try - time.monotonic())
     next_try = f"next try in {seconds} s" if seconds > 0 else "trying now"
-    return f"{outage.name} {outage.state} since {since} ({outage.reason.rstrip('.')}), {next_try}"
+    reason = escape(outage.reason.rstrip("."))
+    return f"{outage.name} {outage.state} since {since} ({reason}), {next_try}"
 
 
 def _drawn(figures: LiveFigures) -> "Group":

@@ -9,6 +9,7 @@ from django_outbox.conf import get_settings
 from django_outbox.exceptions import OutboxError
 from django_outbox.management.service import shown_log
 from django_outbox.relay.relay import Relay
+from django_outbox.text import one_line
 
 
 def start_relay(**_: object) -> None:
@@ -31,7 +32,7 @@ def _deliver(relay: Relay) -> None:
         try:
             relay.run()
         except OutboxError as error:
-            sys.stderr.write(f"The outbox's messages are not delivered: {error}\n")
+            sys.stderr.write(f"The outbox's messages are not delivered: {one_line(error)}\n")
 
 
 def _stop_with_main_thread(relay: Relay) -> None:

@@ -21,7 +21,7 @@ from django_outbox.management.base import OutboxCommand, is_terminal
 from django_outbox.management.live import LiveFigures, live_line
 from django_outbox.management.proof import CheckResult
 from django_outbox.management.stop_signals import StopSignals
-from django_outbox.text import counted
+from django_outbox.text import counted, escape
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
@@ -154,9 +154,9 @@ def shown_log(verbosity: int) -> Iterator[None]:
 
 
 def print_line(stream: OutputWrapper, text: str) -> None:
-    """Write a line, unless the stream is closed or has lost its reader."""
+    """Write a line, escaped, unless the stream is closed or has lost its reader."""
     with suppress(OSError, ValueError, AttributeError):
-        stream.write(text)
+        stream.write(escape(text))
     flush(stream)
 
 

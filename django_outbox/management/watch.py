@@ -15,6 +15,7 @@ from django.core.management.base import CommandError
 
 from django_outbox.management.base import align, is_terminal
 from django_outbox.monitoring.figures import Level
+from django_outbox.text import escape
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,7 +114,7 @@ def _drawn(view: View, seconds: float, width: int) -> "RenderableType":
 
     lines: list[RenderableType] = [Text(f"{view.head} · every {seconds:g} s · q ends", style="dim")]
     for level, sentence in view.verdicts:
-        lines.append(Text.assemble((level.name, STYLES[level]), f" {sentence}"))
+        lines.append(Text.assemble((level.name, STYLES[level]), f" {escape(sentence)}"))
     if any(view.minutes):
         delivered = f" {sum(view.minutes):,} delivered in the last hour"
         lines += [Text(), Text.assemble((_sparkline(view.minutes[-(width - len(delivered)) :]), "cyan"), delivered)]

@@ -81,7 +81,7 @@ class Command(OutboxCommand):
             self.stdout.write("No events are registered. Decorate classes with @event in the events.py of an app.")
             return
         for line in align([("type", "version", "class", "key", "publishers"), *rows]):
-            self.stdout.write(line)
+            self.write_line(line)
 
     def _write_json_schemas(self, path: str) -> None:
         if path == STANDARD_OUTPUT or not (path.endswith(os.sep) or Path(path).is_dir()):
@@ -124,7 +124,7 @@ class Command(OutboxCommand):
             return
         for line in difference:
             style = {"-": self.style.ERROR, "+": self.style.SUCCESS}.get(line[0], str)
-            self.stdout.write(style(line))
+            self.write_line(line, style)
         raise CommandError(
             f"{path} is out of date. If consumers can do with the change, write it again with {option} {path}."
         )

@@ -47,9 +47,9 @@ class Command(OutboxCommand):
             state = "paused" if row.resumed_at is None else "being resumed; run outbox_resume to finish; paused"
             reason = f": {row.reason}" if row.reason else ""
             since = row.paused_at.isoformat(" ", "seconds")
-            self.stdout.write(f"{describe(row.publisher, row.type)} {state} since {since}{by}{reason}")
+            self.write_line(f"{describe(row.publisher, row.type)} {state} since {since}{by}{reason}")
         if not rows:
-            self.stdout.write("Nothing is paused.")
+            self.write_line("Nothing is paused.")
 
 
 def _user() -> str:

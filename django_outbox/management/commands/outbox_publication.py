@@ -60,7 +60,7 @@ class Command(OutboxCommand):
             # It has more than relays need, and they can read it.
             statements, refusals = [], []
         for obstacle in [*refusals, *obstacles]:
-            self.stderr.write(_describe(using, obstacle))
+            self.stderr.write(one_line(_describe(using, obstacle)))
         if refusals:
             count = counted(len(refusals) + len(obstacles), "problem")
             raise CommandError(f"Nothing was changed: {count} found. With --sql, the SQL is printed instead.")

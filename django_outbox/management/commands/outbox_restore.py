@@ -16,7 +16,7 @@ from django.utils.timezone import localtime
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import ArchiveUnavailable
 from django_outbox.management.base import OutboxCommand, align
-from django_outbox.management.failed import add_filters, printable
+from django_outbox.management.failed import add_filters
 from django_outbox.models import Status
 from django_outbox.redaction import redacted
 from django_outbox.retention.archive.lines import ArchivedMessage
@@ -112,15 +112,15 @@ class Command(OutboxCommand):
             manifest = found.manifest
             note = "" if found.committed else "not committed: may hold doubles"
             at = localtime(manifest.archived_at).isoformat(" ", "seconds")
-            by = printable(manifest.by) or "-"
+            by = manifest.by or "-"
             lines.append((found.name, manifest.reason, by, at, f"{manifest.count:,}", f"{manifest.size:,}", note))
             files += 1
             messages += manifest.count
         self._table(lines)
-        self.stdout.write(f"Found {counted(files, 'archive')} with {counted(messages, 'message')}.")
+        self.write_line(f"Found {counted(files, 'archive')} with {counted(messages, 'message')}.")
         if unfinished:
             were = "was" if unfinished == 1 else "were"
-            self.stdout.write(
+            self.write_line(
                 f"{counted(unfinished, 'file')} without a valid manifest {were} never finished: the messages stayed in "
                 "the table."
             )
@@ -157,18 +157,18 @@ class Command(OutboxCommand):
     def _describe(self, groups: Groups, present: int, doubles: int) -> None:
         lines = [("type", "error class", "messages")]
         for (type, error_class), count in groups.most_common():
-            lines.append((printable(type), printable(error_class) or "-", f"{count:,}"))
+            lines.append((type, error_class or "-", f"{count:,}"))
         self._table(lines)
         are = "is" if present == 1 else "are"
         there = f", {present:,} of which {are} in the table already" if present else ""
-        self.stdout.write(f"Found {counted(groups.total(), 'archived message')}{there}.")
+        self.write_line(f"Found {counted(groups.total(), 'archived message')}{there}.")
         if doubles:
             were = "was" if doubles == 1 else "were"
-            self.stdout.write(f"{counted(doubles, 'further copy', 'further copies')} {were} left out.")
+            self.write_line(f"{counted(doubles, 'further copy', 'further copies')} {were} left out.")
 
     def _table(self, lines: Sequence[Sequence[str]]) -> None:
         for line in align(lines) if len(lines) > 1 else []:
-            self.stdout.write(line)
+            self.write_line(line)
 
     def _write(self, selection: Selection, found: int, database: str, status: Status) -> None:
         total, done = Restored(0, 0, 0), 0

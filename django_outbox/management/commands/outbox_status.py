@@ -102,15 +102,16 @@ class Command(OutboxCommand):
         styles = {Level.OK: self.style.SUCCESS, Level.WARNING: self.style.WARNING, Level.CRITICAL: self.style.ERROR}
         verdicts = figures.verdicts if verbosity else figures.verdicts[:1]
         for verdict in verdicts:
-            self.stdout.write(styles[verdict.level](f"{verdict.level.name}: {verdict.sentence}"))
+            self.write_line(f"{verdict.level.name}: {verdict.sentence}", styles[verdict.level])
         if not verbosity:
             return
         for table in _tables(figures):
-            self.stdout.write(f"\n{table.title}")
+            self.write_line()
+            self.write_line(table.title)
             for line in align(table.rows):
-                self.stdout.write(f"  {line}")
+                self.write_line(f"  {line}")
             if table.hidden:
-                self.stdout.write(f"  … and {table.hidden:,} more")
+                self.write_line(f"  … and {table.hidden:,} more")
 
 
 def _tables(figures: Status) -> Iterator[Table]:

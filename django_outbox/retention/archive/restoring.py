@@ -218,7 +218,14 @@ def to_json(message: ArchivedMessage) -> str:
     }
     text = json.dumps(scalars, default=str, ensure_ascii=False)
     texts = "".join(f', "{name}": {getattr(message, name)}' for name in JSON)
-    return f"{text[:-1]}{texts}}}"
+    return "".join(map(_printable, f"{text[:-1]}{texts}}}"))
+
+
+def _printable(character: str) -> str:
+    """Return a character of JSON, escaped if it cannot be printed; blanks between values become spaces."""
+    if character.isprintable():
+        return character
+    return " " if character in "\t\r\n" else json.dumps(character)[1:-1]
 
 
 def describe_result(total: Restored) -> str:

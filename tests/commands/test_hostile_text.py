@@ -1,0 +1,74 @@
+"""Commands print what strangers chose: no control character, and no line of their own."""
+
+import io
+from importlib import import_module
+from pathlib import Path
+from unicodedata import category
+
+import pytest
+from django.core.management import CommandError, call_command, get_commands
+
+from django_outbox.models import Heartbeat, OutboxMessage, Pause
+from django_outbox.stores.clock import read_clock
+from tests.conftest import ALIASES
+
+pytestmark = pytest.mark.django_db(databases=ALIASES, transaction=True)
+
+HOSTILE = "a\nOK: forged\r\x1b[2J\x7f\x9b31m\u202e\u2028OK: forged"
+
+CALLS: dict[str, list[list[str]]] = {
+    "outbox_status": [[], ["-v", "0"], ["--json"]],
+    "outbox_pause": [["--list"], [HOSTILE]],
+    "outbox_resume": [[HOSTILE, "--type", HOSTILE]],
+    "outbox_requeue": [
+        ["--dry-run"],
+        ["--type", "other", "--no-input"],
+        ["--error-class", "other"],
+        ["--key", HOSTILE],
+    ],
+    "outbox_discard": [["--dry-run"], ["--publisher", HOSTILE], ["--key", "other"]],
+    "outbox_restore": [[], ["--as", "read", "--all"], ["--as", "failed", "--all", "--dry-run"]],
+    "outbox_purge": [["--dry-run"]],
+    "outbox_publication": [["--role", HOSTILE]],
+    "outbox_events": [[], ["--check", HOSTILE.replace("\x1b", "")]],
+    "inbox_purge": [[]],
+    "run_outbox": [["--check"], ["--publisher", HOSTILE], ["--drain"]],
+    "run_inbox": [["--check"], ["--consumer", HOSTILE]],
+}
+
+
+def test_no_command_is_left_out():
+    apps = ("django_outbox", "django_outbox.inbox")
+    assert set(CALLS) == {name for name, app in get_commands().items() if app in apps}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_command_prints_no_control_character_and_no_forged_line(using: str, name: str, settings, tmp_path: Path):
+    memory = {"BACKEND": "django_outbox.brokers.memory.MemoryPublisher"}
+    archive = {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": tmp_path}}
+    settings.STORAGES = {**settings.STORAGES, "archive": archive}
+    settings.OUTBOX = {"PUBLISHERS": {"default": memory}, "ARCHIVE": {"storage": "archive"}}
+    now = read_clock(using)
+    texts = {"type": HOSTILE, "topic": HOSTILE, "key": HOSTILE, "payload": HOSTILE, "headers": {"a": HOSTILE}}
+    failure = {"available_at": None, "failed_at": now, "error": HOSTILE, "error_class": HOSTILE, "blocks_key": True}
+    messages = OutboxMessage.objects.using(using)
+    for publisher in ("default", HOSTILE):
+        messages.create(publisher=publisher, **texts, **failure)
+        messages.create(publisher=publisher, **texts)
+    Pause.objects.using(using).create(publisher=HOSTILE, type=HOSTILE, reason=HOSTILE, paused_by=HOSTILE)
+    Heartbeat.objects.using(using).create(
+        relay=HOSTILE, host="a", pid=1, mode="run", workers=2, publishers={HOSTILE: {"breaker": "open"}}
+    )
+    if name == "outbox_restore":
+        import_module("django_outbox.retention").discard(messages.failed().filter(publisher=HOSTILE), by=HOSTILE)
+    for arguments in CALLS[name]:
+        out = io.StringIO()
+        try:
+            database = {} if name == "outbox_events" else {"database": using}
+            call_command(name, *arguments, **database, stdout=out, stderr=out, no_color=True)
+        except (CommandError, SystemExit) as error:
+            out.write(f"\n{error}")
+        printed = out.getvalue()
+        lines = printed.split("\n")
+        assert not [each for line in lines for each in line if category(each) in {"Cc", "Cf", "Zl", "Zp"}], printed
+        assert not [line for line in lines if line.startswith("OK: forged")], printed
