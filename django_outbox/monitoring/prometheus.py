@@ -1,7 +1,7 @@
 """The figures for Prometheus, and the counters of a relay. Needs `prometheus_client`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, start_http_server
@@ -17,6 +17,9 @@ __all__ = ["OutboxCollector"]
 
 MAX_TYPES = 100
 """Maximum number of types with their own series: a type that contains an id would make a series for each message."""
+
+REQUEST_TIMEOUT = 5.0
+"""Seconds for which a client of the metrics' port may be silent. Each client has a thread."""
 
 OTHER = "other"
 """The label of all further types."""
@@ -111,6 +114,7 @@ def serving(port: int, address: str) -> Iterator[None]:
     metrics = RelayMetrics(REGISTRY)
     try:
         server, thread = start_http_server(port, address, REGISTRY)
+        server.RequestHandlerClass = bounded(server.RequestHandlerClass)
         try:
             yield
         finally:
@@ -119,3 +123,16 @@ def serving(port: int, address: str) -> Iterator[None]:
             thread.join()
     finally:
         metrics.close()
+
+
+def bounded(handler: Any) -> Any:
+    """Return a request handler whose thread ends if the client is silent for `REQUEST_TIMEOUT`."""
+
+    class BoundedHandler(handler):
+        timeout = REQUEST_TIMEOUT
+
+        def handle(self) -> None:
+            with suppress(TimeoutError):
+                super().handle()
+
+    return BoundedHandler

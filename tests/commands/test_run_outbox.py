@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from io import StringIO
 from typing import Any, cast
 
@@ -116,6 +117,18 @@ def test_metrics_count_messages_by_publisher_type_and_result(monkeypatch: pytest
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(address, timeout=60)
     assert not batch_settled.receivers
+
+
+def test_clients_of_the_metrics_that_are_silent_hold_no_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prometheus, "REQUEST_TIMEOUT", 0.2)
+    threads = threading.active_count()
+    with prometheus.serving(port := free_port(), "127.0.0.1"), ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        eventually(lambda: threading.active_count() > threads + 5)
+        eventually(lambda: threading.active_count() == threads + 1)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+            assert response.status == 200
 
 
 @pytest.mark.django_db
