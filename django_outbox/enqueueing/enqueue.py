@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from django.db import OperationalError, ProgrammingError, connections, router, transaction
 
 from django_outbox.conf import get_settings
-from django_outbox.db.routing import describe_denied
+from django_outbox.db.routing import describe_denied, shows_missing_table
 from django_outbox.db.transactions import (
     hint_elsewhere,
     in_transaction,
@@ -147,11 +147,11 @@ def enqueue(
 
 @contextmanager
 def _naming_router(using: str) -> Iterator[None]:
-    """Name a router that keeps the table out of a database, if a statement fails there."""
+    """Name a router that keeps the table out of a database, if a statement fails there because it is missing."""
     try:
         yield
     except (ProgrammingError, OperationalError) as error:
-        if denied := describe_denied(using, [OutboxMessage]):
+        if shows_missing_table(error) and (denied := describe_denied(using, [OutboxMessage])):
             raise NotMigrated(f"The message cannot be stored in the database {using!r}: {denied}") from error
         raise
 

@@ -110,3 +110,17 @@ def test_a_connection_that_is_lost_in_a_transaction_ends_the_transaction(using: 
         kill(using)
         enqueue("t", 2, using=using)
     assert types(using) == []
+
+
+class Denying:
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if app_label == "django_outbox" else None
+
+
+@every_way
+def test_a_lost_connection_is_not_explained_by_a_router(using: str, store: Store, settings: Any):
+    settings.DATABASE_ROUTERS = [f"{__name__}.Denying"]
+    with pytest.raises(OperationalError), transaction.atomic(using=using):
+        connections[using].ensure_connection()
+        kill(using)
+        store(using)
