@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connections
 
 from django_outbox.brokers.outcomes import prepare_publisher
 from django_outbox.brokers.publisher import Publisher, TransactionalPublisher
@@ -89,14 +89,17 @@ class Delivery:
             responds = is_same and not connection.in_atomic_block and is_usable(connection)
             remedy = get_store(connection).describe_missing_rights(error) if responds else ""
             reason = close_after_error(connection, error, [*REQUIRED, *limits]) + remedy
+            outage = f"database {using!r}: {reason}"
             if published := self._deliverer.published:
-                # The session may have been lost in between. If not, the database refuses a row.
-                if responds:
-                    self._deliverer.settle_carefully(reason)
+                if not responds:
+                    return Round(published=published, unsettled=reason, database_outage=outage)
+                # The database refuses a row.
+                self._deliverer.settle_carefully(reason)
                 return Round(looked=True, published=published, unsettled=reason)
-            if responds:
+            if responds and (remedy or isinstance(error, ProgrammingError)):
+                # A missing right or table may be this publisher's alone, such as that of its rate limit.
                 return Round(publisher_outage=reason, looked=True)
-            return Round(database_outage=f"database {using!r}: {reason}")
+            return Round(database_outage=outage)
 
     def check_connection(self) -> None:
         """Close a connection that the server has closed; the next query opens a new one."""
