@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from django.db import DatabaseError, router
+from django.db import DatabaseError, connections, router
 from django.db.models import Model
 
 UNDEFINED_TABLE, NO_SUCH_TABLE = "42P01", 1146
@@ -24,6 +24,13 @@ def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
     if denied is None:
         return ""
     app = denied._meta.app_label
+    # The engine of django-tenants. Its router decides by the schema of the connection.
+    if schema := getattr(connections[alias], "schema_name", ""):
+        return (
+            f"DATABASE_ROUTERS do not allow the model {denied._meta.label} in the schema {schema!r}. Run "
+            '"manage.py tenant_command run_outbox --schema=..." for each schema that has the table, and enqueue there, '
+            f"or add {app!r} to SHARED_APPS."
+        )
     return (
         f"a router of DATABASE_ROUTERS does not allow the model {denied._meta.label} there, so migrate creates no "
         f"table. Let its allow_migrate() return True for the app {app!r} on {alias!r}. Then run "

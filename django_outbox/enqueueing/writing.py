@@ -34,7 +34,7 @@ sent less often. A relay that was notified looks again after 10 ms, 20 ms and so
 finds messages that were committed without a notification, unless another notification comes first."""
 
 _lock = threading.Lock()
-_throttles: defaultdict[tuple[str, str], Throttle] = defaultdict(NOTIFYING)
+_throttles: defaultdict[tuple[str, str, str], Throttle] = defaultdict(NOTIFYING)
 
 
 def write(messages: Sequence[OutboxMessage], store: Store, *, once: bool) -> OutboxMessage:
@@ -211,9 +211,11 @@ def notify_after_commit(store: Store, publisher_aliases: Iterable[str]) -> None:
 
 def _notify(store: Store, publisher_aliases: frozenset[str]) -> None:
     due: dict[str, Throttle] = {}
+    # Each tenant of django-tenants may have its own schema, with its own relay.
+    schema = getattr(store.connection, "schema_name", "")
     with _lock:
         for alias in publisher_aliases:
-            throttle = _throttles[store.connection.alias, alias]
+            throttle = _throttles[store.connection.alias, schema, alias]
             if throttle.is_open:
                 due[alias] = throttle
                 # Other threads may commit while this one notifies.

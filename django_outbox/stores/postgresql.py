@@ -213,7 +213,10 @@ SELECT count(*) OVER (), processed_at AT TIME ZONE 'UTC', id FROM old ORDER BY p
 EARLIEST = "-infinity"
 """The earliest time that the column can store."""
 
-WAKE = "SELECT pg_notify(%s, publisher) FROM unnest(%s::text[]) publisher"
+CHANNEL = "SELECT 'django_outbox_' || relnamespace FROM pg_class WHERE oid = '{table}'::regclass"
+"""The channel on which relays listen, one for each schema with the table; the payload is the alias of a publisher."""
+
+WAKE = f"SELECT pg_notify(({CHANNEL}), publisher) FROM unnest(%s::text[]) publisher"
 
 INSUFFICIENT_PRIVILEGE = "42501"
 
@@ -235,9 +238,6 @@ CODECS = {
 }
 """Python's codecs for the encodings of PostgreSQL that have the same characters. All others have at least ASCII,
 and JSON in a SQL_ASCII database has nothing else."""
-
-CHANNEL = "django_outbox"
-"""The channel on which relays listen; the payload is the alias of a publisher."""
 
 PROBES = 6
 """Number of notifications that a connection misses until it counts as unable to listen."""
@@ -454,16 +454,17 @@ class PostgreSQLStore(LockingStore):
             self.fetch(LOCK_KEYS, [LOCK_SPACE, numbers])
 
     def wake(self, publishers: Collection[str]) -> None:
-        self.fetch(WAKE, [CHANNEL, list(publishers)])
+        self.fetch(WAKE, [list(publishers)])
 
     def listen(self, seconds: float) -> Iterator[set[str] | None]:
         self.connection.ensure_connection()
         if not callable(self.connection.connection.notifies):
             # psycopg2 has a list there, and cannot wait for notifications.
             return
-        self.execute(f"LISTEN {CHANNEL}")
-        if not (yield from self._receives_notifications(seconds)):
-            self.execute(f"UNLISTEN {CHANNEL}")
+        ((channel,),) = self.fetch(CHANNEL)
+        self.execute(f"LISTEN {channel}")
+        if not (yield from self._receives_notifications(channel, seconds)):
+            self.execute(f"UNLISTEN {channel}")
             return
         # A listening session is always idle.
         self.execute("SET idle_session_timeout TO 0")
@@ -474,7 +475,7 @@ class PostgreSQLStore(LockingStore):
                 heard = {notification.payload for notification in notifications}
             yield heard
 
-    def _receives_notifications(self, seconds: float) -> Generator[set[str], None, bool]:
+    def _receives_notifications(self, channel: str, seconds: float) -> Generator[set[str], None, bool]:
         """Return whether a notification of another session arrives, sent up to `PROBES` times, `seconds` apart.
 
         After a time without one, yield an empty set, so that the caller can stop.
@@ -486,7 +487,7 @@ class PostgreSQLStore(LockingStore):
         with closing(self.connection.copy()) as other:
             for _ in range(PROBES):
                 with other.cursor() as sender:
-                    sender.execute(WAKE, [CHANNEL, [probe]])
+                    sender.execute("SELECT pg_notify(%s, %s)", [channel, probe])
                 end = time.monotonic() + seconds
                 with self.connection.wrap_database_errors:
                     while (left := end - time.monotonic()) > 0:

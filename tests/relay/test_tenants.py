@@ -1,7 +1,15 @@
-"""Schemas of tenants: the threads of a relay begin in the schema of their caller, with the engine of django-tenants."""
+"""Schemas of tenants, with django-tenants: a relay and its threads work in the schema of their caller."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+
+from tests.support.databases import Database
 
 SCRIPT = """
 import django
@@ -45,3 +53,117 @@ def test_threads_begin_in_the_schema_of_their_caller():
 
 def test_connections_that_leave_djangos_pool_keep_the_schema():
     assert schemas_of_threads('{"pool": True}') == "t1 t1"
+
+
+PROJECT = """
+DATABASES = {"default": DATABASE}
+DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
+SHARED_APPS = ["django_tenants", "customers", "django.contrib.contenttypes"]
+TENANT_APPS = ["django.contrib.contenttypes", "django_outbox"]
+INSTALLED_APPS = [*SHARED_APPS, "django_outbox"]
+TENANT_MODEL, TENANT_DOMAIN_MODEL = "customers.Client", "customers.Domain"
+OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}
+"""
+
+CUSTOMERS = """
+from django_tenants.models import DomainMixin, TenantMixin
+
+class Client(TenantMixin):
+    pass
+
+class Domain(DomainMixin):
+    pass
+"""
+
+CREATE = """
+from django.core.management import call_command
+
+call_command("makemigrations", "customers")
+call_command("migrate_schemas", shared=True)
+
+from customers.models import Client
+
+for schema in ("t1", "t2"):
+    Client.objects.create(schema_name=schema)
+"""
+
+ENQUEUE = """
+from django.db import transaction
+from django_outbox import OutboxMessage, enqueue
+from django_tenants.utils import schema_context
+
+for schema in ("t1", "t2"):
+    with schema_context(schema), transaction.atomic():
+        enqueue(f"of-{schema}", 1)
+"""
+
+PENDING = """
+from django_outbox import OutboxMessage
+from django_tenants.utils import schema_context
+
+for schema in ("t1", "t2"):
+    with schema_context(schema):
+        print(schema, OutboxMessage.objects.pending().count())
+"""
+
+NOTIFY = """
+from django.db import connection, connections
+from django_outbox.stores import get_store
+
+connection.set_schema("t1")
+heard = get_store(connection).listen(1.0)
+while next(heard) is not None:
+    pass
+sender = connections.create_connection("default")
+for schema in ("t2", "t1"):
+    sender.set_schema(schema)
+    get_store(sender).wake(["default"])
+    print(schema, next(heard))
+"""
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run a command in a project with the tenants t1 and t2, each with an outbox in its schema."""
+    folder: Path = tmp_path_factory.mktemp("tenants")
+    with Database("postgresql") as database:
+        keys = ("HOST", "PORT", "USER", "PASSWORD")
+        server = {key: settings.DATABASES["postgresql"][key] for key in keys}
+        entry = {**server, "ENGINE": "django_tenants.postgresql_backend", "NAME": database.name}
+        (folder / "tenants_project.py").write_text(PROJECT.replace("DATABASE}", f"{entry!r}}}"))
+        (folder / "customers").mkdir()
+        (folder / "customers" / "__init__.py").touch()
+        (folder / "customers" / "models.py").write_text(CUSTOMERS)
+        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tenants_project", "PYTHONPATH": str(folder)}
+
+        def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+            command = [sys.executable, "-m", "django", *arguments]
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=folder
+            )
+
+        run("shell", "-c", CREATE).check_returncode()
+        yield run
+
+
+def test_a_relay_delivers_the_messages_of_its_schema(manage: Run):
+    manage("shell", "-c", ENQUEUE).check_returncode()
+    done = manage("tenant_command", "run_outbox", "--drain", "--schema=t1")
+    assert done.returncode == 0, done.stderr
+    assert "of-t1" in done.stdout
+    assert "of-t2" not in done.stdout
+    assert manage("shell", "-v0", "-c", PENDING).stdout.split() == ["t1", "0", "t2", "1"]
+
+
+def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: Run):
+    done = manage("run_outbox")
+    assert done.returncode == 1
+    assert "tenant_command run_outbox --schema=" in done.stderr
+    assert "--fake" not in done.stderr
+
+
+def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Run):
+    done = manage("shell", "-v0", "-c", NOTIFY)
+    assert done.stdout.splitlines() == ["t2 set()", "t1 {'default'}"], done.stderr

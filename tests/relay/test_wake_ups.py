@@ -46,12 +46,14 @@ def notifications() -> Iterator[Callable[[], list[str]]]:
     """Listens on PostgreSQL; returns the publishers that were named since it was asked last."""
     connection, sender = (connections["postgresql"].copy() for _ in range(2))
     with connection.cursor() as cursor:
-        cursor.execute("LISTEN django_outbox")
+        cursor.execute("SELECT 'public'::regnamespace::oid")
+        channel = f"django_outbox_{cursor.fetchone()[0]}"
+        cursor.execute(f"LISTEN {channel}")
 
     def read() -> list[str]:
         # They arrive in the order of the commits.
         with sender.cursor() as cursor:
-            cursor.execute("NOTIFY django_outbox, 'the last'")
+            cursor.execute(f"NOTIFY {channel}, 'the last'")
         heard = (notification.payload for notification in connection.connection.notifies(timeout=60))
         return [*itertools.takewhile(lambda publisher: publisher != "the last", heard)]
 
