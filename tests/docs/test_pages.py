@@ -246,9 +246,13 @@ def test_every_command_is_in_the_reference():
 
 
 def shown_commands() -> Iterator[tuple[str, str, str]]:
-    """Each line of a page that runs a command of this app: the page, the command, and what comes after it."""
+    """Each line of a page that runs a command of this app: the page, the command, and what comes after it.
+
+    The `tenant_command` of django-tenants has its own flags after the command.
+    """
+    line = rf"(?<!tenant_command )\b({'|'.join([*COMMANDS, *INBOX_COMMANDS])})\b(.*)"
     for page in PAGES:
-        for command, rest in re.findall(rf"\b({'|'.join([*COMMANDS, *INBOX_COMMANDS])})\b(.*)", page.read_text()):
+        for command, rest in re.findall(line, page.read_text()):
             if re.search(r'^(["`]?,?) "?--', rest):
                 yield page.relative_to(ROOT).as_posix(), command, rest
 

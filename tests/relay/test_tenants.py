@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,17 @@ PROJECT = """
 DATABASES = {"default": DATABASE}
 DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
 SHARED_APPS = ["django_tenants", "customers", "django.contrib.contenttypes"]
-TENANT_APPS = ["django.contrib.contenttypes", "django_outbox"]
+TENANT_APPS = ["django.contrib.contenttypes"]
 INSTALLED_APPS = [*SHARED_APPS, "django_outbox"]
+LIST.append("django_outbox")
 TENANT_MODEL, TENANT_DOMAIN_MODEL = "customers.Client", "customers.Domain"
-OUTBOX = {"PUBLISHERS": {"default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"}}}
+OUTBOX = {
+    "PUBLISHERS": {
+        "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
+        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
+    },
+    "ROUTES": {"order.*": ["handlers"]},
+}
 """
 
 CUSTOMERS = """
@@ -73,6 +81,18 @@ class Client(TenantMixin):
 
 class Domain(DomainMixin):
     pass
+"""
+
+HANDLERS = """
+from django.db import connection
+from django_outbox.handlers import handler
+from django_tenants.utils import schema_context
+
+@handler("order.paid")
+def work(payload, message):
+    with schema_context(message.headers["schema"]), connection.cursor() as cursor:
+        cursor.execute("SELECT current_schema()")
+        print("handled in", *cursor.fetchone())
 """
 
 CREATE = """
@@ -95,6 +115,17 @@ from django_tenants.utils import schema_context
 for schema in ("t1", "t2"):
     with schema_context(schema), transaction.atomic():
         enqueue(f"of-{schema}", 1)
+"""
+
+PAY = """
+from django.db import connection, transaction
+from django_outbox import enqueue
+from django_tenants.utils import schema_context
+
+for name in ("t1", "t2"):
+    with schema_context(name), transaction.atomic():
+        schema = connection.schema_name
+        enqueue("order.paid", {"id": 1}, key=f"{schema}.order-1", headers={"schema": schema})
 """
 
 PENDING = """
@@ -124,18 +155,19 @@ for schema in ("t2", "t1"):
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Run a command in a project with the tenants t1 and t2, each with an outbox in its schema."""
-    folder: Path = tmp_path_factory.mktemp("tenants")
+@contextmanager
+def project(folder: Path, apps: str) -> Iterator[Run]:
+    """Run commands in a project with the tenants t1 and t2, whose setting `apps` lists the outbox."""
     with Database("postgresql") as database:
         keys = ("HOST", "PORT", "USER", "PASSWORD")
         server = {key: settings.DATABASES["postgresql"][key] for key in keys}
         entry = {**server, "ENGINE": "django_tenants.postgresql_backend", "NAME": database.name}
-        (folder / "tenants_project.py").write_text(PROJECT.replace("DATABASE}", f"{entry!r}}}"))
+        configured = PROJECT.replace("DATABASE}", f"{entry!r}}}").replace("LIST", apps)
+        (folder / "tenants_project.py").write_text(configured)
         (folder / "customers").mkdir()
         (folder / "customers" / "__init__.py").touch()
         (folder / "customers" / "models.py").write_text(CUSTOMERS)
+        (folder / "customers" / "handlers.py").write_text(HANDLERS)
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tenants_project", "PYTHONPATH": str(folder)}
 
         def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -145,6 +177,13 @@ def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             )
 
         run("shell", "-c", CREATE).check_returncode()
+        yield run
+
+
+@pytest.fixture(scope="module")
+def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run a command in a project whose tenants have an outbox each."""
+    with project(tmp_path_factory.mktemp("tenants"), "TENANT_APPS") as run:
         yield run
 
 
@@ -167,3 +206,13 @@ def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: 
 def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Run):
     done = manage("shell", "-v0", "-c", NOTIFY)
     assert done.stdout.splitlines() == ["t2 set()", "t1 {'default'}"], done.stderr
+
+
+def test_one_relay_delivers_the_messages_of_all_tenants_from_a_shared_table(tmp_path: Path):
+    with project(tmp_path, "SHARED_APPS") as manage:
+        manage("shell", "-c", PAY).check_returncode()
+        done = manage("run_outbox", "--drain")
+        assert done.returncode == 0, done.stderr
+        assert "handled in t1" in done.stdout
+        assert "handled in t2" in done.stdout
+        assert manage("shell", "-v0", "-c", PENDING).stdout.split() == ["t1", "0", "t2", "0"]
