@@ -258,8 +258,11 @@ def _bytes(text: str) -> bytes:
 ROW_ERRORS = (DataError, IntegrityError, NotSupportedError)
 """The errors of a database that are about a row. Any other means that the database is unavailable."""
 
-NOT_ABOUT_CONTENT = (DatabaseError, InterfaceError, ImproperlyConfigured)
-"""Errors of which no message is to blame, apart from `ROW_ERRORS`."""
+NOT_ABOUT_CONTENT = (DatabaseError, InterfaceError, ImproperlyConfigured, MemoryError, OSError)
+"""Errors that no message causes, except `ROW_ERRORS`."""
+
+CONTENT_ERRORS = (*ROW_ERRORS, ValueError, TypeError, ArithmeticError, RecursionError)
+"""Errors that content causes when it is inserted. The project may cause any other, whatever the content is."""
 
 
 @dataclass(slots=True)
@@ -316,11 +319,16 @@ class Storing:
         try:
             self._insert(messages, store, result)
         except Exception as error:
-            if not _is_about_a_row(error):
+            if not _is_about_a_row(error, store):
                 raise
             # One of them is to blame, although it passed all checks.
-            for message, incoming in zip(messages, origins, strict=True):
-                self._insert_alone(message, incoming, store, result)
+            pairs = zip(messages, origins, strict=True)
+            errors = [(incoming, self._insert_alone(message, incoming, store, result)) for message, incoming in pairs]
+            suspects = [(incoming, error) for incoming, error in errors if error is not None]
+            if len(suspects) == len(messages):
+                raise
+            for incoming, error in suspects:
+                self._refuse(incoming, _explain(error), store, result)
         return result
 
     def _read(self, incoming: Incoming, store: Store, result: Stored) -> Content | None:
@@ -442,20 +450,26 @@ class Storing:
                 count=len(others),
             )
 
-    def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> None:
+    def _insert_alone(self, message: Content, incoming: Incoming, store: Store, result: Stored) -> Exception | None:
+        """Insert or refuse a message. Return an error for which it is to be rejected if others are stored."""
         try:
             self._insert([message], store, result)
         except Exception as error:
-            if not _is_about_a_row(error):
+            if not _is_about_a_row(error, store):
                 raise
+            if self._consumer.invalid != "store" and not isinstance(error, CONTENT_ERRORS):
+                return error
             reason = describe(error) if isinstance(error, ROW_ERRORS) else _explain(error)
             refused = self._refuse(incoming, reason, store, result)
             if refused is not None:
                 self._insert([refused], store, result)
+        return None
 
 
-def _is_about_a_row(error: Exception) -> bool:
-    return isinstance(error, ROW_ERRORS) or not isinstance(error, NOT_ABOUT_CONTENT)
+def _is_about_a_row(error: Exception, store: Store) -> bool:
+    if isinstance(error, ROW_ERRORS):
+        return not store.is_taken_id(error)
+    return not isinstance(error, NOT_ABOUT_CONTENT)
 
 
 def _explain(error: Exception) -> str:

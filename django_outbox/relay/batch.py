@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_outbox.brokers.outcomes import call_publisher
 from django_outbox.brokers.publisher import Publisher
@@ -113,13 +113,14 @@ class Deliverer(abc.ABC):
     session: object = None
     _is_careful: bool = False
 
-    def settle_carefully(self, reason: str) -> None:
-        """Find the rows to blame before the next batch is settled, because the database refused to settle the last."""
+    def settle_carefully(self, error: Exception) -> None:
+        """Check each new state before the next batch is settled, because the database refused to settle the last."""
         self._is_careful = True
-        keeps = self.source.keep_processed()
+        # A limit of time, or a conflict, may pass; a foreign key to the message remains.
+        keeps = not isinstance(error, OperationalError) and self.source.keep_processed()
+        reason = describe(error)
         logger.warning(
-            "Publisher %r: the database refused to settle %s: %s. The next batch is settled without the rows that it "
-            "refuses%s.",
+            "Publisher %r: the database refused to settle %s: %s%s.",
             self.publisher.alias,
             counted(len(self.published), "published message"),
             reason,
@@ -133,10 +134,10 @@ class Deliverer(abc.ABC):
 
     @property
     def refusal(self) -> str:
-        """Why the database refuses every new state of some messages; blank if there are none."""
+        """Reason why a published message cannot be settled; blank if there is none."""
         for id, (until, reason) in self.refused.copy().items():
             if time.monotonic() > until:
-                del self.refused[id]
+                self.refused.pop(id, None)
             else:
                 return f"message {id} was published and cannot be settled: {reason}"
         return ""

@@ -84,7 +84,7 @@ class Delivery:
             # MariaDB shows no table to a role without a privilege on it, and only some need this one.
             limits = [RateLimit] if self._limiter else []
             connection = connections[using]
-            # Whatever watches the calls may have opened another connection in the meantime.
+            # A watcher of the calls may have opened another connection in the meantime.
             is_same = (self._deliverer.session or session) in (None, connection.connection)
             responds = is_same and not connection.in_atomic_block and is_usable(connection)
             remedy = get_store(connection).describe_missing_rights(error) if responds else ""
@@ -94,7 +94,7 @@ class Delivery:
                 if not responds:
                     return Round(published=published, unsettled=reason, database_outage=outage)
                 # The database refuses a row.
-                self._deliverer.settle_carefully(reason)
+                self._deliverer.settle_carefully(error)
                 return Round(looked=True, published=published, unsettled=reason)
             if responds and (remedy or isinstance(error, ProgrammingError)):
                 # A missing right or table may be this publisher's alone, such as that of its rate limit.
@@ -119,6 +119,8 @@ class Delivery:
 
     def _run(self, wanted: int) -> Round:
         limiter, budget = self._limiter, self._state.budget
+        # Those that are not published for now must not take the places of others.
+        wanted += len(self._deliverer.refused)
         self._deliverer.published, self._deliverer.session = (), None
         if limiter is not None:
             if not limiter.look_for_work():

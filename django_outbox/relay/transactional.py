@@ -105,7 +105,7 @@ class TransactionalDeliverer(HandlingDeliverer):
             if not self.published or self._connection.in_atomic_block:
                 raise
             if is_usable(self._connection):
-                self.settle_carefully(describe(error))
+                self.settle_carefully(error)
             self._forget_connection()
             if len(self.published) == 1:
                 return self._blame(TransactionLost(self.published[0], error)), 0

@@ -248,6 +248,10 @@ class Store(ClaimQueries):
         """Return whether this very error, which may be an error of the driver, shows such a conflict."""
         return False
 
+    def is_taken_id(self, error: BaseException) -> bool:
+        """Return whether the database gave a new row the id of another one, because its sequence is behind."""
+        return False
+
     def describe_missing_rights(self, error: BaseException) -> str:
         """Return which rights on the table of an error are missing; blank if the error says so, or is another one."""
         return ""

@@ -366,6 +366,10 @@ class PostgreSQLStore(LockingStore):
             # Claiming keys writes nothing, so messages would be published and never settled.
             raise OperationalError("the session is read-only; a relay needs the primary server")
 
+    def is_taken_id(self, error: BaseException) -> bool:
+        # The name of a primary key ends so, unless it was chosen.
+        return "_pkey" in str(error).split("\n")[0]
+
     def describe_missing_rights(self, error: BaseException) -> str:
         code = getattr(error.__cause__, "sqlstate", None) or getattr(error.__cause__, "pgcode", None)
         tables = [model._meta.db_table for model in apps.get_app_config("django_outbox").get_models()]

@@ -160,7 +160,9 @@ MOVE_ONE = f"{TO_TABLE} id = %s AND {IS_STREAMED_BY_ID} AND {AHEAD}"
 # server have got the ids of deleted ones.
 RESTORED = f"""({AHEAD} OR id <= coalesce((SELECT last_value FROM {{sequence}} WHERE last_value < %s), 0))"""
 
-FIND_SEQUENCE = "SELECT coalesce(pg_get_serial_sequence('{table}', 'id'), '(SELECT 0 AS last_value) none')"
+FIND_SEQUENCE = """
+SELECT name, has_sequence_privilege(name, 'SELECT') FROM pg_get_serial_sequence('{table}', 'id') name
+"""
 
 LIST_RESTORED = (
     f"SELECT id FROM {{table}} WHERE publisher = %s AND {IS_STREAMED} AND {RESTORED}{{own}} ORDER BY id LIMIT %s"
@@ -477,7 +479,7 @@ class Stream:
         first: Sequence[int] = ()
         if position.server not in {"", server}:
             of_restored = [self._publisher, *position.of_states, position.last_id, limit + 1]
-            restored = self._fetch(self._with_sequence(LIST_RESTORED), of_restored, position)
+            restored = self._fetch(self._with_sequence(LIST_RESTORED, optional=True), of_restored, position)
             number, first = len(restored), restored[0] if restored else ()
         elif number:
             first = self._list_page(position, 1).ids if position.page else self._list_all(position, 1)[1]
@@ -523,8 +525,11 @@ class Stream:
             or self._execute(TABLE_FROM_ELSEWHERE, [self._publisher, limit] * 2, position)
         )
 
-    def _with_sequence(self, sql: str) -> str:
-        return sql.replace("{sequence}", str(self._fetch(FIND_SEQUENCE)[0][0]))
+    def _with_sequence(self, sql: str, *, optional: bool = False) -> str:
+        """Name the sequence of ids, or none if there is none; with `optional`, neither if this role may not read it."""
+        ((name, may_read),) = self._fetch(FIND_SEQUENCE)
+        is_used = name and (may_read or not optional)
+        return sql.replace("{sequence}", name if is_used else "(SELECT 0 AS last_value) none")
 
     def _fetch(self, sql: str, params: Sequence[Any] = (), position: StoredPosition = StoredPosition()) -> list[Row]:
         return self._store.fetch(sql.replace("{own}", position.only_own), params)

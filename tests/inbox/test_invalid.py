@@ -2,10 +2,11 @@
 
 import json
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import DataError
+from django.db import DataError, IntegrityError, connections
 from django.test import override_settings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -87,6 +88,51 @@ def test_a_batch_that_cannot_be_stored_is_stored_message_by_message(using, sourc
     assert [message.payload for message in OutboxMessage.objects.using(using).pending().order_by("id")] == [1, 3]
     assert OutboxMessage.objects.using(using).failed().get().error == "it raised RuntimeError."
     assert (tally.stored, tally.invalid) == (3, 1)
+
+
+def read(*bodies: bytes) -> list[Incoming]:
+    return [Incoming(tag=tag, body=body, type="t", message_id=f"m{tag}", headers={}) for tag, body in enumerate(bodies)]
+
+
+def consumer(invalid: str) -> RabbitMQConsumer:
+    return RabbitMQConsumer("billing", url="amqp://unused", queue="unused", publisher="default", invalid=invalid)
+
+
+def test_an_unexpected_error_rejects_a_message_only_if_others_can_be_stored(monkeypatch):
+    refused, insert = {1, 2}, storing.Storing._insert_new
+
+    def crash(self, messages, *others):
+        if any(message.payload in refused for message in messages):
+            raise RuntimeError("no")
+        return insert(self, messages, *others)
+
+    monkeypatch.setattr(storing.Storing, "_insert_new", crash)
+    inbox = Storing(consumer("reject"), "default")
+    with pytest.raises(RuntimeError):
+        inbox.store(read(b"1", b"2"))
+    with pytest.raises(RuntimeError):
+        inbox.store(read(b"1"))
+    assert inbox.store(read(b"1", b"2", b"3")).rejected == {0, 1}
+
+
+@pytest.mark.parametrize("invalid", ["store", "reject"])
+def test_a_taken_id_is_no_fault_of_a_message(invalid):
+    """The sequence is behind after a move by logical replication."""
+    using = "postgresql"
+    inbox = Storing(consumer(invalid), using)
+    inbox.store(read(b"1", b"2"))
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT min(id) FROM django_outbox_outboxmessage")
+        (first,) = cursor.fetchone()
+        cursor.execute("SELECT setval(pg_get_serial_sequence('django_outbox_outboxmessage', 'id'), %s, false)", [first])
+    batch = [Incoming(tag=tag, body=b"5", type="t", message_id=f"n{tag}", headers={}) for tag in range(3)]
+    with pytest.raises(IntegrityError):
+        inbox.store(batch)
+    for _ in range(3):
+        with suppress(IntegrityError):
+            inbox.store(batch)
+    assert OutboxMessage.objects.using(using).filter(payload=5).pending().count() == 3
+    assert not OutboxMessage.objects.using(using).failed().exists()
 
 
 def test_a_message_that_cannot_even_be_described_is_rejected(source, make_inbox, monkeypatch, caplog):

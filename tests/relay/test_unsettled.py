@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, OperationalError, connections
 from django.test import override_settings
 
 from django_outbox import OutboxMessage
@@ -229,6 +229,37 @@ def test_a_row_that_cannot_be_settled_stops_no_other(
             eventually(lambda: "frozen by accounting" in relay._state.breakers.reason("default"))
     assert max(counted(scripted).values()) <= 2
     assert "Database" not in caplog.text
+
+
+def test_many_rows_that_cannot_be_settled_hold_up_no_other(locking: str, scripted: Script):
+    ids = put(30, locking)
+    with refusing(locking, f"OLD.id <= {ids[-1]}"), relays_in_threads(using=locking, limits=QUICK) as start:
+        start()
+        eventually(lambda: min(counted(scripted)[id] for id in ids) == 2)
+        late = put(20, locking, first=100)
+        messages = OutboxMessage.objects.using(locking).processed()
+        eventually(lambda: messages.filter(id__in=late).count() == 20, seconds=15)
+    assert max(counted(scripted).values()) <= 2
+
+
+def test_an_error_that_passes_does_not_end_the_deletion_of_processed_messages(
+    locking: str, scripted: Script, monkeypatch: pytest.MonkeyPatch
+):
+    refusals = [OperationalError("canceling statement due to statement timeout")]
+    settle = type(get_store(connections[locking])).settle
+
+    def refuse_once(*arguments: Any, **options: Any) -> None:
+        if refusals:
+            raise refusals.pop()
+        settle(*arguments, **options)
+
+    monkeypatch.setattr(type(get_store(connections[locking])), "settle", refuse_once)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": SCRIPTED}, "RETENTION": datetime.timedelta(0)}):
+        put(3, locking)
+        with relays_in_threads(using=locking, limits=QUICK) as start:
+            relay = start()
+            eventually(lambda: relay.tally.processed == 3)
+        assert not rows(locking)
 
 
 def test_no_limit_of_mariadb_ends_an_idle_claim_early():
