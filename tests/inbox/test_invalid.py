@@ -3,7 +3,7 @@
 import json
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from django.db import DataError, IntegrityError, connections
