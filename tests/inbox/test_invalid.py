@@ -94,7 +94,7 @@ def read(*bodies: bytes) -> list[Incoming]:
     return [Incoming(tag=tag, body=body, type="t", message_id=f"m{tag}", headers={}) for tag, body in enumerate(bodies)]
 
 
-def consumer(invalid: str) -> RabbitMQConsumer:
+def consumer(invalid: Literal["store", "reject"]) -> RabbitMQConsumer:
     return RabbitMQConsumer("billing", url="amqp://unused", queue="unused", publisher="default", invalid=invalid)
 
 
