@@ -135,6 +135,9 @@ class Consumer(abc.ABC):
     def open(self, max_messages: int | None = None) -> None:
         """Connect. Messages that were received over an earlier connection are forgotten.
 
+        `run_inbox --check` calls it next to a running inbox. So it creates nothing at the broker, joins no group and
+        takes no messages; the first `receive` does.
+
         Args:
             max_messages: number of messages to settle before the consumer is closed; None for no limit. A broker that
                 counts deliveries should deliver no more.
@@ -142,6 +145,10 @@ class Consumer(abc.ABC):
         Raises:
             Unavailable: the broker cannot be reached, or refuses to let this consumer read.
         """
+
+    def list_warnings(self) -> Sequence[str]:
+        """Return what may be wrong although the consumer could be opened, each with its remedy."""
+        return ()
 
     @abc.abstractmethod
     def receive(self, seconds: float) -> list[Incoming]:

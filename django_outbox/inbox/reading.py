@@ -160,6 +160,8 @@ class Reader:
             return
         self._allowed = self._left
         self._consumer.open(self._allowed)
+        for warning in self._consumer.list_warnings():
+            logger.warning("%(subject)s: %(reason)s", event="consumer.doubtful", subject=self._name, reason=warning)
         self._is_open = True
         self._opened_at = time.monotonic()
         self._end_unknown_since = None

@@ -193,8 +193,9 @@ SELECT DISTINCT character_set_name FROM information_schema.columns
 WHERE table_schema = DATABASE() AND table_name = %s AND column_name IN ('type', 'topic', 'key', 'publisher', 'error')
 """
 
-CONFLICTS = ((1205,), (1213,), (3572,))
-"""The numbers of a wait for a lock that took too long, a deadlock, and a lock that NOWAIT did not get on MySQL."""
+CONFLICTS = ((1020,), (1205,), (1213,), (3572,))
+"""The numbers of a row that is newer than the snapshot (MariaDB 11.6.2 and newer), a wait for a lock that took too
+long, a deadlock, and a lock that NOWAIT did not get on MySQL."""
 
 EARLIEST = "1000-01-01"
 """The earliest time that the column can store."""

@@ -6,17 +6,23 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as Member
 from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import NewPartitions
+from django.core.management import call_command
 from django.db import connections
+from django.test import override_settings
 
+from django_outbox.inbox.inbox import Inbox
 from django_outbox.threads import Threads
 from tests.conftest import ALIASES
+from tests.inbox.conftest import QUICK as READ_QUICKLY
 from tests.inbox.conftest import outbox_of, payloads, running, stored
 from tests.inbox.processes import FORK_INBOXES
 from tests.inbox.sources.base import Sent
@@ -25,7 +31,7 @@ from tests.support.jars import KAFKA
 from tests.support.kafka.shared import is_real
 from tests.support.kafka.tools import admin, create_topic
 from tests.support.scripts import StartProcess
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, stays_same
 
 pytest_plugins = ["tests.support.script_fixtures"]
 
@@ -64,6 +70,44 @@ def source(request: pytest.FixtureRequest) -> Iterator[KafkaSource]:
 
 def config(source: KafkaSource, options: dict[str, Any]) -> dict[str, Any]:
     return {"bootstrap.servers": source.servers, **options}
+
+
+@pytest.mark.parametrize("source", [2], indirect=True)
+@pytest.mark.parametrize("protocol", [*PROTOCOLS])
+def test_a_check_does_not_join_the_group(source, protocol):
+    revoked = []
+    with (
+        closing(Member({**config(source, PROTOCOLS[protocol]), "group.id": source.group})) as member,
+        override_settings(OUTBOX=outbox_of(source, config=config(source, PROTOCOLS[protocol]))),
+    ):
+        member.subscribe([source.name], on_revoke=lambda _, partitions: revoked.extend(partitions))
+        eventually(lambda: member.poll(0.05) is not None or len(member.assignment()) == 2, "it reads both partitions")
+        for _ in range(4):
+            out = StringIO()
+            call_command("run_inbox", "--check", stdout=out)
+            assert "OK       consumer 'billing'" in out.getvalue()
+            member.poll(0.5)
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            member.poll(0.1)
+        assert (revoked, len(member.assignment())) == ([], 2)
+
+
+@pytest.mark.parametrize("source", [1], indirect=True)
+@pytest.mark.parametrize(("ending", "is_match"), [("", False), (".*", True)])
+def test_a_pattern_must_match_the_whole_name_with_the_new_protocol(source, ending, is_match):
+    source.send(1)
+    options = {"topics": f"^{source.name[:-1]}{ending}", "config": config(source, NEW_PROTOCOL)}
+    errors = StringIO()
+    with override_settings(OUTBOX=outbox_of(source, **options)):
+        call_command("run_inbox", "--check", stdout=StringIO(), stderr=errors)
+        assert ("matches no topic" in errors.getvalue()) is not is_match
+        with running(Inbox(using="default", limits=READ_QUICKLY)):
+            if is_match:
+                eventually(lambda: payloads("default") == [1], "it is stored")
+            else:
+                stays_same(lambda: len(payloads("default")))
+                assert payloads("default") == []
 
 
 @contextmanager

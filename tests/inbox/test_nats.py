@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -109,6 +110,23 @@ def test_a_missing_durable_consumer_is_created(nats: Nats, make_consumer: MakeCo
     assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).config.ack_wait == 7.0
 
 
+def test_a_consumer_that_is_only_opened_changes_nothing(nats: Nats, make_consumer: MakeConsumer):
+    stream = nats.stream()
+    put(nats, stream, b"1")
+    consumer = make_consumer(stream)
+    consumer.open()
+    consumer.close()
+    assert nats.run(lambda: nats.js.consumers_info(stream)) == []
+    consumer.open()
+    assert [message.body for message in receive(consumer, 1)] == [b"1"]
+    consumer.close()
+    before = nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered
+    consumer.open()
+    time.sleep(0.3)
+    consumer.close()
+    assert nats.run(lambda: nats.js.consumer_info(stream, "billing")).delivered == before
+
+
 UNFIT = {
     "push": ({"deliver_subject": "outbox-test-push"}, "is a push consumer"),
     "ack policy": ({"ack_policy": AckPolicy.NONE}, "must have ack_policy explicit"),
@@ -136,7 +154,9 @@ def test_a_missing_stream_is_named(make_consumer: MakeConsumer):
 def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make_consumer: MakeConsumer):
     stream = nats.stream()
     consumer = make_consumer(stream)
+    put(nats, stream, b"0")
     consumer.open()
+    assert [message.body for message in receive(consumer, 1)] == [b"0"]
     nats.run(lambda: nats.js.delete_consumer(stream, "billing"))
 
     def has_ended() -> bool:
@@ -149,7 +169,7 @@ def test_a_durable_consumer_that_is_deleted_ends_the_connection(nats: Nats, make
     eventually(has_ended, "the consumer is unavailable")
     consumer.open()
     put(nats, stream, b"1")
-    assert [message.body for message in receive(consumer, 1)] == [b"1"]
+    assert [message.body for message in receive(consumer, 2)] == [b"0", b"1"]
 
 
 def test_jetstream_that_is_not_enabled_is_named(make_consumer: MakeConsumer):

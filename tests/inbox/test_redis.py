@@ -101,10 +101,18 @@ def test_no_entry_is_left_out_if_the_stream_is_created_again_while_a_consumer_re
     consumer.close()
 
 
+def test_a_consumer_that_is_only_opened_creates_nothing(source):
+    consumer = RedisStreamsConsumer("billing", **source.options)
+    consumer.open()
+    consumer.close()
+    assert not source.client.exists(source.name)
+
+
 def test_a_group_that_is_deleted_begins_again_where_the_consumer_began(source):
     source.send(1)
     consumer = RedisStreamsConsumer("billing", **source.options, create_group="end")
     consumer.open()
+    assert not consumer.receive(0.01)
     source.send(2)
     batch = consumer.receive(0.01)
     source.client.xgroup_destroy(source.name, source.group)
@@ -499,8 +507,10 @@ def test_a_stream_is_read_while_redis_has_no_memory_left(tmp_path):
         assert consumer.is_drained()
         consumer.close()
         missing = RedisStreamsConsumer("billing", url=server.url, stream="orders", group="shipping")
+        missing.open()
         with pytest.raises(Unavailable, match="no memory left"):
-            missing.open()
+            missing.receive(0.01)
+        missing.close()
 
 
 @pytest.mark.parametrize("command", ["xreadgroup", "xack", "xadd"])

@@ -89,6 +89,18 @@ def isolation(using: str, level: str) -> dict[str, Any]:
     return {"isolation_level": level} if connections[using].vendor == "mysql" else {}
 
 
+def serialization_error(using: str, level: str) -> str:
+    """Return what a locking read raises if the row is newer than the transaction's snapshot; blank if it reads it."""
+    if level != "repeatable read":
+        return ""
+    if using == "postgresql":
+        return "could not serialize access"
+    with connections[using].cursor() as cursor:
+        cursor.execute("SHOW VARIABLES LIKE 'innodb_snapshot_isolation'")
+        found = cursor.fetchone()
+    return "Record has changed since last read" if found and found[1] == "ON" else ""
+
+
 def kill(using: str) -> None:
     """End the session of this connection, as an administrator does."""
     if using == "postgresql":

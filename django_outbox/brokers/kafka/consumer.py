@@ -1,6 +1,7 @@
 """`KafkaConsumer`: reads topics as a member of a consumer group."""
 
 import math
+import re
 import threading
 import time
 from collections import deque
@@ -48,7 +49,8 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
         alias: the consumer's name in the settings.
         config: a dict of librdkafka's options for the consumer, with `bootstrap.servers` and those for TLS and SASL.
         group: the consumer group.
-        topics: a topic, a pattern of topics, which begins with `^`, or a list of them. They must exist.
+        topics: a topic, a pattern of topics, which begins with `^`, or a list of them. They must exist. With
+            `"group.protocol": "consumer"` a pattern must match the whole name: `^orders.*`, not `^orders`.
         dead_letters: the topic for rejected messages. Kafka has no dead letters of its own, so `unknown_types` and
             `invalid` can be `reject` only with this option.
         timeout: seconds until connecting, or writing a dead letter, is given up.
@@ -84,6 +86,9 @@ class KafkaConsumer(ConnectedConsumer["KafkaConsumerConnection"]):
 
     def _make_connection(self, max_messages: int | None) -> "KafkaConsumerConnection":
         return KafkaConsumerConnection(self.alias, self._config, self._topics, self.timeout, self._write_dead)
+
+    def list_warnings(self) -> Sequence[str]:
+        return () if self._connection is None else self._connection.warnings
 
     def close(self) -> None:
         super().close()
@@ -157,6 +162,8 @@ class KafkaConsumerConnection(ConsumerConnection):
         self._ahead: deque[Received] = deque()
         self._assigned: set[Place] = set()
         self._ends: dict[Place, int] = {}
+        self.warnings: list[str] = []
+        self._is_subscribed = False
         self._has_joined = False
         self._rejoin_waits = deque(REJOIN_AFTER)
         self._rejoin_at = math.inf
@@ -178,7 +185,12 @@ class KafkaConsumerConnection(ConsumerConnection):
             if error is not None:
                 remedy = meaning_of(error).remedy.replace("write to", "read").replace("option topic", "option topics")
                 raise Unavailable(f"topic {topic!r}: {error.str()}{': ' if remedy else ''}{remedy}")
-        self._join()
+            if wanted is None and self._do_brokers_assign and not _matches_any(topic, found):
+                self.warnings.append(
+                    f"the pattern {topic!r} matches no topic. With group.protocol consumer, it must match the whole "
+                    f"name: write {topic + '.*'!r} for the topics whose names begin with it"
+                )
+        self._find_coordinator()
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
         if not self._ahead:
@@ -238,7 +250,15 @@ class KafkaConsumerConnection(ConsumerConnection):
         with suppress(KafkaException, RuntimeError):
             self._client.close()
 
+    def _find_coordinator(self) -> None:
+        """Ask the group's coordinator for an offset, which needs no member."""
+        try:
+            self._client.committed([TopicPartition(self._topics[0], 0)], timeout=self._timeout)
+        except KafkaException as raised:
+            raise Unavailable(self._state.explain(raised.args[0])) from raised
+
     def _join(self) -> None:
+        self._is_subscribed = True
         self._has_joined = False
         self._rejoin_at = math.inf
         self._client.subscribe(
@@ -285,6 +305,8 @@ class KafkaConsumerConnection(ConsumerConnection):
             self._has_failed_to_commit = False
             self._commit_settled()
         try:
+            if not self._is_subscribed:
+                self._join()
             if time.monotonic() > self._rejoin_at:
                 self._rejoin()
             # `consume` would wait for a whole batch.
@@ -380,6 +402,13 @@ class KafkaConsumerConnection(ConsumerConnection):
         # commits under way. Records that are not committed are delivered again, and recognized. Confirmed offsets are
         # not committed again: if the topic was deleted and created again, they would skip its first records.
         self._commit({place: offset for place, offset in self._settled.items() if self._committed.get(place) != offset})
+
+
+def _matches_any(pattern: str, topics: Iterable[str]) -> bool:
+    """Return whether a pattern matches a topic as Kafka 4 matches it. What only Kafka can compile counts as a match."""
+    with suppress(re.error):
+        return any(map(re.compile(pattern).fullmatch, topics))
+    return True
 
 
 def _places(partitions: Iterable[TopicPartition]) -> set[Place]:

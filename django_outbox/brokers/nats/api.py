@@ -110,10 +110,13 @@ class Api:
 
     # Durable consumers
 
-    async def bind(self, stream: str, name: str, config: Mapping[str, Any]) -> Terms:
-        """Create a durable consumer if it is missing, and return its terms. Raises `NotUsable`."""
+    async def bind(self, stream: str, name: str, config: Mapping[str, Any], *, create: bool) -> Terms:
+        """Return the terms of a durable consumer, or, if it is missing, of the one that is or would be created.
+
+        Raises `NotUsable`.
+        """
         try:
-            config = await self._read_or_create(stream, name, config)
+            config = await self._find_config(stream, name, config, create=create)
         except NoAnswer as error:
             if error.code == STREAM_NOT_FOUND:
                 raise NotUsable(_explain_no_stream(stream)) from None
@@ -138,13 +141,17 @@ class Api:
         found = await self._read_info(f"{stream}.{name}")
         return Counts(int(found["num_pending"]), int(found["num_ack_pending"]))
 
-    async def _read_or_create(self, stream: str, name: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _find_config(
+        self, stream: str, name: str, config: Mapping[str, Any], *, create: bool
+    ) -> Mapping[str, Any]:
         place = f"{stream}.{name}"
         try:
             found = await self._read_info(place)
         except NoAnswer as error:
             if error.code != CONSUMER_NOT_FOUND:
                 raise
+            if not create:
+                return config
             found = await self._ask(f"CONSUMER.DURABLE.CREATE.{place}", {"stream_name": stream, "config": config})
         created: Mapping[str, Any] = found["config"]
         return created

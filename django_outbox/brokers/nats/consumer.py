@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.connection_thread import Intake
 from django_outbox.brokers.consumer import ConnectedConsumer, ConsumerConnection, Incoming, Refused, Unavailable
-from django_outbox.brokers.nats.api import Counts, NoAnswer, Terms
+from django_outbox.brokers.nats.api import Counts, NoAnswer, NotUsable, Terms
 from django_outbox.brokers.nats.connection import NatsConnection
 from django_outbox.brokers.nats.encoding import (
     ACK,
@@ -147,6 +147,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
         self.intake = Intake(self._max_buffer_bytes, lambda: self.call(self._changed.set))
         self._refusal = ""
         self._terms: Terms
+        self._may_read = False
         self._is_paused = False
         self._last_tag = 0
         self._unsettled: dict[int, NatsDelivery] = {}
@@ -159,6 +160,9 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     # Any thread
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        if not self._may_read:
+            self._may_read = True
+            self.call(self._changed.set)
         return self.intake.take(max_messages, max_bytes, seconds)
 
     def settle(self, batch: Sequence[Incoming], rejected: Collection[int]) -> None:
@@ -190,7 +194,7 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
 
     async def _open(self) -> None:
         await super()._open()
-        self._terms = await self._api.bind(*self._place, self._consumer.config)
+        self._terms = await self._bind(create=False)
         logger.info(
             "%(subject)s: reads stream %(stream)r from %(address)s",
             event="broker.connected",
@@ -199,9 +203,11 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
             stream=self._consumer.stream,
         )
 
+    async def _bind(self, *, create: bool) -> Terms:
+        return await self._api.bind(*self._place, self._consumer.config, create=create)
+
     async def _work(self) -> None:
         self._start(self._read())
-        self._start(self._keep())
         await self._wait(self._is_over)
         if self._is_closing:
             await self._finish()
@@ -217,6 +223,15 @@ class NatsConsumerConnection(NatsConnection, ConsumerConnection):
     # Receiving
 
     async def _read(self) -> None:
+        await self._wait(lambda: self._may_read or self._is_over())
+        if self._is_over():
+            return
+        try:
+            self._terms = await self._bind(create=True)
+        except NotUsable as error:
+            self._end(str(error))
+            return
+        self._start(self._keep())
         await self._let_others_finish()
         while not self._is_over():
             await self._wait(lambda: self._wanted() > 0 or self._is_over())

@@ -345,8 +345,10 @@ class RabbitMQConsumerConnection(RabbitMQConnection, ConsumerConnection):
     # Ending
 
     def _on_cancelled(self, _frame: object) -> None:
-        name = self._queue
-        self._settle_and_close(f"RabbitMQ ended the consumer: queue {name!r} was deleted, or its node went down")
+        self._settle_and_close(
+            f"RabbitMQ ended the consumer: queue {self._queue!r} was deleted, its node went down, or a message was not "
+            "acknowledged within the consumer timeout (quorum queues since RabbitMQ 4.3)"
+        )
 
     def _on_channel_closed(self, _channel: Channel, error: Exception) -> None:
         # When the connection ends, pika closes its channels too.

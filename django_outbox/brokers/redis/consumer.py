@@ -126,12 +126,9 @@ class RedisStreamsConsumer(RedisOptions, ConnectedConsumer["RedisConsumerConnect
             raise Unavailable(str(error)) from error
         return RedisConsumerConnection(connection, self, self._name, begins=self._begins, start=self._start)
 
-    def open(self, max_messages: int | None = None) -> None:
-        super().open(max_messages)
-        self._start = self._current.start
-
     def close(self) -> None:
         if self._connection is not None:
+            self._start = self._connection.start
             self._begins = self._begins and not self._connection.has_begun
             super().close()
             # The stream may have moved to another node.
@@ -166,6 +163,7 @@ class RedisConsumerConnection(ConsumerConnection):
         self._options = options
         self._place = options.stream, options.group
         self._consumer = name
+        self._has_group = False
         self.start = start
         self._timeout = options.timeout
         self._last_tag = 0
@@ -194,16 +192,21 @@ class RedisConsumerConnection(ConsumerConnection):
     def open(self) -> None:
         options = self._options
         try:
-            if options.create_group is not None:
-                self._create_group()
-            if options.create_group == "end" and self.start is None:
-                self.start = self._read_group()[b"last-delivered-id"]
-            dead = options.dead_letters
-            if dead and self._command("TYPE", dead) not in (b"none", b"stream"):
-                raise Unavailable(f"dead_letters {dead!r} is the key of a value that is not a stream; correct it")
+            for option, name in (("stream", options.stream), ("dead_letters", options.dead_letters)):
+                if name and self._command("TYPE", name) not in (b"none", b"stream"):
+                    raise Unavailable(f"{option} {name!r} is the key of a value that is not a stream; correct it")
+            if options.create_group is None:
+                self._command("XPENDING", *self._place)
         except Unavailable:
             self._connection.close()
             raise
+
+    def _find_or_create_group(self) -> None:
+        if self._options.create_group is not None:
+            self._create_group()
+        if self._options.create_group == "end" and self.start is None:
+            self.start = self._read_group()[b"last-delivered-id"]
+        self._has_group = True
 
     def _create_group(self) -> None:
         try:
@@ -229,6 +232,8 @@ class RedisConsumerConnection(ConsumerConnection):
         return self.start if last and _number(last[0][0]) >= _number(self.start) else "0"
 
     def receive(self, max_messages: int, max_bytes: int, seconds: float) -> list[Incoming]:
+        if not self._has_group:
+            self._find_or_create_group()
         if not self._received:
             if self._is_paused:
                 time.sleep(seconds)

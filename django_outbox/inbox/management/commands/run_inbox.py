@@ -98,7 +98,7 @@ class Command(ServiceCommand):
 
 
 def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResult]:
-    """Check everything that an inbox needs. Each consumer connects, and receives nothing."""
+    """Check everything that an inbox needs. Each consumer connects, but does not begin to read."""
     yield from check_deployment(using, [])
     with suppress(DatabaseError, InterfaceError):
         # If the database is unavailable, there is a result for it already.
@@ -112,6 +112,7 @@ def check_inbox(using: str, consumers: Sequence[Consumer]) -> Iterator[CheckResu
         except Unavailable as error:
             yield CheckResult(subject, str(error))
         else:
-            yield CheckResult(subject)
+            for problem in consumer.list_warnings() or [""]:
+                yield CheckResult(subject, problem, is_warning=True)
         finally:
             consumer.close()
