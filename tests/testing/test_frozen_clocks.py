@@ -12,6 +12,7 @@ from freezegun import freeze_time
 
 from django_outbox import enqueue
 from django_outbox.pytest_plugin import outbox  # noqa: F401 - a fixture
+from django_outbox.relay import Relay
 from django_outbox.testing import Outbox
 
 FROZEN: dict[str, Any] = {
@@ -43,3 +44,10 @@ def test_messages_are_delivered_while_the_clock_is_frozen(
         is_due = year < 2050
         assert bool(outbox.drain().processed) == is_due
         assert bool(outbox.drain(delayed=True).processed) != is_due
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("library", FROZEN)
+def test_a_relay_waits_while_the_clock_is_frozen(library: str):
+    with FROZEN[library](datetime.datetime(2101, 1, 1, tzinfo=datetime.timezone.utc)), Relay() as relay:
+        assert not relay._state.wait_for_work({"default"}, 0.01)
