@@ -19,7 +19,7 @@ def shows_missing_table(error: DatabaseError) -> bool:
 
 
 def describe_denied(alias: str, models: Sequence[type[Model]]) -> str:
-    """Return that a router keeps the tables of these models out of a database, with the remedy; blank if none does."""
+    """Return a sentence that names the model that a router denies, with the remedy; blank if all are allowed."""
     denied = next((model for model in models if not router.allow_migrate_model(alias, model)), None)
     if denied is None:
         return ""

@@ -243,7 +243,7 @@ class RecordsEvents(models.Model):  # noqa: DJ008 - it is abstract
         self._recorded.add(event)
 
     def _choose_database(self, given: Sequence[object], kwargs: Mapping[str, Any]) -> str:
-        """Return the database of a call. What is `given` at its position may be an argument of another base class."""
+        """Return the database of a call. A positional argument may belong to another base class."""
         aliases = [each for each in (kwargs.get("using"), *given) if isinstance(each, str) and each in connections]
         return aliases[0] if aliases else router.db_for_write(type(self), instance=self)
 

@@ -30,7 +30,7 @@ REFUSED_WAIT = 300.0
 """Seconds for which a message is not published again if the database refuses every new state of it."""
 
 NOT_SETTLED = "outbox.not_settled"
-"""The `error_class` of a message that was published, and whose row the database does not let become processed."""
+"""The `error_class` of a published message that the database refuses to mark as processed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Deliverer(abc.ABC):
         return decided._replace(settlement=settlement)
 
     def _permitted(self, batch: Batch, settlement: Settlement) -> Settlement:
-        """Return the new states after a refusal of the database: let those messages fail whose states it refuses.
+        """After a refusal of the database, replace each new state that it refuses by a failure.
 
         Those that may not even fail are left as they are.
         """

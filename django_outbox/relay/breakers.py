@@ -77,7 +77,7 @@ class Breaker:
         if self.state is State.CLOSED:
             if self.unsettled and now - self._unsettled_at > self.limits.unsettled_memory:
                 self.note_settled(self._unsettled_ids.copy())
-            # A smaller batch takes less time, which may be what is limited.
+            # A smaller batch takes less time, so it may stay within a time limit.
             return Permit(max(wanted >> self.unsettled, 1), self._openings, self.unsettled)
         if self.state is State.OPEN or self._on_trial:
             return None

@@ -87,7 +87,7 @@ class Store(ClaimQueries):
     """SQL condition of the messages of a publisher, given once for each placeholder."""
 
     no_guard: ClassVar[tuple[Any, ...]] = ()
-    """What `write_states` takes to change rows that are not known to be a claim's."""
+    """Arguments of `write_states` that match every row, not only those of a claim."""
 
     report_interval: ClassVar[float] = 10.0
     """Seconds between two reports of a relay."""
