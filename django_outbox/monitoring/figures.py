@@ -122,7 +122,7 @@ class PublisherStatus:
         breaker: the worst state of the circuit breakers of the relays that serve it: `closed`, `half-open` or `open`,
             or `crashed` if a worker crashed lately; blank if no relay serves it.
         outage: why it is unavailable, or its worker crashed; otherwise blank.
-        crashes: how often a worker crashed in a row.
+        crashes: how often one worker crashed in a row, at most.
         relays: number of relays that serve it and were seen lately.
         drains: number of drains, or single batches, of it that ended lately. They are no relays.
         last_drain: the time at which the last of them ended.
@@ -428,7 +428,7 @@ def _judge_publisher(publisher: PublisherStatus, status: Status, max_age: float)
     if publisher.crashes:
         text = ngettext_lazy(
             "A worker of the publisher %(publisher)r crashed %(count)s time (%(reason)s): %(due)s due.",
-            "Workers of the publisher %(publisher)r crashed %(count)s times in a row (%(reason)s): %(due)s due.",
+            "A worker of the publisher %(publisher)r crashed %(count)s times in a row (%(reason)s): %(due)s due.",
             "number",
         )
         level = Level.CRITICAL if publisher.crashes >= MANY_CRASHES else Level.WARNING

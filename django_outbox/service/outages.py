@@ -22,7 +22,7 @@ class Outage:
         since: when it began, by this machine's clock.
         began: when it began, on the monotonic clock.
         next_try: when it is tried again, on the monotonic clock.
-        crashes: how often the thread crashed in a row; 0 for a broker or a database.
+        crashes: how often one thread crashed in a row; 0 for a broker or a database.
         until: when a crash counts as over unless another one follows, on the monotonic clock.
     """
 
@@ -45,29 +45,32 @@ class Outages:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._current: dict[str, Outage] = {}
+        # By subject and thread; several threads of a subject crash independently.
+        self._current: dict[tuple[str, int], Outage] = {}
         self._lock = threading.Lock()
 
     @property
     def current(self) -> list[Outage]:
+        """The outages in progress, the oldest first. Of a subject's threads, the one that crashed most often counts."""
         # Workers ask after each batch, so the usual answer takes no lock.
         if not self._current:
             return []
         now = self._clock()
         with self._lock:
             found = [outage for outage in self._current.values() if outage.until > now]
-        return sorted(found, key=lambda outage: outage.began)
+        worst = {outage.subject: outage for outage in sorted(found, key=lambda outage: outage.crashes)}
+        return sorted(worst.values(), key=lambda outage: outage.began)
 
     def note(self, subject: str, reason: str, seconds: float, *, name: str = "") -> None:
         """Note a failed attempt, `seconds` before the next one. The first one of an outage is logged."""
         now = self._clock()
         with self._lock:
-            before = self._current.get(subject)
+            before = self._current.get((subject, 0))
             if before is None:
                 since = datetime.datetime.now(datetime.timezone.utc)
-                self._current[subject] = Outage(subject, name or subject, reason, since, now, now + seconds)
+                self._current[subject, 0] = Outage(subject, name or subject, reason, since, now, now + seconds)
             else:
-                self._current[subject] = replace(before, reason=reason, next_try=now + seconds)
+                self._current[subject, 0] = replace(before, reason=reason, next_try=now + seconds)
         if before is None:
             logger.warning(
                 "%s is unavailable: %s. Trying again until it responds.",
@@ -79,19 +82,19 @@ class Outages:
             )
 
     def note_crash(self, subject: str, reason: str, wait: Backoff) -> float:
-        """Note that a thread crashed, and return the seconds until it restarts.
+        """Note that the calling thread crashed, and return the seconds until it restarts.
 
         It has recovered once it has run for twice the longest wait.
         """
-        now = self._clock()
+        now, key = self._clock(), (subject, threading.get_ident())
         with self._lock:
-            before = self._current.get(subject)
+            before = self._current.get(key)
             if before is None or before.until <= now:
                 since = datetime.datetime.now(datetime.timezone.utc)
                 before = Outage(subject, subject, reason, since, now, now)
             crashes = before.crashes + 1
             seconds = wait.after(crashes)
-            self._current[subject] = replace(
+            self._current[key] = replace(
                 before,
                 reason=reason,
                 next_try=now + seconds,
@@ -105,10 +108,10 @@ class Outages:
 
     def end(self, subject: str) -> None:
         """Note that it responds, which is logged if it was unavailable."""
-        if subject not in self._current:
+        if (subject, 0) not in self._current:
             return
         with self._lock:
-            outage = self._current.pop(subject, None)
+            outage = self._current.pop((subject, 0), None)
         if outage is not None:
             logger.warning(
                 "%s is available again after %s.",

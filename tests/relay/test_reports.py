@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from django_outbox.models import DeliveryCount, Heartbeat, OutboxMessage
 from django_outbox.monitoring import Level
 from django_outbox.monitoring.status import read_status
 from django_outbox.relay import Limits, Relay
-from django_outbox.relay.delivery import Delivery
+from django_outbox.relay.delivery import Delivery, Round
 from django_outbox.retry import Backoff
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES, LOCKING
@@ -197,6 +198,30 @@ def test_a_worker_that_crashes_is_reported_with_its_reason(using: str, monkeypat
         status = read_status(using)
         assert (status.publishers[0].breaker, status.publishers[0].outage) == ("crashed", "RuntimeError: no idea")
         assert (status.verdict.code, status.verdict.publisher, status.level) == ("crashed", "default", Level.CRITICAL)
+
+
+def test_crashes_of_several_workers_do_not_add_up(using: str, monkeypatch: pytest.MonkeyPatch):
+    crashed: set[int] = set()
+    run = Delivery.run
+
+    def crash_once(delivery: Delivery, wanted: int) -> Round:
+        if get_ident() in crashed:
+            return run(delivery, wanted)
+        crashed.add(get_ident())
+        raise RuntimeError("no idea")
+
+    monkeypatch.setattr(Delivery, "run", crash_once)
+    # A crash is remembered for twice the longest wait.
+    limits = replace(OFTEN, restart_wait=Backoff(delay=0.1, max_delay=60.0))
+    with relays_in_threads(using=using, publishers=["default"], workers=3, limits=limits) as start:
+        relay = start()
+        eventually(lambda: len(crashed) == 3 and read_status(using).publishers[0].crashes)
+        put(1, using)
+        eventually(lambda: relay.tally.processed == 1)
+        eventually(lambda: Heartbeat.objects.using(using).filter(publishers__default__state="crashed").exists())
+        status = read_status(using)
+        assert (status.publishers[0].crashes, status.verdict.code, status.level) == (1, "crashed", Level.WARNING)
+        assert relay._state.idle_reason == "Publisher 'default': a worker crashed 1 time"
 
 
 @pytest.mark.parametrize("using", LOCKING)
