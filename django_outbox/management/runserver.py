@@ -1,40 +1,77 @@
 """A relay in the process of `runserver`, so that development needs one terminal."""
 
+import atexit
 import sys
 import threading
+from contextlib import suppress
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.conf import get_settings
 from django_outbox.exceptions import OutboxError
-from django_outbox.management.service import shown_log
+from django_outbox.management.service import find_missing_schema, shown_log
 from django_outbox.relay.relay import Relay
-from django_outbox.text import one_line
+from django_outbox.text import counted, one_line
+
+STOP_TIMEOUT = 5.0
+"""Seconds that the current batches may take when the server reloads or ends."""
+
+MIGRATION_INTERVAL = 1.0
+"""Seconds between two looks for missing tables."""
 
 
 def start_relay(**_: object) -> None:
-    """Deliver messages until the main thread ends, if `OUTBOX["DELIVER_IN_RUNSERVER"]` is set."""
+    """Deliver messages until the process ends, if `OUTBOX["DELIVER_IN_RUNSERVER"]` is set."""
     try:
         if not get_settings().deliver_in_runserver:
             return
-        relay = Relay()
+        delivery = _Delivery()
     except ImproperlyConfigured:
         # The system checks of runserver report it.
         return
     sys.stderr.write("This server also delivers the outbox's messages (OUTBOX['DELIVER_IN_RUNSERVER']).\n")
-    # Not a daemon, so that a reload waits for the batches in hand.
-    threading.Thread(target=_deliver, args=(relay,), name="outbox-runserver").start()
-    threading.Thread(target=_stop_with_main_thread, args=(relay,), name="outbox-runserver-end", daemon=True).start()
+    delivery.start()
 
 
-def _deliver(relay: Relay) -> None:
-    with shown_log(1), relay:
-        try:
-            relay.run()
-        except OutboxError as error:
-            sys.stderr.write(f"The outbox's messages are not delivered: {one_line(error)}\n")
+class _Delivery:
+    """A thread with a relay, which waits for `migrate` while tables are missing."""
 
+    def __init__(self) -> None:
+        self._relay = Relay()
+        self._left = threading.Event()
+        # Python waits without limit for threads that are not daemons.
+        self._thread = threading.Thread(target=self._deliver, name="outbox-runserver", daemon=True)
 
-def _stop_with_main_thread(relay: Relay) -> None:
-    threading.main_thread().join()
-    relay.stop()
+    def start(self) -> None:
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def _deliver(self) -> None:
+        reported = ""
+        with shown_log(1):
+            while True:
+                problem = find_missing_schema(self._relay.using)
+                if not problem:
+                    reported = ""
+                    try:
+                        with self._relay:
+                            self._relay.run()
+                        return
+                    except OutboxError as error:
+                        problem = one_line(error)
+                        self._relay = Relay()
+                if problem != reported:
+                    sys.stderr.write(f"The outbox's messages are not delivered yet: {problem}\n")
+                reported = problem
+                if self._left.wait(MIGRATION_INTERVAL):
+                    return
+
+    def _stop(self) -> None:
+        self._left.set()
+        self._relay.stop()
+        # A second signal ends the wait.
+        with suppress(KeyboardInterrupt, SystemExit):
+            self._thread.join(STOP_TIMEOUT)
+        if count := self._relay.open_batches:
+            batches = counted(count, "batch", "batches")
+            sys.stderr.write(f"Stopped before {batches} ended. The messages are still pending.\n")

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser, OutputWrapp
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import Model
 
-from django_outbox.deployment import describe_missing_schema
+from django_outbox.deployment import REQUIRED, describe_missing_schema
 from django_outbox.exceptions import OutboxError
 from django_outbox.management import reloading
 from django_outbox.management.arguments import seconds, whole_number
@@ -105,14 +105,7 @@ class ServiceCommand(OutboxCommand):
         return result
 
     def require_schema(self, using: str, models: Sequence[type[Model]]) -> None:
-        connection = connections[using]
-        is_new, problem = connection.connection is None, ""
-        with suppress(DatabaseError, InterfaceError):
-            problem = describe_missing_schema(connection, models)
-        if is_new:
-            # The threads that work have their own.
-            connection.close()
-        if problem:
+        if problem := find_missing_schema(using, models):
             raise CommandError(problem)
 
     def report_findings(self, findings: Iterable[CheckResult]) -> None:
@@ -128,6 +121,18 @@ class ServiceCommand(OutboxCommand):
             print_line(self.stderr, f"{word} {finding.subject}: {finding.problem}")
         if problems:
             raise CommandError(f"{counted(problems, 'problem')} found.")
+
+
+def find_missing_schema(using: str, models: Sequence[type[Model]] = REQUIRED) -> str:
+    """Return the `describe_missing_schema` of a database; blank if it is unavailable, which a relay waits for."""
+    connection = connections[using]
+    is_new, problem = connection.connection is None, ""
+    with suppress(DatabaseError, InterfaceError):
+        problem = describe_missing_schema(connection, models)
+    if is_new:
+        # The threads that work have their own.
+        connection.close()
+    return problem
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """In development, `run_outbox` restarts when the code changes, and `runserver` delivers if the settings ask for it."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def first(event, message):
     print("handled", event)
 """
 STARTED = "started on"
+NOT_MIGRATED = "The outbox's messages are not delivered yet: The database 'default' lacks the table"
 
 
 @pytest.fixture
@@ -111,6 +113,46 @@ def test_runserver_delivers_and_restarts_its_relay(project: Path):
         terminal.until(lambda lines: count(lines, "handled again {'id': 2}") == 1)
         os.killpg(terminal.process.pid, signal.SIGINT)
         terminal.until_end()
+
+
+@pytest.mark.slow
+def test_runserver_waits_for_migrate_and_then_delivers(project: Path):
+    def migrate(*target: str) -> None:
+        subprocess.run(manage("migrate", "--verbosity=0", *target), env=environment(project), check=True)
+
+    migrate("django_outbox", "zero")
+    with on_a_terminal(manage("runserver", str(free_port())), columns=200, env=environment(project)) as terminal:
+        lines = terminal.until(lambda lines: count(lines, NOT_MIGRATED) == 1)
+        assert 'Run "manage.py migrate --database=default"' in "".join(lines)
+        migrate()
+        enqueue(project, 1)
+        terminal.until(lambda lines: count(lines, "handled {'id': 1}") == 1)
+        migrate("django_outbox", "zero")
+        terminal.until(lambda lines: count(lines, NOT_MIGRATED) == 2)
+        migrate()
+        enqueue(project, 2)
+        lines = terminal.until(lambda lines: count(lines, "handled {'id': 2}") == 1)
+    assert (count(lines, NOT_MIGRATED), count(lines, "Traceback")) == (2, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["reload", "SIGTERM"])
+def test_runserver_abandons_a_handler_that_takes_too_long(ending: str, project: Path):
+    handlers = project / "shop" / "handlers.py"
+    handlers.write_text(HANDLERS.replace("print(", "print('begun', flush=True); import time; time.sleep(600); print("))
+    with on_a_terminal(manage("runserver", str(free_port())), columns=200, env=environment(project)) as terminal:
+        lines = terminal.until(lambda lines: count(lines, STARTED) == 1)
+        enqueue(project, 1)
+        terminal.until(lambda lines: count(lines, "begun") == 1)
+        if ending == "reload":
+            handlers.write_text(HANDLERS)
+            lines = terminal.until(lambda lines: count(lines, "handled {'id': 1}") == 1)
+        else:
+            os.kill(int(re.findall(r", process (\d+):", "".join(lines))[0]), signal.SIGTERM)
+            lines = terminal.until_end()
+            assert terminal.process.returncode == 0
+    assert count(lines, "Stopped before 1 batch ended. The messages are still pending.") == 1
+    assert count(lines, "Traceback") == 0
 
 
 @pytest.mark.slow
