@@ -1,12 +1,14 @@
 """The rate limit of a publisher, which all relays of a database keep together."""
 
 import datetime
-import math
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from django_outbox.db.functions import DatabaseNow
+from django_outbox.logs import logger
 from django_outbox.models import RateLimit
 from django_outbox.relay.sources import TableSource
 from django_outbox.stores import get_store
@@ -14,9 +16,9 @@ from django_outbox.stores import get_store
 SLOT = 0.2
 """Length of a reservation in seconds, if at least one message fits: each costs a write."""
 
-CREDIT = 0.25
-"""Seconds that a relay may be late without a loss. After an idle time, the reservations that begin within this time
-come at once."""
+CREDIT = datetime.timedelta(seconds=0.25)
+"""How late a relay may be without a loss. After an idle time, the reservations that begin within this time come at
+once."""
 
 MAX_SECONDS = 30.0
 """Time after which the database ends a transaction that hangs while it reserves."""
@@ -26,9 +28,10 @@ class RateLimiter:
     """Reserves messages for one worker.
 
     A row of the database has the time up to which messages are reserved, so relays in several processes share a
-    limit. A worker reserves the messages of a short time in its own transaction, waits until this time begins without
-    a transaction, and then claims no more than it has reserved. A worker that finds nothing gives back what is left,
-    and looks for messages before it reserves again, so an idle relay writes nothing.
+    limit. When this time has come, one worker reserves the messages of a short time in its own transaction, and claims
+    no more than it has reserved; the others wait without a transaction. Nothing is reserved in advance, so a process
+    that is killed leaves one reservation at most, and a longer one shows that the clock went back. A worker that finds
+    nothing gives back what is left, and looks for messages before it reserves again, so an idle relay writes nothing.
     """
 
     def __init__(self, using: str, publisher_alias: str, rate: float, source: TableSource) -> None:
@@ -37,17 +40,38 @@ class RateLimiter:
         self._rate = rate
         self._source = source
         self._size = max(round(rate * SLOT), 1)
-        self._begins_at = -math.inf
         self._is_idle = True
         self._end: datetime.datetime | None = None
         self.reserved = 0
 
     def reserve(self) -> float:
-        """Reserve messages unless some are reserved, and return the seconds until they may be claimed."""
-        if not self.reserved:
-            self._begins_at = time.monotonic() + self._move(self._size)
-            self.reserved = self._size
-        return self._begins_at - time.monotonic()
+        """Reserve messages unless some are reserved; return 0, or the seconds after which to try again."""
+        if self.reserved:
+            return 0.0
+        step = self._duration(self._size)
+        with self._source.watch():
+            times = self._rows.values_list("reserved_until", DatabaseNow()).first()
+        if times is not None:
+            reserved_until, now = times
+            if (begin := find_begin(reserved_until, now, step)) > now:
+                return float((begin - now).total_seconds())
+        with self._locked() as (reserved_until, now):
+            begin = find_begin(reserved_until, now, step)
+            if begin <= now:
+                self._rows.update(reserved_until=begin + step)
+        if begin > now:
+            return float((begin - now).total_seconds())
+        self.reserved, self._end = self._size, begin + step
+        if begin < reserved_until:
+            logger.warning(
+                "Publisher %(publisher)r: messages were reserved for the next %(seconds)s s, longer than a relay may. "
+                "The clock of database %(database)r went back, or RATE_LIMIT was raised. The limit starts again now.",
+                event="relay.rate_limit_reset",
+                publisher=self._publisher_alias,
+                database=self._using,
+                seconds=round((reserved_until - now).total_seconds()),
+            )
+        return 0.0
 
     def look_for_work(self) -> bool:
         """Return whether to go on: messages are reserved, the last claim found some, or some are due."""
@@ -69,26 +93,42 @@ class RateLimiter:
     def release(self) -> None:
         """Give back what is reserved, unless another worker has reserved the time behind it."""
         if self.reserved:
-            self._move(-self.reserved)
+            with self._locked() as (reserved_until, _):
+                if reserved_until == self._end:
+                    self._rows.update(reserved_until=reserved_until - self._duration(self.reserved))
             self.reserved = 0
 
-    def _move(self, count: int) -> float:
-        """Reserve time for `count` messages, or give it back if that is negative; return the seconds until then."""
-        step = datetime.timedelta(seconds=count / self._rate)
-        limits = RateLimit.objects.using(self._using)
-        rows = limits.filter(publisher=self._publisher_alias)
+    def _duration(self, count: int) -> datetime.timedelta:
+        return datetime.timedelta(seconds=count / self._rate)
+
+    @property
+    def _rows(self) -> "QuerySet[RateLimit]":
+        return RateLimit.objects.using(self._using).filter(publisher=self._publisher_alias)
+
+    @contextmanager
+    def _locked(self) -> Iterator[tuple[datetime.datetime, datetime.datetime]]:
+        """Lock the row for a block, and return the time that it has and the current one."""
         connection = connections[self._using]
         nested = connection.in_atomic_block
         with self._source.watch(), transaction.atomic(using=self._using):
             if not nested:
                 get_store(connection).begin(MAX_SECONDS)
             # This locks the row, or the database, before it is read.
-            if not rows.update(publisher=self._publisher_alias):
-                limits.bulk_create([RateLimit(publisher=self._publisher_alias)], ignore_conflicts=True)
-                rows.update(publisher=self._publisher_alias)
-            reserved_until, now = rows.values_list("reserved_until", DatabaseNow()).get()
-            begins_at = max(reserved_until, now - datetime.timedelta(seconds=CREDIT)) if count > 0 else reserved_until
-            if count > 0 or reserved_until == self._end:
-                self._end = begins_at + step
-                rows.update(reserved_until=self._end)
-        return float((begins_at - now).total_seconds())
+            if not self._rows.update(publisher=self._publisher_alias):
+                new = RateLimit(publisher=self._publisher_alias)
+                RateLimit.objects.using(self._using).bulk_create([new], ignore_conflicts=True)
+                self._rows.update(publisher=self._publisher_alias)
+            yield self._rows.values_list("reserved_until", DatabaseNow()).get()
+
+
+def find_begin(
+    reserved_until: datetime.datetime, now: datetime.datetime, step: datetime.timedelta
+) -> datetime.datetime:
+    """Return when the next reservation begins: where the last one ends, but late by no more than the credit.
+
+    A reservation begins by the time at which it is made, so none ends later than a step from now. If one does, the
+    clock went back, and the next one begins now.
+    """
+    if reserved_until > now + step + CREDIT:
+        return now
+    return max(reserved_until, now - CREDIT)

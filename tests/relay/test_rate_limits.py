@@ -11,6 +11,8 @@ from django.db.models import Max, Min
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from hypothesis import given
+from hypothesis import strategies as st
 
 from django_outbox import OutboxMessage
 from django_outbox.conf import get_settings
@@ -20,7 +22,7 @@ from django_outbox.messages import Message
 from django_outbox.models import RateLimit
 from django_outbox.relay import Relay
 from django_outbox.relay.delivery import Delivery, make_source
-from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter
+from django_outbox.relay.rate_limits import CREDIT, SLOT, RateLimiter, find_begin
 from django_outbox.relay.sources import TableSource
 from tests.conftest import ALIASES
 from tests.support.messages import put
@@ -38,32 +40,86 @@ def limiter(using: str, rate: float) -> RateLimiter:
     return RateLimiter(using, "default", rate, TableSource(using, "default", get_settings()))
 
 
+def move_reservations(using: str, time: datetime.timedelta) -> None:
+    RateLimit.objects.using(using).update(reserved_until=reserved_until(using) + time)
+
+
 def reserved_until(using: str) -> datetime.datetime:
     return RateLimit.objects.using(using).get().reserved_until
 
 
+STEP = datetime.timedelta(seconds=1)
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+def reserve_at(looks: list[float], reserved_until: datetime.datetime) -> list[tuple[datetime.datetime, float]]:
+    """Return the ends of the reservations of workers that look at these times, and when each was made."""
+    ends = [(reserved_until, 0.0)]
+    for look in looks:
+        now = START + datetime.timedelta(seconds=look)
+        begin = find_begin(ends[-1][0], now, STEP)
+        assert begin <= now + STEP + CREDIT, "no wait is longer"
+        if begin <= now:
+            ends.append((begin + STEP, look))
+    return ends[1:]
+
+
+class TestArithmetic:
+    @given(st.lists(st.floats(0, 50), max_size=200))
+    def test_no_time_has_more_than_its_messages(self, looks: list[float]):
+        ends = reserve_at(sorted(looks), START)
+        assert all(end <= START + datetime.timedelta(seconds=look) + STEP for end, look in ends)
+        for first, (_, began) in enumerate(ends):
+            for last, (_, ended) in enumerate(ends[first:], start=first):
+                assert last - first <= ended - began + CREDIT.total_seconds() + 1e-5
+
+    @given(st.lists(st.floats(0, CREDIT.total_seconds()), min_size=1, max_size=50))
+    def test_a_worker_that_is_a_little_late_loses_nothing(self, late: list[float]):
+        ends = reserve_at([number + each for number, each in enumerate(late)], START)
+        assert ends[-1][0] == START + len(late) * STEP
+
+    @given(st.lists(st.tuples(st.floats(0, 5), st.just(0.0) | st.floats(-10_000, 10_000)), max_size=100))
+    def test_a_clock_that_moves_adds_and_costs_no_more_than_one_reservation(self, moves: list[tuple[float, float]]):
+        looks, elapsed, moved = [0.0], 0.0, 0.0
+        for seconds, step in moves:
+            elapsed, moved = elapsed + seconds, moved + step
+            looks.append(elapsed + moved)
+        made = len(reserve_at(looks, START))
+        jumps = sum(step != 0 for _, step in moves)
+        assert made <= 1 + (elapsed + (jumps + 1) * CREDIT.total_seconds()) + jumps + 1e-5
+
+
 class TestReservations:
-    """The arithmetic of the row that relays share."""
+    """The row that relays share."""
 
-    def test_each_one_begins_where_the_last_one_ends(self, using: str):
-        relays = [limiter(using, 1.0), limiter(using, 1.0)]
-        relays[0].reserve()
-        first = reserved_until(using)
-        for number in range(1, 10):
-            relay = relays[number % 2]
-            relay.reserved = 0
-            assert number - 10 < relay.reserve() <= number
-        assert reserved_until(using) - first == datetime.timedelta(seconds=9)
+    def test_one_worker_reserves_and_the_others_wait_for_no_longer_than_that(self, using: str):
+        workers = [limiter(using, 1.0) for _ in range(3)]
+        waits = [worker.reserve() for worker in workers]
+        assert [worker.reserved for worker in workers] == [1, 0, 0]
+        assert waits[0] == 0
+        assert all(0 < wait <= 1 for wait in waits[1:])
 
-    def test_processes_that_reserve_at_the_same_time_lose_and_share_nothing(self, using: str):
-        limiter(using, 1.0).reserve()
+    def test_a_worker_that_waits_writes_nothing(self, using: str):
+        limiter(using, 0.01).reserve()
+        with CaptureQueriesContext(connections[using]) as queries:
+            assert limiter(using, 0.01).reserve() > 0
+        assert len(queries) == 1
+
+    def test_killed_processes_leave_one_reservation(self, using: str):
+        for _ in range(20):
+            limiter(using, 0.2).reserve()
+        assert reserved_until(using) <= timezone.now() + datetime.timedelta(seconds=5)
+
+    def test_processes_that_reserve_at_the_same_time_share_nothing(self, using: str):
+        limiter(using, 10.0).reserve()
         first = reserved_until(using)
 
         def reserve() -> None:
-            relay = limiter(using, 1.0)
-            for _ in range(10):
-                relay.reserved = 0
-                relay.reserve()
+            worker = limiter(using, 10.0)
+            for _ in range(4):
+                while (seconds := worker.reserve()) > 0:
+                    time.sleep(seconds)
+                worker.reserved = 0
             connections.close_all()
 
         threads = [threading.Thread(target=reserve) for _ in range(3)]
@@ -71,17 +127,26 @@ class TestReservations:
             thread.start()
         for thread in threads:
             thread.join()
-        assert reserved_until(using) - first == datetime.timedelta(seconds=30)
+        assert reserved_until(using) - first >= datetime.timedelta(seconds=12 * SLOT)
 
     def test_idle_time_is_not_saved_up(self, using: str):
         limiter(using, 10.0).reserve()
-        RateLimit.objects.using(using).update(
-            reserved_until=datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)
-        )
-        waits = [limiter(using, 10.0).reserve() for _ in range(2)]
-        assert -CREDIT - 5 < waits[0] <= -CREDIT
-        # A slow machine makes it less.
-        assert waits[1] <= SLOT - CREDIT
+        move_reservations(using, datetime.timedelta(days=-1000))
+        workers = [limiter(using, 10.0) for _ in range(4)]
+        for worker in workers:
+            worker.reserve()
+        # The credit is longer than one reservation; a slow machine makes it three.
+        assert 1 <= sum(worker.reserved > 0 for worker in workers) <= 3
+
+    def test_a_clock_that_goes_back_does_not_stop_deliveries(self, using: str, caplog: pytest.LogCaptureFixture):
+        limiter(using, 1.0).reserve()
+        move_reservations(using, datetime.timedelta(hours=1))
+        workers = [limiter(using, 1.0) for _ in range(2)]
+        assert workers[0].reserve() == 0
+        assert 0 < workers[1].reserve() <= 1
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert [record.event for record in warnings] == ["relay.rate_limit_reset"]  # type: ignore[attr-defined]
+        assert "reserved for the next 3,60" in warnings[0].getMessage()
 
     def test_what_an_idle_worker_does_not_use_goes_back(self, using: str):
         relay = limiter(using, 50.0)
@@ -95,6 +160,7 @@ class TestReservations:
     def test_the_time_before_that_of_another_worker_does_not_go_back(self, using: str):
         first, second = limiter(using, 1.0), limiter(using, 1.0)
         first.reserve()
+        move_reservations(using, datetime.timedelta(seconds=-1.1))
         second.reserve()
         before = reserved_until(using)
         first.release()
@@ -118,6 +184,13 @@ class TestDelivery:
         with Relay(using=using) as relay:
             assert relay.drain().processed == 50
         assert max(map(len, scripted.batches)) <= 100 * SLOT
+
+    def test_a_clock_that_goes_back_does_not_stop_a_relay(self, using: str, scripted: Script):
+        put(5, using)
+        limiter(using, 100).reserve()
+        move_reservations(using, datetime.timedelta(hours=1))
+        with Relay(using=using) as relay:
+            assert relay.drain(max_seconds=60).processed == 5
 
     def test_relays_that_stop_before_their_time_leave_no_gap(self, using: str):
         put(20, using)
@@ -175,7 +248,7 @@ def test_every_way_of_delivery_keeps_the_limit(using: str, publisher: dict[str, 
         began = time.monotonic()
         with Relay(using=using) as relay:
             assert relay.drain().processed == 40
-        assert time.monotonic() - began >= 0.95 * (40 / 20 - CREDIT - SLOT)
+        assert time.monotonic() - began >= 0.95 * (40 / 20 - CREDIT.total_seconds() - SLOT)
     received = called or [int(message.payload) for batch in scripted.batches for message in batch]
     assert [*filter(lambda n: n % 2, received)] == [*range(1, 40, 2)]
 
@@ -204,5 +277,5 @@ def test_two_processes_keep_the_limit_together(using: str, start: StartProcess):
     assert times.count() == MESSAGES
     span = times.aggregate(span=Max("processed_at") - Min("processed_at"))["span"].total_seconds()
     # The first reservations are due at once. A busy machine makes it longer, and never shorter.
-    assert span >= 0.95 * (MESSAGES / RATE - CREDIT - SLOT)
+    assert span >= 0.95 * (MESSAGES / RATE - CREDIT.total_seconds() - SLOT)
     print(f"{using}: {MESSAGES / RATE:.1f} s planned, {span:.2f} s needed")  # noqa: T201 - shown with -s
