@@ -12,7 +12,7 @@ from django.contrib.messages import get_messages
 from django.db import IntegrityError, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone, translation
+from django.utils import timezone
 
 from django_outbox.admin import operations as admin_operations
 from django_outbox.models import OutboxMessage, Status
@@ -256,15 +256,6 @@ class TestEffectsOnKeys:
         self, admin_client: Client, failed: dict[str, list[int]], kind: str, sentence: str
     ):
         assert act(admin_client, "requeue", failed[kind][:1]).context["effects"] == [sentence]
-
-    def test_is_shown_in_german(self, failed: dict[str, list[int]]):
-        targets = admin_operations.find_targets(admin_operations.REQUEUE, [id for ids in failed.values() for id in ids])
-        with translation.override("de"):
-            shown = admin_operations.effects_on_keys(admin_operations.REQUEUE, targets)
-        assert shown[0] == (
-            "2 Nachrichten blockieren ihre Schlüssel. "
-            "Sie werden zuerst zugestellt, dann die Nachrichten, die hinter ihnen warten."
-        )
 
     def test_is_not_shown_for_messages_without_a_key(self, admin_client: Client, failed: dict[str, list[int]]):
         page = act(admin_client, "requeue", failed["none"])

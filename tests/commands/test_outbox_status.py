@@ -28,8 +28,8 @@ def run(using: str, *arguments: str, **options: Any) -> tuple[int, str]:
     return 0, out.getvalue()
 
 
-def make_late(using: str) -> None:
-    put(2, using)
+def make_late(using: str, count: int = 2) -> None:
+    put(count, using)
     OutboxMessage.objects.using(using).update(available_at=ago(minutes=10.5))
 
 
@@ -93,9 +93,9 @@ def test_json_has_all_figures(using: str):
 
 
 def test_the_output_is_in_english_whatever_the_language_of_the_project(using: str):
-    make_late(using)
+    make_late(using, 1_000)
     with translation.override("de"):
-        assert run(using)[1].startswith("CRITICAL: Not delivering for 10 min: 2 due for 'default', no relay seen.")
+        assert run(using)[1].startswith("CRITICAL: Not delivering for 10 min: 1,000 due for 'default', no relay seen.")
 
 
 def test_long_lists_are_cut(using: str):
