@@ -42,7 +42,6 @@ MODULES = (
     "django_outbox.contrib.django_tasks",
     "django_outbox.contrib.debug_toolbar",
     "django_outbox.contrib.health_check",
-    "django_outbox.contrib.sentry",
 )
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 ROOT = Path(django_outbox.__file__).parent.parent

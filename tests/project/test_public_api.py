@@ -86,7 +86,7 @@ def test_every_public_class_and_function_has_a_docstring():
     }
     kinds = ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     documented = {name: node for name, node in definitions.items() if isinstance(node, kinds)}
-    assert len(documented) > 100
+    assert len(documented) > 50
     assert [name for name, node in documented.items() if not ast.get_docstring(node)] == []
 
 
