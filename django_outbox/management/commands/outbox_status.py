@@ -11,24 +11,19 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 from django.template.defaultfilters import filesizeformat
-from django.utils import timezone
 from django.utils.translation import override
 
 from django_outbox.conf import get_settings
 from django_outbox.management.arguments import seconds
 from django_outbox.management.base import OutboxCommand, align, explain
-from django_outbox.management.watch import Table, View, watch
 from django_outbox.monitoring import Level, Status, status
 from django_outbox.monitoring.figures import MAX_AGE, Count, Finding, StreamStatus, judge
 from django_outbox.text import counted, describe, duration, one_line
 
 MAX_EXAMPLE_LENGTH = 60
 """Maximum number of characters of an error."""
-
-WATCH_INTERVAL = 2.0
-"""Default of `--watch`."""
 
 MAX_LINES = 10
 """Maximum number of lines of each list; `--json` has all of them."""
@@ -44,7 +39,6 @@ class Command(OutboxCommand):
     examples = """
   manage.py outbox_status                  show the figures
   manage.py outbox_status --json           the same for a program
-  manage.py outbox_status --watch          keep showing them on this terminal
   manage.py outbox_status --max-age 300    critical after 5 minutes
   manage.py outbox_status -v 0             print only the most urgent verdict
 """
@@ -54,16 +48,7 @@ class Command(OutboxCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self.add_database_argument(parser)
-        shown = parser.add_mutually_exclusive_group()
-        shown.add_argument("--json", action="store_true", help="Print all figures as JSON.")
-        shown.add_argument(
-            "--watch",
-            metavar="SECONDS",
-            type=seconds,
-            nargs="?",
-            const=WATCH_INTERVAL,
-            help="Keep showing the figures, read again every SECONDS (default: 2), until q or Ctrl-C.",
-        )
+        parser.add_argument("--json", action="store_true", help="Print all figures as JSON.")
         parser.add_argument(
             "--max-age",
             metavar="SECONDS",
@@ -76,9 +61,6 @@ class Command(OutboxCommand):
     @override("en")
     def handle(self, *args: Any, **options: Any) -> None:
         using = self.get_database(options)
-        if options["watch"] is not None:
-            watch(lambda: _view(using, options["max_age"]), max(options["watch"], 0.1))
-            return
         try:
             figures = status(using, max_cache_age=0)
         except (ImproperlyConfigured, DatabaseError) as error:
@@ -105,46 +87,28 @@ class Command(OutboxCommand):
             self.write_line(f"{verdict.level.name}: {verdict.sentence}", styles[verdict.level])
         if not verbosity:
             return
-        for table in _tables(figures):
+        for title, rows in _tables(figures):
             self.write_line()
-            self.write_line(table.title)
-            for line in align(table.rows):
+            self.write_line(title)
+            for line in align(rows[: MAX_LINES + 1]):
                 self.write_line(f"  {line}")
-            if table.hidden:
-                self.write_line(f"  … and {table.hidden:,} more")
+            if (hidden := len(rows) - 1 - MAX_LINES) > 0:
+                self.write_line(f"  … and {hidden:,} more")
 
 
-def _tables(figures: Status) -> Iterator[Table]:
-    for title, lines, least in (
-        ("Publishers", _publishers(figures), ("blocking", "delayed", "retrying", "blocked", "relays", "breaker")),
-        ("Failed messages by cause", _failures(figures), ("blocking", "first", "publisher", "last")),
-        ("Blocked keys", _blocked_keys(figures), ("publisher", "state", "since")),
-        ("Relays", _relays(figures), ("workers", "version", "started", "delivered")),
-        ("Streams", _streams(figures), ("moved", "stand by")),
-        ("Consumers", _consumers(figures), ("source", "dropped", "rejected", "invalid", "stored", "inboxes")),
+def _tables(figures: Status) -> Iterator[tuple[str, list[Sequence[str]]]]:
+    """Yield the title and the rows of each table that is not empty. The first row names the columns."""
+    for title, lines in (
+        ("Publishers", _publishers(figures)),
+        ("Failed messages by cause", _failures(figures)),
+        ("Blocked keys", _blocked_keys(figures)),
+        ("Relays", _relays(figures)),
+        ("Streams", _streams(figures)),
+        ("Consumers", _consumers(figures)),
     ):
         rows = list(lines)
         if len(rows) > 1:
-            yield Table(title, rows[: MAX_LINES + 1], least, hidden=max(len(rows) - 1 - MAX_LINES, 0))
-
-
-def _view(using: str, max_age: float) -> View:
-    """Return the figures for `watch`; if they cannot be read, the reason."""
-    try:
-        figures = status(using, max_cache_age=0)
-    except (ImproperlyConfigured, DatabaseError) as error:
-        connections[using].close()
-        return View(_head(using, timezone.now()), [(Level.CRITICAL, _explain(using, error))])
-    return View(
-        _head(using, figures.at),
-        [(verdict.level, verdict.sentence) for verdict in judge(figures, max_age)],
-        [minute.processed for minute in figures.last_hour],
-        list(_tables(figures)),
-    )
-
-
-def _head(using: str, at: datetime.datetime) -> str:
-    return f"Outbox · {using} · {timezone.localtime(at):%H:%M:%S}"
+            yield title, rows
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
