@@ -516,34 +516,13 @@ def test_a_task_is_not_retried_after_an_excluded_exception(tasks: Any, using: st
     assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
 
 
-@pytest.mark.parametrize(
-    ("priority", "publisher"),
-    [
-        (100, "mail"),
-        (50, "mail"),
-        (49, "handlers"),
-        (0, "handlers"),
-        (-1, "handlers"),
-        (-10, "mail"),
-        (-100, "mail"),
-    ],
-)
-def test_a_priority_chooses_the_publisher_of_its_band(
-    tasks: Any, using: str, configure: Configure, priority: int, publisher: str
-):
-    configure({"database": using, "priorities": {50: "mail", 1: "handlers", -10: "mail"}})
-    assert default_task_backend.supports_priority
-    tasks.add.using(priority=priority).enqueue(1, 2)
-    assert the_message(using).publisher == publisher
-
-
 def test_urgent_tasks_do_not_wait_for_ordinary_ones(tasks: Any, using: str, configure: Configure):
-    configure({"database": using, "priorities": {1: "mail"}}, transaction=False)
+    configure({"database": using, "queues": {"urgent": "mail"}}, transaction=False, QUEUES=["default", "urgent"])
     ordinary = tasks.wait_for_effect.enqueue(using, "end")
     with relays_in_threads(using=using, poll_interval=0.05, limits=QUICK, publishers=["handlers", "mail"]) as start:
         start()
         eventually(lambda: default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING)
-        urgent = tasks.add.using(priority=5).enqueue(1, 2)
+        urgent = tasks.add.using(queue_name="urgent").enqueue(1, 2)
         eventually(lambda: default_task_backend.get_result(urgent.id).status == TaskResultStatus.SUCCESSFUL)
         assert default_task_backend.get_result(ordinary.id).status == TaskResultStatus.RUNNING
         leave(using, "end")

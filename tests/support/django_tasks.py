@@ -1,7 +1,5 @@
 """Tasks for the tests of Django Tasks. Importing it needs Django 6.0."""
 
-import os
-import signal
 import time
 from contextlib import suppress
 from typing import Any
@@ -96,14 +94,6 @@ def spin(using: str) -> None:
     leave(using, "one")
     while True:
         pass
-
-
-@task
-def leave_effect_and_end_process(using: str, name: str) -> None:
-    """End the process as the kernel does if memory runs out, the first time only."""
-    if not Group.objects.using(using).filter(name=name).exists():
-        leave(using, name)
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task

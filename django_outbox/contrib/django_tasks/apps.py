@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DjangoTasksConfig(AppConfig):
-    """Registers the runners of tasks, and the purge of results. Starting the app queries no database."""
+    """Registers the handler of tasks, and the purge of results. Starting the app queries no database."""
 
     name = "django_outbox.contrib.django_tasks"
     label = "outbox_tasks"
@@ -25,7 +25,7 @@ class DjangoTasksConfig(AppConfig):
         from django_outbox.retention.purge import also_purge  # noqa: PLC0415 - needs the models
 
         for backend in _find_backends():
-            backend.register_runners()
+            backend.register_runner()
         also_purge(purge_results)
 
 

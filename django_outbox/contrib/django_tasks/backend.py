@@ -7,7 +7,6 @@ from django.apps import apps
 from django.core.checks import CheckMessage
 from django.db import connections
 from django.tasks.backends.base import BaseTaskBackend
-from django.tasks.base import DEFAULT_TASK_PRIORITY
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.tasks.signals import task_enqueued
 from django.utils.json import normalize_json
@@ -17,23 +16,20 @@ from django_outbox.contrib.django_tasks.options import (
     AnyTask,
     BackendOptions,
     find_problems,
-    runs_in_celery,
     runs_in_handlers,
 )
 from django_outbox.exceptions import InvalidMessage
 
 
 class OutboxBackend(BaseTaskBackend):
-    """Stores tasks in the outbox, in the caller's transaction; a relay runs them, or sends them to Celery workers.
+    """Stores tasks in the outbox, in the caller's transaction; a relay runs them.
 
     Args:
         alias: the backend's alias in `TASKS`.
         params: its entry. `OPTIONS` may have `database` (the alias of the database; by default the one that the router
-            chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default, or of
-            a `CeleryPublisher`), `queues` (a dict with other publishers for some queues), `retry` (retry policies by
-            patterns of the import paths of tasks), `priorities` (publishers for tasks of at least, or if negative at
-            most, a priority) and `result_retention` (a timedelta, 7 days by default; None keeps
-            results forever).
+            chooses for writing messages), `publisher` (the alias of a `HandlersPublisher`, "handlers" by default),
+            `queues` (a dict with other publishers for some queues), `retry` (retry policies by patterns of the import
+            paths of tasks) and `result_retention` (a timedelta, 7 days by default; None keeps results forever).
     """
 
     supports_defer = True
@@ -44,37 +40,17 @@ class OutboxBackend(BaseTaskBackend):
         super().__init__(alias, params)
         self.outbox = BackendOptions(alias, self.options)
 
-    @property
-    def supports_priority(self) -> bool:  # type: ignore[override]
-        """Whether there are publishers for priorities, or one that sends tasks to Celery."""
-        # Earlier, publishers cannot be imported. `enqueue` validates the task again.
-        return (
-            not apps.models_ready
-            or bool(self.options.get("priorities"))
-            or any(runs_in_celery(alias) for alias in self.outbox.publishers)
-        )
-
     def validate_task(self, task: AnyTask) -> None:
         """Raise InvalidTask for a task that this backend cannot run."""
         super().validate_task(task)
         _check_queue(task, None)
-        if task.priority != DEFAULT_TASK_PRIORITY and apps.models_ready:
-            alias = self.outbox.choose_publisher(task.queue_name)
-            in_bands = self.options.get("priorities") and task.queue_name not in self.options.get("queues", {})
-            if not in_bands and not runs_in_celery(alias):
-                raise InvalidTask(
-                    f"The publisher {alias!r} of the queue {task.queue_name!r} does not support setting priority of "
-                    "tasks. Use Celery, or name publishers for urgent tasks in the option 'priorities', such as "
-                    "{1: \"urgent\"}, and none in 'queues' for this queue."
-                )
 
     def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:  # type: ignore[override]
         """Store a task, in the caller's transaction if one is open on that database, otherwise in its own.
 
         Raises:
             InvalidTask: the task cannot be run by this backend.
-            ImproperlyConfigured: the configuration of the backend, or of its Celery app, is wrong.
-            celery.exceptions.QueueNotFound: the Celery app does not know the queue, and may not create it.
+            ImproperlyConfigured: the configuration of the backend is wrong.
             TypeError: an argument is not JSON.
             ValueError: an argument is bytes that are not UTF-8.
             InvalidMessage: the database would not return the arguments unchanged, or they are too large. Nothing was
@@ -88,7 +64,7 @@ class OutboxBackend(BaseTaskBackend):
         from django_outbox.contrib.django_tasks.storing import store_task  # noqa: PLC0415 - needs the models
 
         _check_queue(task, self.outbox)
-        self.register_runners()
+        self.register_runner()
         result = store_task(self.outbox, task, normalize_json(args), normalize_json(kwargs))
         task_enqueued.send(type(self), task_result=result)
         return result
@@ -110,18 +86,15 @@ class OutboxBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(result_id)
         return result
 
-    def register_runners(self) -> None:
-        """Register the handler, or the Celery task, that runs the tasks. The models must be loaded.
+    def register_runner(self) -> None:
+        """Register the handler that runs the tasks. The models must be loaded.
 
         Each `enqueue` calls it again, because the configuration may change, as in a test.
         """
-        aliases = self.outbox.publishers
-        if any(runs_in_handlers(alias) for alias in aliases):
+        if any(runs_in_handlers(alias) for alias in self.outbox.publishers):
             from django_outbox.contrib.django_tasks.handler import register  # noqa: PLC0415 - needs the models
 
             register()
-        if any(runs_in_celery(alias) for alias in aliases):
-            from django_outbox.contrib.django_tasks import tasks  # noqa: F401, PLC0415 - needs the models and Celery
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         return [problem.as_check for problem in find_problems(self.outbox, self.queues)]

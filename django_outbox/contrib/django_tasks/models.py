@@ -26,7 +26,6 @@ class TaskRecord(models.Model):
     backend = models.CharField(_("backend"), max_length=255)
     queue_name = models.CharField(_("queue"), max_length=255)
     publisher = models.CharField(_("publisher"), max_length=63)
-    priority = models.SmallIntegerField(_("priority"), default=0)
     args = PayloadField(_("arguments"))
     kwargs = PayloadField(_("keyword arguments"))
     status = models.CharField(

@@ -12,7 +12,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.tasks import task_backends
-from django.tasks.base import DEFAULT_TASK_PRIORITY, TASK_MAX_PRIORITY, Task, TaskResult
+from django.tasks.base import Task, TaskResult
 
 from django_outbox.brokers.registry import import_backend
 from django_outbox.conf import SettingsProblem, get_settings
@@ -27,7 +27,7 @@ AnyResult: TypeAlias = "TaskResult[..., Any]"
 
 APP = "django_outbox.contrib.django_tasks"
 
-NAMES = ("database", "publisher", "queues", "result_retention", "retry", "priorities")
+NAMES = ("database", "publisher", "queues", "result_retention", "retry")
 
 DEFAULT_PUBLISHER = "handlers"
 
@@ -49,20 +49,17 @@ class BackendOptions(NamedTuple):
 
     @property
     def publishers(self) -> list[str]:
-        found = [self.values.get("publisher", DEFAULT_PUBLISHER)]
-        for name in ("queues", "priorities"):
-            aliases = self.values.get(name, {})
-            found += aliases.values() if isinstance(aliases, dict) else ()
+        queues = self.values.get("queues", {})
+        found = [
+            self.values.get("publisher", DEFAULT_PUBLISHER),
+            *(queues.values() if isinstance(queues, dict) else ()),
+        ]
         # The checks report aliases that are not strings.
         return [alias for alias in found if isinstance(alias, str)]
 
-    def choose_publisher(self, queue_name: str, priority: int = DEFAULT_TASK_PRIORITY) -> str:
-        """Return the alias of the publisher that runs the tasks of a queue with a priority."""
-        if alias := self.values.get("queues", {}).get(queue_name):
-            return str(alias)
-        bands = self.values.get("priorities", {})
-        reached = [limit for limit in bands if 0 < limit <= priority or priority <= limit < 0]
-        return str(bands[max(reached, key=abs)] if reached else self.values.get("publisher", DEFAULT_PUBLISHER))
+    def choose_publisher(self, queue_name: str) -> str:
+        """Return the alias of the publisher that runs the tasks of a queue."""
+        return str(self.values.get("queues", {}).get(queue_name) or self.values.get("publisher", DEFAULT_PUBLISHER))
 
 
 def all_options() -> Iterator[BackendOptions]:
@@ -84,17 +81,6 @@ def runs_in_handlers(alias: str) -> bool:
     from django_outbox.handlers.publisher import HandlersPublisher  # noqa: PLC0415 - needs the models
 
     return issubclass(_import_publisher(alias), HandlersPublisher)
-
-
-def runs_in_celery(alias: str) -> bool:
-    """Return whether a publisher is a `CeleryPublisher`. The models must be loaded."""
-    if runs_in_handlers(alias):
-        return False
-    try:
-        from django_outbox.brokers.celery import CeleryPublisher  # noqa: PLC0415 - needs Celery
-    except ImportError:
-        return False
-    return issubclass(_import_publisher(alias), CeleryPublisher)
 
 
 def find_problems(backend: BackendOptions, queues: Collection[str]) -> Iterator[SettingsProblem]:
@@ -126,7 +112,6 @@ def _find_wrong_options(where: str, options: Mapping[str, Any], queues: Collecti
             f"{where}['result_retention'] is {age!r}.",
             "Use a timedelta that is not negative, such as timedelta(days=7), or None to keep results forever.",
         )
-    yield from _check_priorities(f"{where}['priorities']", options.get("priorities", {}))
     mistakes: list[Mistake] = []
     read_value(read_retry, options.get("retry", {}), f"{where}['retry']", mistakes)
     for mistake in mistakes:
@@ -150,18 +135,6 @@ def read_retry(value: object) -> dict[str, RetryEntry]:
     return read_patterns(value, read_entry, f"a dict with keys that are patterns of {names}")
 
 
-def _check_priorities(where: str, bands: object) -> Iterator[SettingsProblem]:
-    if not isinstance(bands, Mapping):
-        yield _invalid(
-            f"{where} is {bands!r}.", 'Use a dict from priority to publisher, such as {1: "urgent", -1: "bulk"}.'
-        )
-        return
-    for limit, publisher in bands.items():
-        if isinstance(limit, bool) or not isinstance(limit, int) or not limit or abs(limit) > TASK_MAX_PRIORITY:
-            yield _invalid(f"{where} has the priority {limit!r}.", "Use whole numbers from -100 to 100, except 0.")
-        yield from _check_publisher(f"{where}[{limit!r}]", publisher)
-
-
 def _invalid(message: str, hint: str) -> SettingsProblem:
     return SettingsProblem("E061", message, hint)
 
@@ -180,9 +153,9 @@ def _check_publisher(where: str, alias: object) -> Iterator[SettingsProblem]:
         )
         return
     backend = _import_publisher(alias)
-    if backend is not object and not runs_in_handlers(alias) and not runs_in_celery(alias):
+    if backend is not object and not runs_in_handlers(alias):
         yield SettingsProblem(
             "E063",
             f"{where} is {alias!r}, a {backend.__name__}, which does not run tasks.",
-            f"Name a HandlersPublisher, for example {ENTRY}, or a CeleryPublisher, to run the tasks in Celery workers.",
+            f"Name a HandlersPublisher, for example {ENTRY}.",
         )

@@ -18,7 +18,7 @@ from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, all_options, runs_in_celery
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, all_options
 from django_outbox.db.functions import DatabaseNow
 from django_outbox.enqueueing.validation import check_json
 from django_outbox.models import OutboxMessage, Status
@@ -62,15 +62,8 @@ def find_result(options: BackendOptions, message_id: uuid.UUID) -> "AnyResult | 
 
 def _follow_message(record: TaskRecord, using: str) -> None:
     """Let the record follow a message that an operator has cancelled, requeued or discarded."""
-    in_celery = runs_in_celery(record.publisher)
-    if in_celery and record.status != TaskResultStatus.READY:
-        # A worker has received it, maybe before the relay has written so.
-        return
     messages = OutboxMessage.objects.using(using)
     message = messages.filter(message_id=record.message_id, publisher=record.publisher).first()
-    if message is None and in_celery:
-        # It was sent, and purged. The task waits for a worker.
-        return
     if message is None or message.status == Status.FAILED:
         # It may have ended after the record was read.
         record.refresh_from_db(using=using)
@@ -94,9 +87,7 @@ def find_task(record: TaskRecord) -> AnyTask:
     task = import_string(record.path)
     if not isinstance(task, Task):
         raise ImportError(f"{record.path} is not a task any more. Decorate it with @task.")
-    return task.using(
-        priority=record.priority, queue_name=record.queue_name, run_after=record.run_after, backend=record.backend
-    )
+    return task.using(queue_name=record.queue_name, run_after=record.run_after, backend=record.backend)
 
 
 def make_result(record: TaskRecord, task: AnyTask) -> AnyResult:

@@ -6,7 +6,7 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 from django_outbox.contrib.django_tasks.models import TaskRecord
-from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions, runs_in_celery
+from django_outbox.contrib.django_tasks.options import AnyResult, AnyTask, BackendOptions
 from django_outbox.contrib.django_tasks.records import choose_database, make_payload, make_result
 from django_outbox.db.transactions import check_task_transaction, outlive_connection
 from django_outbox.enqueueing.enqueue import enqueue
@@ -20,8 +20,7 @@ def store_task(options: BackendOptions, task: AnyTask, args: Any, kwargs: Any) -
         path=task.module_path,
         backend=options.alias,
         queue_name=task.queue_name,
-        publisher=options.choose_publisher(task.queue_name, task.priority),
-        priority=task.priority,
+        publisher=options.choose_publisher(task.queue_name),
         args=args,
         kwargs=kwargs,
         run_after=task.run_after,
@@ -50,11 +49,6 @@ def _store_alone(record: TaskRecord, using: str, *, again: bool) -> None:
 
 
 def _store(record: TaskRecord, using: str) -> None:
-    if runs_in_celery(record.publisher):
-        from django_outbox.contrib.django_tasks.tasks import store_call  # noqa: PLC0415 - needs Celery
-
-        store_call(record, using)
-        return
     message = enqueue(
         DJANGO_TASK,
         make_payload(record),

@@ -3,8 +3,6 @@
 import json
 import os
 
-import django
-
 from tests.settings import *  # noqa: F403
 
 DATABASES = {"default": json.loads(os.environ["OUTBOX_CELERY_DATABASE"])}
@@ -15,11 +13,3 @@ OUTBOX = {
         "celery": {"BACKEND": CELERY, "OPTIONS": {"app": "tests.support.celery.worker:app"}},  # type: ignore[dict-item]
     }
 }
-if django.VERSION >= (6, 0):
-    TASKS = {
-        "default": {
-            "BACKEND": "django_outbox.contrib.django_tasks.OutboxBackend",
-            "QUEUES": [],
-            "OPTIONS": {"publisher": "celery"},
-        }
-    }

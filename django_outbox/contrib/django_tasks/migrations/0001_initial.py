@@ -20,7 +20,6 @@ class Migration(migrations.Migration):
                 ('backend', models.CharField(max_length=255, verbose_name='backend')),
                 ('queue_name', models.CharField(max_length=255, verbose_name='queue')),
                 ('publisher', models.CharField(max_length=63, verbose_name='publisher')),
-                ('priority', models.SmallIntegerField(default=0, verbose_name='priority')),
                 ('args', django_outbox.db.fields.PayloadField(verbose_name='arguments')),
                 ('kwargs', django_outbox.db.fields.PayloadField(verbose_name='keyword arguments')),
                 ('status', models.CharField(choices=[('READY', 'Ready'), ('RUNNING', 'Running'), ('FAILED', 'Failed'), ('SUCCESSFUL', 'Successful')], default='READY', max_length=10, verbose_name='status')),
