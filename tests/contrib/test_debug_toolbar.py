@@ -15,8 +15,6 @@ from django.urls import include, path
 from django_outbox import OutboxMessage, enqueue, enqueue_many
 from django_outbox import tracing as hooks
 
-pytest.importorskip("debug_toolbar")
-
 VIEWS: dict[str, Callable[[], object]] = {}
 
 

@@ -26,7 +26,7 @@ from tests.support.effects import deliver_once, drain, drain_all, effects, leave
 from tests.support.relay_threads import QUICK, relays_in_threads
 from tests.support.waiting import eventually
 
-pytest.importorskip("django.tasks", reason="Django 5.2 has no django.tasks")
+pytest.importorskip("django.tasks", reason="django.tasks is part of Django 6.0 and newer")
 
 from django.tasks import TaskResultStatus, default_task_backend
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist, TaskResultMismatch

@@ -25,7 +25,7 @@ from tests.support.waiting import eventually
 
 pytest_plugins = ["tests.support.django_tasks_fixtures"]
 
-needs_tasks = pytest.mark.skipif(django.VERSION < (6, 0), reason="Django 5.2 has no django.tasks")
+needs_tasks = pytest.mark.skipif(django.VERSION < (6, 0), reason="django.tasks is part of Django 6.0 and newer")
 
 Configure = Callable[..., None]
 

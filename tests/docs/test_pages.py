@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from django.conf import settings
 from django.core.management import BaseCommand, load_command_class
 from django.utils.module_loading import import_string
@@ -266,7 +267,6 @@ def test_a_command_that_a_page_shows_takes_its_flags(page: str, command: str, re
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=identify)
 def test_an_example_is_yaml(block: Block):
-    yaml = pytest.importorskip("yaml")
     assert isinstance(yaml.safe_load(block.code), dict)
 
 

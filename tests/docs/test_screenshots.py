@@ -33,7 +33,9 @@ def night(monkeypatch: pytest.MonkeyPatch, settings: Any, admin_user: User) -> N
     fill_shop()
 
 
-@pytest.mark.skipif(django.VERSION[:2] != (5, 2), reason="they show the admin of Django 5.2")
+@pytest.mark.skipif(
+    django.VERSION[:2] != (5, 2), reason="the screenshots show the admin of Django 5.2: install Django~=5.2.0"
+)
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("night")
 def test_the_pages_say_what_the_screenshots_show(operator: Operator):

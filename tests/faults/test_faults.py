@@ -71,7 +71,9 @@ def test_every_promise_is_kept_on_mariadb_under_faults():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("MYSQLD" not in os.environ, reason="MYSQLD does not name the mysqld of MySQL")
+@pytest.mark.skipif(
+    "MYSQLD" not in os.environ, reason="MYSQLD is not set: install MySQL, and set it to the program mysqld"
+)
 def test_every_promise_is_kept_on_mysql_under_faults():
     run(database="mysql", messages=8_000, keys=100, faults=10)
 
@@ -90,7 +92,7 @@ def test_every_promise_is_kept_by_other_brokers_while_they_break(broker: str):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KAFKA.is_usable, reason="Kafka's programs are missing")
+@pytest.mark.skipif(not KAFKA.is_usable, reason=KAFKA.remedy)
 def test_every_promise_is_kept_by_a_cluster_of_kafka_while_its_brokers_fail():
     kinds = ("leader-killed", "leader-frozen", "controller-killed", "broker-unreachable", "all-relays-killed")
     run(broker="kafka", messages=1_500, keys=50, faults=len(kinds), kinds=kinds)

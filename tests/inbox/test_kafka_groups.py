@@ -28,7 +28,7 @@ from tests.inbox.processes import FORK_INBOXES
 from tests.inbox.sources.base import Sent
 from tests.inbox.sources.kafka import QUICK, KafkaSource
 from tests.support.jars import KAFKA
-from tests.support.kafka.shared import is_real
+from tests.support.kafka.shared import MOCK_REASON, is_real
 from tests.support.kafka.tools import admin, create_topic
 from tests.support.scripts import StartProcess
 from tests.support.waiting import eventually, stays_same
@@ -37,7 +37,7 @@ pytest_plugins = ["tests.support.script_fixtures"]
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases=ALIASES),
-    pytest.mark.skipif(not is_real(), reason="a mock of Kafka's brokers stands in"),
+    pytest.mark.skipif(not is_real(), reason=MOCK_REASON),
 ]
 
 PATIENCE = 90

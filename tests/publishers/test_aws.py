@@ -47,7 +47,7 @@ def test_a_message_beyond_the_limit_is_rejected_alone(case: Case):
     assert "max_message_bytes is 4,096" in outcomes[1].error
 
 
-@pytest.mark.skipif(not ELASTICMQ.is_usable, reason="`tests.run` states why ElasticMQ is missing")
+@pytest.mark.skipif(not ELASTICMQ.is_usable, reason=ELASTICMQ.remedy)
 def test_a_message_beyond_the_limit_of_the_server_alone_is_rejected_and_all_others_arrive():
     subject = ElasticMQSubject()
     try:

@@ -19,7 +19,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not KAFKA.is_usable, reason="a mock of Kafka's brokers stands in"),
+    pytest.mark.skipif(not KAFKA.is_usable, reason=KAFKA.remedy),
 ]
 
 TIMEOUT = 6.0

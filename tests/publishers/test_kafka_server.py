@@ -11,10 +11,10 @@ from django_outbox.messages import ACCEPTED, Verdict
 from tests.publishers.subjects.base import unique_name
 from tests.support.claimed import make_message
 from tests.support.kafka import tools
-from tests.support.kafka.shared import is_real, kafka_servers
+from tests.support.kafka.shared import MOCK_REASON, is_real, kafka_servers
 from tests.support.kafka.tools import read_topic
 
-pytestmark = pytest.mark.skipif(not is_real(), reason="a mock of Kafka's brokers stands in")
+pytestmark = pytest.mark.skipif(not is_real(), reason=MOCK_REASON)
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_session_that_ends_during_each_batch_is_a_state_with_growing_waits(
     locking: str, source: str, workers: int, scripted: Script, caplog: pytest.LogCaptureFixture
 ):
     if source == "snapshot" and locking != "postgresql":
-        pytest.skip("streams are on PostgreSQL")
+        pytest.skip("only PostgreSQL has a log to read")
     times: list[float] = []
     ending = [True]
 

@@ -53,7 +53,7 @@ def test_no_schedule_breaks_a_promise(stage: Stage, by_time: bool, monkeypatch: 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_schedule_tells_the_store_from(stage: Stage, mutant: str, mutated: bool, monkeypatch: pytest.MonkeyPatch):
     if stage.one_writer and mutant in {"a lock on the head alone", "a claim that locks no rows"}:
-        pytest.skip("SQLite locks no rows")
+        pytest.skip("SQLite has one writer, so no lock of rows can be missing")
     change, opened, written, steps = MUTANTS[mutant]
     if mutated:
         change(monkeypatch)

@@ -301,7 +301,7 @@ class TestServer:
     def test_a_connection_pool_in_between_is_found(self, log: PostgreSQL):
         with pgbouncer(connections[LOG].settings_dict, "session") as port, connected(PORT=port):
             if (found := checks()) == []:
-                pytest.skip("this PgBouncer passes replication connections")
+                pytest.skip("PgBouncer 1.23 and newer pass replication connections")
             assert found == ["W059"]
             _, (line,), raised = run()
         assert "refuses a connection that reads the log: " in line
@@ -323,7 +323,7 @@ class TestServer:
 def test_the_publication_is_created_on_a_server_that_does_not_decode_its_log_but_the_command_fails():
     version = execute_on("postgresql", "SELECT current_setting('server_version_num')::integer / 10000")
     if version >= 19 or execute_on("postgresql", "SHOW wal_level") == "logical":
-        pytest.skip("it decodes its log")
+        pytest.skip("it decodes its log: set wal_level = replica, and use PostgreSQL 18 or older")
     out, lines, raised = run("--role", "postgres", using="postgresql")
     assert out.startswith("Created")
     assert any("wal_level" in line and "Set wal_level = logical" in line for line in lines)

@@ -23,6 +23,7 @@ class Program:
     Attributes:
         version: its version.
         folder: the folder of its archives.
+        remedy: what to do if it is missing.
     """
 
     def __init__(self, name: str, pom: Path) -> None:
@@ -30,6 +31,7 @@ class Program:
         self._pom = pom
         (self.version,) = re.findall("<program.version>(.+)</program.version>", pom.read_text())
         self.folder = Path.home() / ".cache" / "django-outbox" / f"{name.lower()}-{self.version}"
+        self.remedy = f"{name} is missing: install Java {OLDEST_JAVA} or newer and Maven, and run tests/run.py"
 
     @property
     def is_usable(self) -> bool:

@@ -11,12 +11,17 @@ import threading
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client, Listener
 
-from tests.support.jars import KAFKA
+from tests.support.jars import KAFKA, OLDEST_JAVA
 
 URL = "KAFKA_URL"
 
 KEEPER = "OUTBOX_TEST_KAFKA"
 """The environment variable that tells the processes of a run where they ask for the brokers."""
+
+MOCK_REASON = (
+    f"the brokers are a mock: unset {URL}, install Java {OLDEST_JAVA} or newer and Maven, and run tests/run.py"
+)
+"""Why tests are skipped that need brokers of Kafka itself."""
 
 
 def is_real() -> bool:
