@@ -35,6 +35,7 @@ from django_outbox.handlers.publisher import HandlersPublisher
 from django_outbox.handlers.registry import AnyHandler, registry
 from django_outbox.messages import DJANGO_TASK
 from django_outbox.models import OutboxMessage
+from django_outbox.models.links import find_links
 from django_outbox.stores import Store, find_store
 from django_outbox.stores.log_setup import LogSetup
 from django_outbox.stores.postgresql import PostgreSQLStore
@@ -246,6 +247,20 @@ def _check_event_publisher(event_type: EventType, publishers: Collection[str]) -
             f"The event {event_type.type} names the publisher {alias!r}, which is not configured.",
             hint=hint_of_publisher(alias, publishers),
             id="django_outbox.E024",
+        )
+
+
+@registered
+def check_links() -> Iterator[CheckMessage]:
+    """Check that no foreign key of another model keeps messages from being deleted."""
+    for link in find_links():
+        yield Warning(
+            f"{link} is a foreign key to OutboxMessage. The outbox deletes messages by SQL, without on_delete, so a "
+            "message that a row refers to is never deleted. With a RETENTION of timedelta(0), it fails once it is "
+            "delivered.",
+            hint="Store the message_id in a UUIDField, or set db_constraint=False. With Django 6.1, "
+            "on_delete=models.DB_CASCADE or models.DB_SET_NULL lets the database do it.",
+            id="django_outbox.W033",
         )
 
 

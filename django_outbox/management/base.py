@@ -14,7 +14,7 @@ from django.core.management.base import (
     DjangoHelpFormatter,
     SystemCheckError,
 )
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router
 from django.db.models import Model
 
 from django_outbox.deployment import REQUIRED, describe_missing_schema
@@ -137,6 +137,8 @@ def explain(using: str, error: Exception, models: Sequence[type[Model]] = REQUIR
             return problem
     if isinstance(error, OperationalError | InterfaceError):
         return f"The database {using!r} is unavailable: {describe(error)}"
+    if isinstance(error, IntegrityError):
+        return f"The database {using!r} refused the change, so it was not made: {describe(error)}"
     return ""
 
 

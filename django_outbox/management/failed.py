@@ -53,6 +53,8 @@ class FailedMessagesCommand(OutboxCommand):
     """Its verb: "requeue"."""
     participle: ClassVar[str]
     """The participle of its verb: "requeued"."""
+    left_alone: ClassVar[str] = "no longer failed"
+    """The reason for which messages were not changed."""
     read_size = 10_000
     """Number of rows that are read between two updates of the progress."""
 
@@ -127,7 +129,7 @@ class FailedMessagesCommand(OutboxCommand):
             self.report(f"{counted(changed, 'message')} {self.participle}.")
             if skipped := tried - changed:
                 were = "was" if skipped == 1 else "were"
-                self.report(f"{counted(skipped, 'message')} {were} no longer failed and {were} left alone.")
+                self.report(f"{counted(skipped, 'message')} {were} {self.left_alone} and {were} left alone.")
 
 
 def add_filters(parser: CommandParser, state: str, *, listed: str, participle: str) -> None:

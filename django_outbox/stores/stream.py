@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from django_outbox.db.functions import SERVER
 from django_outbox.db.snapshots import NOTHING, Snapshot
 from django_outbox.models import OutboxMessage, StreamPosition
+from django_outbox.models.links import find_linked
 from django_outbox.stores.claiming import Row
 from django_outbox.stores.postgresql import BATCH, PostgreSQLStore, array, number_in, visible
 from django_outbox.stores.rows import Purged
@@ -215,7 +216,7 @@ WHERE publisher = %s AND {IS_STREAMED} AND xid >= %s::xid8 AND xid < %s::xid8
 
 PURGE = f"DELETE FROM {{table}} WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}"
 
-TO_ARCHIVE = f"""
+TO_TABLE = f"""
 UPDATE {{table}} SET processed_at = occurred_at, xid = NULL WHERE id = ANY(%s::bigint[]) AND {IS_STREAMED_BY_ID}
 """
 
@@ -490,9 +491,11 @@ class Stream:
     def purge(self, older_than: float, limit: int, at: str, *, archive: bool) -> Purged:
         """Delete a batch of delivered messages that were enqueued more than that many seconds ago, the oldest first.
 
+        Messages that rows of other tables refer to become processed messages of the table.
+
         Args:
             at: the transaction at which to begin: `Purged.at` of an earlier batch, or "0".
-            archive: whether they get the state "processed" in the table instead, where they are archived.
+            archive: whether all of them do, because they are archived from there.
         """
         positions = self.find_positions()
         if not positions:
@@ -504,8 +507,11 @@ class Stream:
         old_ones = OLD.replace("{visible}", visible(passed))
         rows = self._fetch(old_ones, [older_than, self._publisher, at, str(end), limit])
         old = [id for id, _, is_old in rows if is_old]
-        deleted = self._store.execute(TO_ARCHIVE if archive else PURGE, [array(old)]) if old else 0
-        return Purged(deleted, rows[-1][1] if deleted and len(rows) == limit else None)
+        kept = {*old} if archive else find_linked(self._store.connection.alias, old)
+        moved = self._store.execute(TO_TABLE, [array(kept)]) if kept else 0
+        deleted = self._store.execute(PURGE, [array({*old} - kept)]) if {*old} - kept else 0
+        at_end = not moved + deleted or len(rows) < limit
+        return Purged(deleted, None if at_end else rows[-1][1])
 
     # After a restore.
 

@@ -21,6 +21,7 @@ from django_outbox.relay import Relay
 from django_outbox.relay.limits import Limits
 from django_outbox.stores import get_store
 from tests.conftest import ALIASES, LOCKING
+from tests.support.links import linked_by_sql
 from tests.support.messages import put, rows
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.relay_threads import QUICK, relays_in_threads
@@ -53,23 +54,6 @@ def end_own_session(using: str) -> None:
 
 def counted(scripted: Script) -> Counter[int]:
     return Counter(scripted.published())
-
-
-@contextmanager
-def linked(using: str, ids: list[int]) -> Iterator[None]:
-    """A table with a foreign key to some messages, which Django does not know."""
-    key = connections[using].data_types["BigAutoField"].split()[0]
-    run_sql(
-        using,
-        f"CREATE TABLE outbox_link (message_id {key} REFERENCES {table(using)} (id) DEFERRABLE INITIALLY DEFERRED)"
-        if connections[using].vendor != "mysql"
-        else f"CREATE TABLE outbox_link (message_id {key}, FOREIGN KEY (message_id) REFERENCES {table(using)} (id))",
-        *(f"INSERT INTO outbox_link VALUES ({id})" for id in ids),
-    )
-    try:
-        yield
-    finally:
-        run_sql(using, "DROP TABLE outbox_link")
 
 
 @contextmanager
@@ -188,7 +172,7 @@ def test_a_foreign_key_to_messages_that_are_to_be_deleted_stops_no_delivery(
         def note(payload: int, message: Message) -> None: ...
 
         ids = put(6, using)
-        with linked(using, ids[2:4]), relays_in_threads(using=using, limits=QUICK) as start:
+        with linked_by_sql(using, ids[2:4]), relays_in_threads(using=using, limits=QUICK) as start:
             relay = start()
             eventually(lambda: relay.tally.processed == 6, seconds=12)
             more = put(2, using)

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 from django.core.checks import CheckMessage, run_checks
-from django.db import connections
+from django.db import connections, models
 from django.test import override_settings
 from django.utils.module_loading import import_string
 
@@ -16,6 +16,7 @@ from django_outbox import OutboxMessage, brokers, checks
 from django_outbox.brokers.registry import SHIPPED
 from django_outbox.checks import TAG
 from tests.conftest import ALIASES
+from tests.support.links import link_model
 from tests.support.publishers import Script
 
 SCRIPTED = "tests.support.publishers.ScriptedPublisher"
@@ -405,3 +406,18 @@ def test_e070_the_function_that_redacts_cannot_be_used(path: str):
     assert repr(path) in only(found({**outbox, "REDACT": path}), "E070").msg
     assert found({**outbox, "REDACT": "django_outbox.text.shorten"}) == {}
     assert found({**outbox, "REDACT": "redact"}).keys() == {"django_outbox.E003"}
+
+
+@pytest.mark.parametrize("on_delete", [models.CASCADE, models.SET_NULL, models.DO_NOTHING, models.PROTECT])
+def test_w033_a_foreign_key_keeps_messages_from_being_deleted(on_delete: Any):
+    with link_model(on_delete, null=True):
+        problem = only(found(publishers(BACKEND=SCRIPTED)), "W033")
+    assert problem.msg.startswith("contenttypes.Link.message is a foreign key to OutboxMessage.")
+
+
+def test_w033_is_silent_without_a_constraint_and_if_the_database_deletes():
+    with link_model(db_constraint=False):
+        assert found(publishers(BACKEND=SCRIPTED)) == {}
+    for on_delete in [getattr(models, name) for name in ("DB_CASCADE", "DB_SET_NULL") if hasattr(models, name)]:
+        with link_model(on_delete, null=True):
+            assert found(publishers(BACKEND=SCRIPTED)) == {}

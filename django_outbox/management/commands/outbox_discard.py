@@ -22,6 +22,7 @@ class Command(FailedMessagesCommand):
 """
     verb = "discard"
     participle = "discarded"
+    left_alone = "no longer failed, or other rows refer to them,"
 
     @property
     def warning(self) -> str:

@@ -11,6 +11,7 @@ from django_outbox.db.functions import DatabaseNow
 from django_outbox.management.arguments import days
 from django_outbox.management.base import OutboxCommand
 from django_outbox.models import OutboxMessage, OutboxMessageQuerySet
+from django_outbox.models.links import is_linked, name_links
 from django_outbox.retention.purge import MAX_AGE, purge
 from django_outbox.text import counted, duration
 
@@ -45,15 +46,18 @@ class Command(OutboxCommand):
         database = self.get_database(options)
         age = _retention() if options["older_than"] is None else options["older_than"]
         verb, done = ("Archive and delete", "archived and deleted") if get_settings().archive else ("Delete", "deleted")
+        messages = OutboxMessageQuerySet(OutboxMessage, using=database).processed()
+        old = messages.filter(processed_at__lt=DatabaseNow() - age)
         asking = self.is_asking(options)
         if asking or options["dry_run"]:
-            messages = OutboxMessageQuerySet(OutboxMessage, using=database).processed()
-            found = self._count(messages.filter(processed_at__lt=DatabaseNow() - age))
+            found = self._count(old.exclude(is_linked(database)))
             if not found:
-                self._describe_none(messages, age)
+                if not self._report_linked(old):
+                    self._describe_none(messages, age)
                 return
             if options["dry_run"]:
                 self.report(f"{found} older than {duration(age.total_seconds())} would be {done}.")
+                self._report_linked(old)
                 self.report("This is a dry run: nothing was changed.")
                 return
             if not self.ask(f"{verb} {found.lower()} older than {duration(age.total_seconds())}?"):
@@ -63,12 +67,19 @@ class Command(OutboxCommand):
         )
         self.show_progress("")
         self.report(f"{counted(deleted, 'message')} {done}.")
+        self._report_linked(old)
 
     def _count(self, messages: OutboxMessageQuerySet) -> str:
         count = messages[: self.count_limit + 1].count()
         if count > self.count_limit:
             return f"Over {self.count_limit:,} processed messages"
         return counted(count, "processed message") if count else ""
+
+    def _report_linked(self, old: OutboxMessageQuerySet) -> bool:
+        found = self._count(old.filter(is_linked(old.db)))
+        if found:
+            self.report(f"Kept, because rows of {name_links(old.db)} refer to them: {found.lower()}.")
+        return bool(found)
 
     def _describe_none(self, messages: OutboxMessageQuerySet, age: datetime.timedelta) -> None:
         self.report(f"No processed message is older than {duration(age.total_seconds())}.")

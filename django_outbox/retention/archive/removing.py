@@ -30,11 +30,15 @@ READ_BYTES = 4 * 1024 * 1024
 
 
 class Removed(NamedTuple):
-    """The number of messages that were archived and deleted, and the place after them; `at_end` if none follows."""
+    """The number of messages that were archived and deleted, and the place after them; `at_end` if none follows.
+
+    `linked` is the number of messages that are kept because rows of other tables refer to them.
+    """
 
     deleted: int
     at: Any
     at_end: bool
+    linked: int = 0
 
 
 class Interfered(Exception):
