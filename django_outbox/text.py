@@ -1,5 +1,6 @@
 """Text for log lines, columns and commands: errors from outside, made safe, and numbers, ids and durations."""
 
+import json
 import re
 import threading
 from collections.abc import Collection, Iterable
@@ -115,14 +116,11 @@ def raise_interrupt(error: BaseException) -> None:
 def escape(text: str) -> str:
     """Return a text on one line that cannot control a terminal.
 
-    Line breaks and other characters that cannot be printed become escape sequences; spaces of every kind stay.
+    Line breaks and other characters that cannot be printed become escape sequences of JSON; spaces of every kind stay.
     """
     if text.isprintable():
         return text
-    return "".join(
-        each if each.isprintable() or category(each) == "Zs" else each.encode("unicode_escape").decode("ascii")
-        for each in text
-    )
+    return "".join(each if each.isprintable() or category(each) == "Zs" else json.dumps(each)[1:-1] for each in text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -1,12 +1,16 @@
 """The admin's list of messages. All its queries are bounded, so it stays fast with millions of rows."""
 
+import re
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.urls import URLPattern
 from django.utils.formats import number_format
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -31,6 +35,7 @@ from django_outbox.brokers.ids import id_of
 from django_outbox.conf import get_settings
 from django_outbox.models import Overview, Status
 from django_outbox.monitoring import status
+from django_outbox.text import escape
 
 SUGGESTED = 1000
 """Number of messages from which types and error classes are suggested."""
@@ -39,8 +44,37 @@ MAX_CAUSES = 100
 """Maximum number of causes that are listed."""
 
 
+DECEPTIVE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters of a page that are not shown, or change the direction of text. Translations need marks and joiners."""
+
+
+def _escape_text(response: Any) -> None:
+    """Escape deceptive characters between the tags of a page, because strangers choose types, keys and errors."""
+    page = response.content.decode(response.charset)
+    if DECEPTIVE.search(page):
+        response.content = re.sub(">[^<]+", lambda text: DECEPTIVE.sub(lambda each: escape(each[0]), text[0]), page)
+
+
+def _escaping(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    @wraps(view)
+    def escaped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        response = view(request, *args, **kwargs)
+        if isinstance(response, TemplateResponse):
+            response.add_post_render_callback(_escape_text)
+        return response
+
+    return escaped
+
+
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
     """Shows its model, and lets nobody add, change or delete it."""
+
+    @property
+    def urls(self) -> list[URLPattern]:
+        patterns: list[URLPattern] = super().urls
+        for pattern in patterns:
+            pattern.callback = _escaping(pattern.callback)
+        return patterns
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

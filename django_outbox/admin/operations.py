@@ -26,6 +26,7 @@ from django_outbox.retention import discard
 from django_outbox.stores import get_store
 from django_outbox.stores.clock import read_clock
 from django_outbox.stores.locks import find_leased, lease_number
+from django_outbox.text import escape
 
 MAX_REASON_LENGTH = 500
 """Maximum number of characters of the reason that an operator gives."""
@@ -291,7 +292,7 @@ def log(user_id: Any, flag: int, text: str, *, ids: Sequence[int] = (), subject:
         user_id=user_id,
         content_type=ContentType.objects.get_for_model(model, for_concrete_model=False),
         object_id=str(ids[0]) if len(ids) == 1 else None,
-        object_repr=(subject or _names(ids))[:MAX_SUBJECT_LENGTH],
+        object_repr=(escape(subject) or _names(ids))[:MAX_SUBJECT_LENGTH],
         action_flag=flag,
         change_message=text,
     )

@@ -9,6 +9,7 @@ from typing import IO
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.messages import ACCEPTED, Message, Outcome
+from django_outbox.text import escape
 
 __all__ = ["ConsolePublisher"]
 
@@ -55,4 +56,6 @@ def _format_line(message: Message) -> str:
         },
         ensure_ascii=False,
     )
-    return f'{envelope[:-1]}, "payload": {message.payload.decode()}}}\n'
+    # Another program may have written its JSON on several lines.
+    payload = message.payload.decode().translate(dict.fromkeys(b"\t\n\r", " "))
+    return escape(f'{envelope[:-1]}, "payload": {payload}}}') + "\n"

@@ -163,15 +163,19 @@ def read_available_at(delay: object, available_at: object) -> datetime.datetime 
     return DatabaseNow() + delay
 
 
+# Line breaks, escape sequences and the like: Unicode's category Cc, and its line and paragraph separators.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
 def check_name(field: str, value: object, store: Store | None) -> None:
-    """Check text for a column of `MAX_NAME_LENGTH`.
+    """Check text for a column of `MAX_NAME_LENGTH`. Only a key may have control characters.
 
     Args:
         store: the store of the database that it will be written to; None to check what holds for every database.
     """
     if not isinstance(value, str):
         raise InvalidMessage(field, f"must be a string, not {_kind(value)}.")
-    if value.isascii() and len(value) <= MAX_NAME_LENGTH and "\x00" not in value:
+    if value.isascii() and len(value) <= MAX_NAME_LENGTH and value.isprintable():
         return
     try:
         size = len(value.encode())
@@ -181,6 +185,12 @@ def check_name(field: str, value: object, store: Store | None) -> None:
         raise InvalidMessage(field, f"is {size:,} bytes long in UTF-8; the limit is {MAX_NAME_LENGTH}.")
     if "\x00" in value:
         raise InvalidMessage(field, "contains a NUL character, which databases cannot store.")
+    if field != "key" and (found := _CONTROL.search(value)):
+        raise InvalidMessage(
+            field,
+            f"contains the control character U+{ord(found[0]):04X}. Remove it: brokers, logs and terminals treat such "
+            "characters differently.",
+        )
     if store is not None and (problem := problem_of_characters(value, store)):
         raise InvalidMessage(field, problem)
 

@@ -1,6 +1,7 @@
 """Commands print what strangers chose: no control character, and no line of their own."""
 
 import io
+import json
 from importlib import import_module
 from pathlib import Path
 from unicodedata import category
@@ -8,6 +9,8 @@ from unicodedata import category
 import pytest
 from django.core.management import CommandError, call_command, get_commands
 
+from django_outbox.brokers.console import ConsolePublisher
+from django_outbox.messages import Message
 from django_outbox.models import Heartbeat, OutboxMessage, Pause
 from django_outbox.stores.clock import read_clock
 from tests.conftest import ALIASES
@@ -72,3 +75,18 @@ def test_a_command_prints_no_control_character_and_no_forged_line(using: str, na
         lines = printed.split("\n")
         assert not [each for line in lines for each in line if category(each) in {"Cc", "Cf", "Zl", "Zp"}], printed
         assert not [line for line in lines if line.startswith("OK: forged")], printed
+
+
+def test_the_console_publisher_prints_one_line_of_json_for_each_message():
+    headers = {HOSTILE: [HOSTILE, "\U000e0001\ud800"]}
+    text = json.dumps({"of a service": HOSTILE}, ensure_ascii=False, indent="\t").replace("\n", "\r\n")
+    message = Message(1, "m", HOSTILE, HOSTILE, HOSTILE, text.encode(), headers, read_clock("default"), 0)
+    stream = io.StringIO()
+    ConsolePublisher("default", stream=stream).publish([message, message])
+    lines = stream.getvalue().split("\n")
+    assert not [each for line in lines for each in line if category(each)[0] in "CZ" and each != " "]
+    assert lines[2:] == [""]
+    for line in lines[:2]:
+        found = json.loads(line)
+        assert (found["type"], found["key"], found["headers"]) == (HOSTILE, HOSTILE, headers)
+        assert found["payload"] == {"of a service": HOSTILE}

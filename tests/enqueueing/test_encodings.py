@@ -100,15 +100,16 @@ def test_the_system_check_warns_about_the_encoding(using: str, encoding: str):
 @given(text=st.text() | st.text(st.characters(max_codepoint=255)))
 @example(text="\xa0\xff\x80 \\u20ac")
 def test_any_text_is_either_read_back_unchanged_or_refused(using: str, encoding: str, text: str):
+    type = "a" + "".join(filter(str.isprintable, text))
     with transaction.atomic(using=using):
         try:
-            saved = enqueue(f"a{text}", {text: [text]}, headers={f"a{text}": text}, key=text, using=using)
+            saved = enqueue(type, {text: [text]}, headers={f"a{text}": text}, key=text, using=using)
         except InvalidMessage:
             assert "\x00" in text or not store_of(using).can_store(text)
             return
     with claim(using) as batch:
         (message,) = [message for message in batch.messages if message.id == saved.pk]
-        assert (message.type, message.key, message.headers) == (f"a{text}", text, {f"a{text}": text})
+        assert (message.type, message.key, message.headers) == (type, text, {f"a{text}": text})
         assert json.loads(message.payload) == {text: [text]}
         settle(using, batch, processed=[message.id], delete_processed=True)
     assert text.isascii() or encoding == "LATIN1"

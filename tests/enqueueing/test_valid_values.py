@@ -68,7 +68,7 @@ def test_a_key_may_be_an_integer_or_a_uuid(using: str, key: Any, text: str):
 
 
 @pytest.mark.django_db(databases=ALIASES)
-@pytest.mark.parametrize("name", ["x" * 255, "\N{PILE OF POO}" * 63, "\\u0000", 'it\'s "quoted" %s {} ;--\n'])
+@pytest.mark.parametrize("name", ["x" * 255, "\N{PILE OF POO}" * 63, "\\u0000", 'it\'s "quoted" %s {} ;--\u202e\xa0'])
 def test_any_string_of_up_to_255_bytes_is_a_valid_type_key_topic_and_header_name(using: str, name: str):
     with transaction.atomic(using=using):
         message = enqueue(name, 1, key=name, topic=name, headers={name: name}, using=using)

@@ -85,6 +85,16 @@ def test_a_type_topic_or_key_must_be_a_string_of_at_most_255_bytes(using: str, f
         refused(field, "limit is 255", using=using, **{field: value})
 
 
+@pytest.mark.django_db(databases=ALIASES)
+@pytest.mark.parametrize("field", ["type", "topic"])
+@pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029"], ids=ord)
+def test_only_a_key_may_have_control_characters(using: str, field: str, character: str):
+    text = f"a{character}b"
+    refused(field, f"control character U+{ord(character):04X}", "Remove it", using=using, **{field: text})
+    enqueue("a b\xa0\u202ec", 1, key=text, using=using, require_transaction=False)
+    assert OutboxMessage.objects.using(using).get().key == text
+
+
 @pytest.mark.parametrize("field", ["type", "topic"])
 def test_a_type_or_topic_that_is_a_number_is_refused(field: str):
     number: dict[str, Any] = {field: 3}

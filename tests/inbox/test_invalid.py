@@ -115,6 +115,15 @@ def test_an_unexpected_error_rejects_a_message_only_if_others_can_be_stored(monk
     assert inbox.store(read(b"1", b"2", b"3")).rejected == {0, 1}
 
 
+@pytest.mark.parametrize("field", ["type", "topic"])
+def test_a_message_with_a_control_character_in_its_type_or_topic_is_invalid(using, field):
+    names: dict[str, Any] = {"type": "t", "topic": "t", field: "OK\n\x1b[2J"}
+    tally = Storing(consumer("store"), using).store([Incoming(tag=1, body=b"1", headers={}, **names)]).tally
+    failed = OutboxMessage.objects.using(using).get()
+    assert (tally.invalid, failed.type, failed.payload[field]) == (1, INVALID_TYPE, names[field])
+    assert failed.error.startswith(f"{field}: contains the control character U+000A.")
+
+
 @pytest.mark.parametrize("invalid", ["store", "reject"])
 def test_a_taken_id_is_no_fault_of_a_message(invalid):
     """The sequence is behind after a move by logical replication."""

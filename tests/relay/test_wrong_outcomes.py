@@ -78,7 +78,7 @@ FLAWED: dict[str, tuple[Outcome, str, str]] = {
     "a number as error": (outcome(error=404), "404", "deferred"),
     "bytes as error": (outcome(error=b"no"), "b'no'", "deferred"),
     "a list as error": (outcome(error=["no"]), "['no']", "deferred"),
-    "an error of several lines": (outcome(error="no\nERROR forged\x1b[31m"), r"no\nERROR forged\x1b[31m", "deferred"),
+    "an error of several lines": (outcome(error="no\nERROR forged\x1b[31m"), r"no\nERROR forged\u001b[31m", "deferred"),
     "an error without a text": (
         outcome(error=Unprintable()),
         "Unprintable: its text",
