@@ -287,7 +287,7 @@ class TestPgBouncer:
             for _ in range(5):
                 write("postgresql")
             eventually(lambda: relay.tally.processed == 5)
-            assert "outbox-listener" not in [thread.name for thread in threading.enumerate()]
+            eventually(lambda: "outbox-listener" not in [thread.name for thread in threading.enumerate()])
         assert caplog.text.count("no notifications reach the relay") == 1
         assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
