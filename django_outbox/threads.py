@@ -1,10 +1,12 @@
 """Threads that cannot keep the process from exiting, their database connections, and a fresh start after a fork."""
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -65,12 +67,17 @@ def like_caller(work: Callable[[], object]) -> Callable[[], None]:
     """Return a function for a thread, whose connections begin with the tenants of the calling thread.
 
     The connections of a new thread begin in the public schema if the engine has a schema for each tenant, as
-    django-tenants' has.
+    django-tenants' has. OpenTelemetry's instrumentations record nothing in the thread: each of its statements and
+    requests would be a trace.
     """
     opened: list[Any] = [each for each in connections.all(initialized_only=True) if hasattr(each, "set_tenant")]
     chosen = {each.alias: (each.tenant, each.include_public_schema) for each in opened}
 
     def run() -> None:
+        if "opentelemetry.context" in sys.modules:
+            # Another thread may not have finished the import.
+            context = import_module("opentelemetry.context")
+            context.attach(context.set_value("suppress_instrumentation", True))
         for alias, tenant in chosen.items():
             connections[alias].set_tenant(*tenant)  # type: ignore[attr-defined]
         work()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django_outbox.logs import logger
 from django_outbox.messages import ACCEPTED, Message, Outcome, Verdict
@@ -20,6 +20,8 @@ from django_outbox.text import describe, raise_interrupt
 if TYPE_CHECKING:
     # A tracing library may be set up before models can be imported.
     from django_outbox.models import OutboxMessage
+
+T = TypeVar("T")
 
 MAX_HEADERS_LENGTH = 8 * 1024
 """Maximum characters of the headers that one tracing library may add to a message."""
@@ -72,6 +74,10 @@ class Tracer:
         """
         return nullcontext({})
 
+    def handling(self, message: Message) -> AbstractContextManager[object]:
+        """Return a context manager around the call of a message's handler."""
+        return nullcontext()
+
     def published(self, batch: PublishedBatch) -> None:
         """Record a batch. Called in the relay's thread, outside the transaction of the claim."""
 
@@ -105,6 +111,15 @@ def traced(messages: "Sequence[OutboxMessage]", *, many: bool = False) -> Abstra
     """
     tracers = _find_tracers()
     return _traced(tracers, messages, many) if tracers else nullcontext()
+
+
+@contextmanager
+def handling(message: Message) -> Iterator[None]:
+    """Call a message's handler in the trace of the message."""
+    with ExitStack() as stack:
+        for tracer in _find_tracers():
+            _enter(stack, partial(tracer.handling, message))
+        yield
 
 
 def trace_published(batch: Callable[[], PublishedBatch]) -> None:
@@ -148,19 +163,28 @@ def _traced(tracers: Sequence[Tracer], messages: "Sequence[OutboxMessage]", many
     with ExitStack() as stack:
         for tracer in tracers:
             try:
-                manager = tracer.enqueueing(messages, many=many)
-                headers = _read_headers(manager.__enter__())
+                headers = _read_headers(_enter(stack, partial(tracer.enqueueing, messages, many=many)) or {})
             except Exception as error:
                 _report(error)
                 continue
-            stack.push(partial(_leave, manager))
             for message in messages if headers else ():
                 message.headers = {**headers, **message.headers}
         yield
 
 
+def _enter(stack: ExitStack, make: Callable[[], AbstractContextManager[T]]) -> T | None:
+    try:
+        manager = make()
+        entered = manager.__enter__()
+    except Exception as error:
+        _report(error)
+        return None
+    stack.push(partial(_leave, manager))
+    return entered
+
+
 def _leave(
-    manager: AbstractContextManager[Mapping[str, str]],
+    manager: AbstractContextManager[object],
     kind: type[BaseException] | None,
     raised: BaseException | None,
     traceback: TracebackType | None,

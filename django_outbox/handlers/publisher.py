@@ -32,6 +32,7 @@ from django_outbox.models import OutboxMessage
 from django_outbox.retry import RetryEntry, is_number
 from django_outbox.stores import get_store
 from django_outbox.text import counted, describe, is_interrupt, raise_interrupt
+from django_outbox.tracing import handling
 
 __all__ = ["HandlersPublisher"]
 
@@ -148,7 +149,8 @@ class HandlersPublisher(TransactionalPublisher):
         error = outcome.cause or RuntimeError(outcome.error)
         restored = restore(message)._replace(attempts=message.attempts + 1)
         try:
-            self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
+            with handling(restored):
+                self._run(found, found.fallback_function, (decode_message(restored), restored, error), using)
         except BaseException as second:
             raise_interrupt(second)
             _log(found, message, second, "The fallback of handler")
@@ -176,7 +178,8 @@ class HandlersPublisher(TransactionalPublisher):
                 cause=error,
             )
         try:
-            returned = self._run(found, found.function, (event, message), using)
+            with handling(message):
+                returned = self._run(found, found.function, (event, message), using)
         except NotRun as error:
             # Another attempt would return the same.
             return rejected(
@@ -204,13 +207,14 @@ class HandlersPublisher(TransactionalPublisher):
         context = contextvars.copy_context()
         context.run(_database.set, using)
         call = partial(context.run, function, *arguments)
-        if seconds is None:
-            return context.run(finish, call())
-        began = time.monotonic()
-        with _limited_statements(using, seconds):
-            # The call of a coroutine function takes no time.
-            returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
-            return context.run(finish, returned, seconds, time.monotonic() - began)
+        with _keeping_context(context, using):
+            if seconds is None:
+                return context.run(finish, call())
+            began = time.monotonic()
+            with _limited_statements(using, seconds):
+                # The call of a coroutine function takes no time.
+                returned = call() if inspect.iscoroutinefunction(function) else call_within(seconds, call)
+                return context.run(finish, returned, seconds, time.monotonic() - began)
 
 
 def _find(message: Message) -> tuple[AnyHandler | None, str | None]:
@@ -278,6 +282,20 @@ def _read_header(message: Message) -> dict[str, str] | None:
     except ValueError:
         return None
     return origin if message.message_id == str(expected) else None
+
+
+@contextmanager
+def _keeping_context(context: contextvars.Context, using: str) -> Iterator[None]:
+    """Let the functions that are given to `transaction.on_commit` run in the context of the handler, and its trace."""
+    connection = connections[using]
+    first = len(connection.run_on_commit)
+    yield
+
+    def keep(hook: Callable[[], object]) -> Callable[[], Any]:
+        return lambda: context.run(lambda: finish(hook()))
+
+    found = connection.run_on_commit[first:]
+    connection.run_on_commit[first:] = [(entry[0], keep(entry[1]), *entry[2:]) for entry in found]
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from django_outbox.rates import Allowance
 from django_outbox.tracing import PublishedBatch, Tracer, trace_headers
 
 SPANS_PER_SECOND = 200
-"""Maximum number of publish spans of a process in a second. A span takes about 0.1 ms, several times as much as the
-delivery of a message, so this is about 2% of one CPU; 2,000 spans for each batch of a backlog would halve the rate."""
+"""Maximum number of publish spans of a process in a second, and of process spans. A span takes about 0.1 ms, several
+times as much as the delivery of a message, so this is about 2% of one CPU; 2,000 spans for each batch of a backlog
+would halve the rate."""
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -38,6 +39,7 @@ class OpenTelemetryTracer(Tracer):
         self._tracer = trace.get_tracer("django_outbox")
         self._propagator = TraceContextTextMapPropagator()
         self._spans = Allowance(SPANS_PER_SECOND, 1.0)
+        self._handled = Allowance(SPANS_PER_SECOND, 1.0)
 
     def enqueueing(self, messages: Sequence[OutboxMessage], *, many: bool) -> AbstractContextManager[Mapping[str, str]]:
         """Yield `traceparent` and `tracestate` if there is a current span, for messages without them.
@@ -53,6 +55,31 @@ class OpenTelemetryTracer(Tracer):
         if not span.is_recording():
             return nullcontext(self._current_headers())
         return self._creating(new, many)
+
+    @contextmanager
+    def handling(self, message: Message) -> Iterator[None]:
+        """Continue the message's trace, with a span while the allowance lasts.
+
+        Unlike the relay's own work, what the handler does is recorded by OpenTelemetry's instrumentations.
+        """
+        own = context.Context()
+        span = None
+        if TRACEPARENT in message.headers and get_settings().tracing:
+            own = self._extract(message)
+            if _is_sampled(message.headers) and self._handled.take():
+                span = self._start_handling(message, own)
+                own = trace.set_span_in_context(span, own)
+        token = context.attach(own)
+        try:
+            yield
+        except BaseException as error:
+            if span is not None:
+                _fail(span, class_path(error))
+            raise
+        finally:
+            context.detach(token)
+            if span is not None:
+                span.end()
 
     def published(self, batch: PublishedBatch) -> None:
         """Record a span for each message with a sampled trace, failures first, while the allowance lasts."""
@@ -100,8 +127,26 @@ class OpenTelemetryTracer(Tracer):
         self._propagator.inject(headers)
         return headers
 
+    def _extract(self, message: Message) -> context.Context:
+        return self._propagator.extract(trace_headers(message, TRACEPARENT, TRACESTATE), context.Context())
+
+    def _start_handling(self, message: Message, parent: context.Context) -> Span:
+        return self._tracer.start_span(
+            f"process {message.type}",
+            parent,
+            kind=SpanKind.CONSUMER,
+            links=[Link(trace.get_current_span(parent).get_span_context())],
+            attributes={
+                "messaging.system": "django_outbox",
+                "messaging.operation.name": "process",
+                "messaging.operation.type": "process",
+                "messaging.destination.name": message.topic or message.type,
+                "messaging.message.id": message.message_id,
+            },
+        )
+
     def _record(self, message: Message, outcome: Outcome, batch: PublishedBatch) -> None:
-        parent = self._propagator.extract(trace_headers(message, TRACEPARENT, TRACESTATE), context.Context())
+        parent = self._extract(message)
         creation = trace.get_current_span(parent).get_span_context()
         if not creation.is_valid:
             return

@@ -8,27 +8,36 @@ from django.conf import settings
 from django.db import DatabaseError, transaction
 from django.test import override_settings
 from opentelemetry import baggage, context, trace
+from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from django_outbox import OutboxMessage, enqueue, enqueue_many, tracing
+from django_outbox import OutboxMessage, aenqueue, enqueue, enqueue_many, tracing
 from django_outbox.brokers.rabbitmq import RabbitMQPublisher
 from django_outbox.enqueueing import enqueue as enqueue_module
 from django_outbox.enqueueing.validation import MAX_HEADERS_BYTES
+from django_outbox.handlers import handler
+from django_outbox.handlers.registry import HandlerRegistry
 from django_outbox.messages import ACCEPTED, Message, Outcome, rejected, retry_later, unanswered
 from django_outbox.monitoring.tracing import OpenTelemetryTracer
 from django_outbox.rates import Allowance
 from django_outbox.relay import Relay
+from django_outbox.threads import Threads
 from tests.conftest import ALIASES
 from tests.support.claimed import make_message
+from tests.support.effects import HANDLERS
 from tests.support.messages import Clock, put
 from tests.support.publishers import SCRIPTED, Script
 from tests.support.rabbitmq.tools import Broker
 from tests.support.tracing import SPAN_ID, TRACE_ID, Switchable, traceparent, within_trace
 
-pytest_plugins = ["tests.support.tracing_fixtures", "tests.support.rabbitmq.fixtures"]
+pytest_plugins = [
+    "tests.support.handlers_fixtures",
+    "tests.support.tracing_fixtures",
+    "tests.support.rabbitmq.fixtures",
+]
 pytestmark = [pytest.mark.django_db(databases=ALIASES), pytest.mark.usefixtures("scripted", "spans")]
 
 OUTBOX = {"PUBLISHERS": {"default": SCRIPTED}}
@@ -289,6 +298,62 @@ def test_the_number_of_spans_in_a_second_is_limited_and_failures_come_first(
     assert len(deliver(scripted)) == 30
     outcomes = [(span.attributes or {})["django_outbox.outcome"] for span in named(spans, "publish t")]
     assert outcomes == ["rejected"] + ["accepted"] * 9
+
+
+# Handlers
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+@pytest.mark.parametrize("in_transaction", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_handler_continues_the_trace_of_its_message(
+    using: str, spans: InMemorySpanExporter, handlers: HandlerRegistry, in_transaction: bool, fails: bool
+):
+    @handler("order.created")
+    async def note(payload: Any, message: Message) -> None:
+        await aenqueue("order.noted", {}, using=using, require_transaction=False)
+        if fails:
+            raise KeyError("secret")
+
+    outbox = {"PUBLISHERS": {"default": {**HANDLERS, "OPTIONS": {"transaction": in_transaction}}}}
+    write(using, headers={"traceparent": traceparent()})
+    with override_settings(OUTBOX=outbox), Relay(using=using) as relay:
+        relay.deliver_once()
+    (process,), (created,) = named(spans, "process order.created"), named(spans, "create order.noted")
+    assert process.kind is SpanKind.CONSUMER
+    assert process.parent is not None
+    assert (process.context.trace_id, process.parent.span_id) == (TRACE_ID, SPAN_ID)
+    assert created.parent is not None
+    assert created.parent.span_id == process.context.span_id
+    assert (process.attributes or {}).get("error.type") == ("KeyError" if fails else None)
+    assert "secret" not in process.to_json()
+
+
+@pytest.mark.django_db(databases=ALIASES, transaction=True)
+def test_a_function_that_a_handler_gives_to_on_commit_continues_the_trace(using: str, handlers: HandlerRegistry):
+    found: list[tuple[str, bool]] = []
+
+    @handler("order.created")
+    def note(payload: Any, message: Message) -> None:
+        transaction.on_commit(look, using=using)
+
+    def look() -> None:
+        found.append((f"{trace.get_current_span().get_span_context().trace_id:x}", is_instrumentation_enabled()))
+
+    for headers in ({"traceparent": traceparent()}, {"traceparent": traceparent(sampled=False)}, {}):
+        write(using, headers=headers)
+    with override_settings(OUTBOX={"PUBLISHERS": {"default": HANDLERS}}), Relay(using=using) as relay:
+        relay.drain()
+    assert sorted(found) == sorted([(f"{TRACE_ID:x}", True)] * 2 + [("0", True)])
+
+
+def test_the_work_of_the_outboxs_own_threads_is_not_recorded():
+    found: list[bool] = []
+    threads = Threads()
+    threads.start(lambda: found.append(is_instrumentation_enabled()), name="test")
+    threads.wait()
+    assert found == [False]
+    assert is_instrumentation_enabled()
 
 
 # Failures of the SDK

@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from confluent_kafka import Consumer as KafkaClient
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Received
+
+# In `confluent_kafka`, OpenTelemetry replaces it by one that makes two traces for each batch.
+from confluent_kafka.cimpl import Consumer as KafkaClient
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.consumer import (

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import KafkaException
+from confluent_kafka.cimpl import Consumer, Producer
 from django.core.exceptions import ImproperlyConfigured
 
 from django_outbox.brokers.options import require_printable

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message
+
+# In `confluent_kafka`, OpenTelemetry replaces it by one that adds a second `traceparent`, and makes a trace each time.
+from confluent_kafka.cimpl import Producer
 
 from django_outbox.brokers.kafka.connection import ConnectionState
 from django_outbox.brokers.kafka.encoding import Record
