@@ -3,6 +3,7 @@
 import logging
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from django_outbox.text import one_line, raise_interrupt, stand_in
@@ -37,6 +38,12 @@ class OutboxLogger(_Adapter):
         if not self.isEnabledFor(level):
             return
         try:
+            # An outage mostly concerns all schemas, and is logged once.
+            if (schema := getattr(_thread, "schema", "")) and not str(kwargs.get("event")).startswith("outage."):
+                kwargs["schema"] = schema
+                msg = f"Schema {one_line(schema)!r}: ".replace("%", "%%" if args or "%(" in str(msg) else "%") + str(
+                    msg
+                )
             if given := kwargs.get("exc_info"):
                 error = given if isinstance(given, BaseException) else sys.exc_info()[1]
                 kwargs["exc_info"] = error and stand_in(error)
@@ -53,6 +60,13 @@ class OutboxLogger(_Adapter):
             # If logging fails, there is nowhere to report that.
             raise_interrupt(raised)
 
+
+def name_schema(schema: str) -> None:
+    """Name a tenant's schema in the lines of this thread from now on."""
+    _thread.schema = schema
+
+
+_thread = threading.local()
 
 logger = OutboxLogger(logging.getLogger("django_outbox"), {})
 

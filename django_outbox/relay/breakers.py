@@ -168,6 +168,10 @@ class Breakers:
         self._changes: deque[Change] = deque()
         self._reporting = threading.Lock()
 
+    def anew(self, limits: Limits) -> "Breakers":
+        """Return closed breakers of the same publishers, whose outages are noted at the same place."""
+        return Breakers(self._using, self._breakers, limits, outages=self._outages, broker_names=self._broker_names)
+
     def reason(self, publisher_alias: str) -> str:
         return self._breakers[publisher_alias].reason
 

@@ -26,6 +26,7 @@ class Limits(ServiceLimits):
         listen_time: how long the listener waits for a notification before it checks whether the relay is stopping.
         watch_interval: time between two looks for database calls that hang.
         hang_patience: how long a claim or a settlement may wait for the database before this is reported.
+        tenant_interval: time between two looks for new and deleted tenants, and for those that could not be served.
         pause_interval: how long a relay uses what it has read of the pauses, and how long a paused worker waits.
     """
 
@@ -39,6 +40,7 @@ class Limits(ServiceLimits):
     listen_time: float = 0.5
     watch_interval: float = 2.0
     hang_patience: float = 30.0
+    tenant_interval: float = 10.0
     pause_interval: float = 1.0
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from django.db import connections, router
@@ -21,6 +21,7 @@ from django_outbox.relay.limits import LIMITS, Limits
 from django_outbox.relay.pauses import Pauses
 from django_outbox.relay.reports import relay_announcing, relay_reporting
 from django_outbox.relay.state import Budget, RelayState, Tally, Turns
+from django_outbox.relay.tenants import Tenants
 from django_outbox.relay.wake_ups import WakeUps, listening
 from django_outbox.relay.watchdog import DatabaseCalls, watching
 from django_outbox.relay.worker import DrainingWorker, keep_running
@@ -161,6 +162,24 @@ class Relay:
             listening(self.using, state.wake_ups, self._aliases, state.limits),
         ):
             return self._in_threads(self._for_each_worker(partial(keep_running, state=state)))
+
+    def run_for_tenants(self, schemas: Collection[str] = ()) -> Tally:
+        """Deliver the messages of many tenants, as `run` does, each in a schema of the database, with these threads.
+
+        New tenants are found while it runs, and deleted ones are dropped. What is wrong in one schema does not stop the
+        others.
+
+        Args:
+            schemas: the tenants' schemas; all of them by default.
+
+        Raises:
+            ImproperlyConfigured: the database has no schema for each tenant, or a publisher has a stream.
+            TransactionForbidden: the caller has a transaction open.
+        """
+        refuse_transaction(connections[self.using], "Relay.run_for_tenants()")
+        tenants = Tenants(self._state, self.publishers, self.workers, schemas)
+        with relay_announcing(self._state, self.publishers, self.workers, schemas=str(tenants)), tenants.kept():
+            return self._in_threads(tenants.works)
 
     def drain(self, *, max_seconds: float | None = None) -> Tally:
         """Deliver until nothing is due. A paused publisher is skipped; see `paused`.

@@ -69,7 +69,7 @@ class RelayReporter(Reporter):
 
 
 def relay_announcing(
-    state: RelayState, publishers: Sequence[Publisher], workers: int, *, level: int = logging.INFO
+    state: RelayState, publishers: Sequence[Publisher], workers: int, *, level: int = logging.INFO, schemas: str = ""
 ) -> AbstractContextManager[None]:
     """Log the start of a relay, a line at intervals until the end of the block, and its end with totals."""
 
@@ -78,11 +78,11 @@ def relay_announcing(
         return {"delivered": tally.processed, "will be retried": tally.retried, "failed": tally.failed}
 
     def begin() -> None:
-        if level >= logging.INFO:
+        if level >= logging.INFO and not schemas:
             _warn_of_unknown_publishers(state.using)
 
     served = ", ".join(f"publisher {each.alias!r} ({describe_publisher(each)})" for each in publishers)
-    setup = f"{served}; {counted(workers, 'worker')} each"
+    setup = f"{served}; {counted(workers, 'worker')} each" + (schemas and f"; {schemas}")
     life = Life("Relay", setup, read, busy="delivering", idle="nothing delivered", begin=begin)
     return announcements.announcing(life, state, level=level)
 

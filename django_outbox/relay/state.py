@@ -77,9 +77,21 @@ class Tally:
 
 
 class Budget:
-    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe."""
+    """Adds up tallies, and keeps the workers of a relay within `max_messages` together. Thread-safe.
 
-    def __init__(self, publisher_aliases: Iterable[str], max_messages: int | None, max_bytes: int) -> None:
+    Args:
+        whole: the budget that this one is a part of.
+    """
+
+    def __init__(
+        self,
+        publisher_aliases: Iterable[str],
+        max_messages: int | None,
+        max_bytes: int,
+        *,
+        whole: "Budget | None" = None,
+    ) -> None:
+        self._whole = whole
         self.tally = Tally()
         self._tallies = {alias: Tally() for alias in publisher_aliases}
         self.open_batches = 0
@@ -104,7 +116,7 @@ class Budget:
                 limit = max(0, min(limit, self._max_messages - self.tally.settled - self._reserved))
             self._reserved += limit
             self.open_batches += limit > 0
-            return limit
+        return limit if self._whole is None else self._whole.reserve(limit)
 
     def release(self, publisher_alias: str, limit: int, tally: Tally) -> None:
         with self._lock:
@@ -114,6 +126,8 @@ class Budget:
             self._tallies[publisher_alias] += tally
             if tally.claimed:
                 self._average_size = tally.size // tally.claimed
+        if self._whole is not None:
+            self._whole.release(publisher_alias, limit, tally)
 
     def read(self) -> dict[str, Tally]:
         with self._lock:
@@ -166,6 +180,7 @@ class RelayState(ServiceState):
         refused: the messages of each publisher that are not published for now, because the database refuses every new
             state of them: until when, and why.
         positions: the numbers of positions of streams that are still to be set up.
+        schema: the tenant's schema, if the relay serves several.
     """
 
     using: str
@@ -183,13 +198,14 @@ class RelayState(ServiceState):
     dead_letters: Publisher | None
     database_calls: DatabaseCalls
     positions: MutableMapping[str, int]
+    schema: str = ""
 
     def is_done(self) -> bool:
         return self.stopping or self.budget.spent
 
     def describe(self, publisher_alias: str) -> dict[str, Any]:
         """Return the state of a publisher's breaker, or of its workers if they crashed, with the reason."""
-        crash = self.outages.find(name_worker(publisher_alias))
+        crash = self.outages.find(self.name_worker(publisher_alias))
         if crash is None:
             return self.breakers.describe(publisher_alias)
         since = crash.since.timestamp()
@@ -205,7 +221,6 @@ class RelayState(ServiceState):
             seconds -= part
         return False
 
-
-def name_worker(publisher_alias: str) -> str:
-    """Return the name of a publisher's workers for the log."""
-    return f"Publisher {publisher_alias!r}: a worker"
+    def name_worker(self, publisher_alias: str) -> str:
+        """Return the name of a publisher's workers for the log."""
+        return f"Publisher {publisher_alias!r}: a worker" + (f" in the schema {self.schema!r}" if self.schema else "")

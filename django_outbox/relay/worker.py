@@ -7,7 +7,7 @@ from typing import ClassVar
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.relay.breakers import Permit
 from django_outbox.relay.delivery import Delivery, Round, make_source, unavailable
-from django_outbox.relay.state import RelayState, name_worker
+from django_outbox.relay.state import RelayState
 from django_outbox.service.running import restart_on_crash
 
 
@@ -35,10 +35,13 @@ class Worker(abc.ABC):
     def work(self) -> None:
         try:
             while not self._is_done():
-                self._pause(self._deliver())
+                self._pause(self.deliver())
         finally:
-            self._source.close()
-            self._delivery.close()
+            self.close()
+
+    def close(self) -> None:
+        self._source.close()
+        self._delivery.close()
 
     @abc.abstractmethod
     def _is_done(self) -> bool:
@@ -48,7 +51,7 @@ class Worker(abc.ABC):
     def _on_nothing_due(self) -> float:
         """Return the seconds to wait after a claim that found nothing."""
 
-    def _deliver(self) -> float:
+    def deliver(self) -> float:
         """Deliver a batch if the publisher is not paused and its breaker permits it; return the seconds to wait."""
         self._state.pauses.refresh()
         if self._state.pauses.is_paused(self._alias):
@@ -138,7 +141,7 @@ def keep_running(publisher: Publisher, state: RelayState) -> None:
         ImproperlyConfigured: the settings are wrong. The relay stops.
         OutboxError: for example, the outbox's table is missing. The relay stops.
     """
-    subject = name_worker(publisher.alias)
+    subject = state.name_worker(publisher.alias)
     restart_on_crash(lambda: RunningWorker(publisher, state).work(), subject, state, state.limits.restart_wait)
 
 

@@ -220,33 +220,45 @@ def purging(
     using: str, *, interval: float, patience: float, is_stopping: Callable[[], bool]
 ) -> AbstractContextManager[None]:
     """Purge at intervals in a thread, until the end of the block, which waits for a purge up to `patience` seconds."""
+    purger = Purger(using, interval)
 
     def work(left: threading.Event) -> None:
-        _purge_at_intervals(using, interval, left, lambda: left.is_set() or is_stopping())
+        while not left.wait(interval):
+            purger.purge(lambda: left.is_set() or is_stopping())
 
     return in_background(work, name="outbox-purge", patience=patience)
 
 
-def _purge_at_intervals(using: str, interval: float, left: threading.Event, is_stopping: Callable[[], bool]) -> None:
-    position = TimeCursor(max_interval=PURGE_SWEEP_INTERVAL)
-    next_archive = 0.0
-    while not left.wait(interval):
+class Purger:
+    """Purges again and again, each time for at most an interval, and remembers where the last purge ended."""
+
+    def __init__(self, using: str, interval: float) -> None:
+        self._using = using
+        self._interval = interval
+        self._position = TimeCursor(max_interval=PURGE_SWEEP_INTERVAL)
+        self._next_archive = 0.0
+
+    def purge(self, is_stopping: Callable[[], bool]) -> None:
+        """Purge over a connection that is closed at the end; errors are logged."""
         began = time.monotonic()
         if _others:
-            with _own_attempt(using, "Purging other apps' records failed and will be retried: %(reason)s"):
-                _purge_others(using, is_stopping)
+            with _own_attempt(self._using, "Purging other apps' records failed and will be retried: %(reason)s"):
+                _purge_others(self._using, is_stopping)
         archive = get_settings().archive
-        if archive is not None and began < next_archive:
+        if archive is not None and began < self._next_archive:
             # Few large files are better than one each minute.
-            continue
-        with _own_attempt(using, "Purging old messages failed and will be retried: %(reason)s"):
-            deadline = time.monotonic() + interval
+            return
+        with _own_attempt(self._using, "Purging old messages failed and will be retried: %(reason)s"):
             _, complete = _purge(
-                using, get_settings().retention, deadline=deadline, is_stopping=is_stopping, position=position
+                self._using,
+                get_settings().retention,
+                deadline=time.monotonic() + self._interval,
+                is_stopping=is_stopping,
+                position=self._position,
             )
             # A purge that the deadline has ended continues at the next interval.
             if archive is not None and complete:
-                next_archive = began + archive.interval
+                self._next_archive = began + archive.interval
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -75,8 +75,13 @@ class Reporter(abc.ABC):
             left.wait(interval * self._pace)
 
     def report(self, *, last: bool) -> None:
+        with own_connection(self._using):
+            self.try_to_write(last=last)
+
+    def try_to_write(self, *, last: bool) -> None:
+        """Write a report over the thread's connection; the first of several errors is logged."""
         try:
-            with _writing, own_connection(self._using):
+            with _writing:
                 self.write(last=last)
             self._complained = False
         except Exception as error:
@@ -89,6 +94,8 @@ class Reporter(abc.ABC):
                     reason=describe(error),
                 )
             self._complained = True
+            with suppress(Exception):
+                connections[self._using].close()
 
     def write_heartbeat(self, figures: Mapping[str, Any], *, last: bool) -> None:
         """Write the row of this process, and delete the rows of its predecessors.

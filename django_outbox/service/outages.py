@@ -106,6 +106,10 @@ class Outages:
     def find(self, subject: str) -> Outage | None:
         return next((outage for outage in self.current if outage.subject == subject), None)
 
+    def forget(self, subject: str) -> None:
+        with self._lock:
+            self._current.pop(subject, None)
+
     def end(self, subject: str) -> None:
         """Note that it responds, which is logged if it was unavailable."""
         if (subject, 0) not in self._current:

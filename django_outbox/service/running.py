@@ -58,15 +58,21 @@ def restart_on_crash(work: Callable[[], None], subject: str, state: ServiceState
             state.stopping = True
             raise
         except BaseException as error:
-            seconds = state.outages.note_crash(subject, describe(error), wait)
-            logger.error(
-                "%(subject)s crashed and restarts in %(seconds).1f s: %(reason)s",
-                exc_info=error,
-                event="process.thread_crashed",
-                subject=subject,
-                seconds=seconds,
-                reason=describe(error),
-            )
-            with suppress(Exception):
-                connections[state.using].close()
+            seconds = note_crash(error, subject, state, wait)
         state.pause(seconds)
+
+
+def note_crash(error: BaseException, subject: str, state: ServiceState, wait: Backoff) -> float:
+    """Log a crash, close the thread's connection, and return the seconds until the restart."""
+    seconds = state.outages.note_crash(subject, describe(error), wait)
+    logger.error(
+        "%(subject)s crashed and restarts in %(seconds).1f s: %(reason)s",
+        exc_info=error,
+        event="process.thread_crashed",
+        subject=subject,
+        seconds=seconds,
+        reason=describe(error),
+    )
+    with suppress(Exception):
+        connections[state.using].close()
+    return seconds

@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_outbox.models import MAX_HISTORY
+from django_outbox.models import MAX_HISTORY, OutboxMessage
 from django_outbox.stores.base import LockingStore
 from django_outbox.stores.claiming import SLOT_BITS, SLOT_SIZE, SPARED, OwnedHeads, Row, Span
 from django_outbox.stores.locks import key_lock_numbers
@@ -217,6 +217,19 @@ CHANNEL = "SELECT 'django_outbox_' || relnamespace FROM pg_class WHERE oid = '{t
 """The channel on which relays listen, one for each schema with the table; the payload is the alias of a publisher."""
 
 WAKE = f"SELECT pg_notify(({CHANNEL}), publisher) FROM unnest(%s::text[]) publisher"
+
+FIND_SCHEMAS = """
+SELECT nspname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE relname = %s AND relkind IN ('r', 'p')
+"""
+
+DUE_IN_SCHEMA = """
+SELECT %s::text, alias FROM unnest(%s::text[]) alias
+WHERE EXISTS (
+    SELECT FROM {schema}.{{table}}
+    WHERE publisher = alias AND blocks_key = ANY('{{t,f}}') AND available_at <= statement_timestamp()
+)"""
+"""Names each publisher with messages that are due, or would be if they did not wait for an earlier one of their key."""
 
 INSUFFICIENT_PRIVILEGE = "42501"
 
@@ -500,6 +513,17 @@ class PostgreSQLStore(LockingStore):
                             return True
                 yield set()
         return False
+
+    def find_schemas(self) -> set[str]:
+        """Return the schemas that have the outbox's table."""
+        return {schema for (schema,) in self.fetch(FIND_SCHEMAS, [OutboxMessage._meta.db_table])}
+
+    def find_due_schemas(self, schemas: Collection[str], publishers: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the schemas that have messages due, each with the alias of a publisher, in one query."""
+        quoted = [schema.replace('"', '""').replace("%", "%%") for schema in schemas]
+        looks = [DUE_IN_SCHEMA.format(schema=f'"{schema}"') for schema in quoted]
+        arguments = [argument for schema in schemas for argument in (schema, [*publishers])]
+        return [(schema, alias) for schema, alias in self.fetch(" UNION ALL ".join(looks), arguments)]
 
     def insert_rows(self, rows: Sequence[NewRow]) -> int:
         return self.execute(INSERT_ROWS, [json.dumps(rows)])

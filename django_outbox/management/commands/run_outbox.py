@@ -38,6 +38,7 @@ class Command(ServiceCommand):
   manage.py run_outbox --check               prove that a relay can work
   manage.py run_outbox --database orders --workers 4
   manage.py run_outbox --metrics-port 9321
+  manage.py run_outbox --all-schemas         serve all tenants of django-tenants
 """
     unfinished = "The current batches were not finished in time. Their messages are still pending."
     limits = LIMITS
@@ -81,6 +82,19 @@ class Command(ServiceCommand):
             default="127.0.0.1",
             help="The address that --metrics-port listens on (default: 127.0.0.1).",
         )
+        schemas = parser.add_mutually_exclusive_group()
+        schemas.add_argument(
+            "--schema",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help="Serve this tenant's schema, with an engine such as django-tenants'; may be repeated.",
+        )
+        schemas.add_argument(
+            "--all-schemas",
+            action="store_true",
+            help="Serve the schemas of all tenants, including those that are created later.",
+        )
         self.add_stop_arguments(parser)
         self.add_end_arguments(
             parser,
@@ -91,6 +105,11 @@ class Command(ServiceCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        many = options["schema"] or options["all_schemas"]
+        if many and (options["drain"] or options["once"] or options["only_check"] or options["max_messages"]):
+            raise CommandError(
+                "--schema and --all-schemas run until a signal. For one schema, there is tenant_command run_outbox."
+            )
         try:
             relay = Relay(
                 using=self.get_database(options),
@@ -110,6 +129,9 @@ class Command(ServiceCommand):
             with relay:
                 self.report_findings(check_deployment(relay.using, relay.publishers))
             return
+        if many:
+            self._serve_tenants(relay, options)
+            return
         self.require_schema(relay.using, REQUIRED)
         read = RelayFigures(relay, draining=options["drain"]).read
         with relay, self._serving_metrics(options), self.working(relay.using, read):
@@ -126,6 +148,13 @@ class Command(ServiceCommand):
             for alias in relay.paused:
                 print_line(self.stdout, f"Skipped {alias!r}, which is paused. Its messages are still pending.")
             print_line(self.stdout, totals)
+
+    def _serve_tenants(self, relay: Relay, options: dict[str, Any]) -> None:
+        with relay, self._serving_metrics(options), self.working(relay.using, RelayFigures(relay).read):
+            try:
+                relay.run_for_tenants(options["schema"])
+            except ImproperlyConfigured as error:
+                raise CommandError(str(error)) from error
 
     @contextmanager
     def _serving_metrics(self, options: dict[str, Any]) -> Iterator[None]:

@@ -1,0 +1,341 @@
+"""One relay for many tenants: its threads deliver the messages of each tenant's schema in turn.
+
+One query finds the schemas with due messages, and only those have turns, of a batch each. Each schema has its breakers,
+pauses, purge and reports, so what is wrong in one does not affect the others.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError, ProgrammingError, connections
+
+from django_outbox.brokers.publisher import Publisher
+from django_outbox.exceptions import OutboxError
+from django_outbox.logs import name_schema
+from django_outbox.rates import Throttle
+from django_outbox.relay.pauses import Pauses
+from django_outbox.relay.reports import RelayReporter
+from django_outbox.relay.state import Budget, RelayState, Turns
+from django_outbox.relay.wake_ups import WakeUps
+from django_outbox.relay.worker import RunningWorker
+from django_outbox.retention.purge import Purger
+from django_outbox.service.running import note_crash, restart_on_crash
+from django_outbox.stores import get_store
+from django_outbox.stores.postgresql import PostgreSQLStore
+from django_outbox.text import describe, shorten
+from django_outbox.threads import in_background, own_connection
+
+MAX_PAUSE = 30.0
+"""Maximum seconds between two looks, and between two rounds of reports, however long they take."""
+
+PATIENCE = 5.0
+"""Maximum seconds for the last reports, of which there may be hundreds, when the relay ends."""
+
+MAX_NAMES = 200
+"""Maximum number of characters of the schemas in the log."""
+
+
+@dataclass
+class SchemaState(RelayState):
+    """The state of a relay in one schema. It stops with the whole relay."""
+
+    whole: RelayState = field(kw_only=True)
+
+    @property
+    def stopping(self) -> bool:  # type: ignore[override]
+        return self.whole.stopping
+
+    @classmethod
+    def of(cls, whole: RelayState, schema: str) -> "SchemaState":
+        aliases, limits = [*whole.batch_sizes], whole.limits
+        own: dict[str, Any] = {
+            "budget": Budget(aliases, None, whole.settings.batch_bytes, whole=whole.budget),
+            "breakers": whole.breakers.anew(limits),
+            "pauses": Pauses(
+                whole.using,
+                aliases,
+                limits.pause_interval,
+                calls=whole.database_calls,
+                max_seconds=whole.settings.claim_timeout,
+            ),
+            "turns": {alias: Turns() for alias in aliases},
+            "refused": {alias: {} for alias in aliases},
+            "wake_ups": WakeUps(),
+            "positions": {},
+            "schema": schema,
+        }
+        shared = {each.name: getattr(whole, each.name) for each in fields(whole)}
+        return cls(**{**shared, **own}, whole=whole)
+
+
+class TurnWorker(RunningWorker):
+    """Delivers one batch in each turn. It waits endlessly, for a look that finds due messages, when nothing is due."""
+
+    def _on_nothing_due(self) -> float:
+        if self._source.exhausted:
+            return math.inf
+        # Another worker may have what is due.
+        self._source.sweep_next()
+        return super()._on_nothing_due()
+
+    def check_connection(self) -> None:
+        self._delivery.check_connection()
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A tenant that is served, and what the relay knows of its schema."""
+
+    tenant: Any
+    state: SchemaState
+    reporter: RelayReporter
+    purger: Purger
+
+
+class Tenants:
+    """The schemas that a relay serves, and the turns of its threads.
+
+    Args:
+        names: the schemas; all tenants' if there are none.
+
+    Raises:
+        ImproperlyConfigured: the database has no schema for each tenant, or a publisher has a stream.
+    """
+
+    def __init__(
+        self, state: RelayState, publishers: Sequence[Publisher], workers: int, names: Collection[str] = ()
+    ) -> None:
+        connection: Any = connections[state.using]
+        self._model: str = getattr(django_settings, "TENANT_MODEL", "")
+        if not (self._model and hasattr(connection, "set_tenant")):
+            raise ImproperlyConfigured(
+                f"DATABASES[{state.using!r}] has no schemas of tenants: that needs an engine like django-tenants', and "
+                "the setting TENANT_MODEL."
+            )
+        if streamed := sorted(state.settings.streamed & state.batch_sizes.keys()):
+            raise ImproperlyConfigured(
+                f"The publisher {streamed[0]!r} has a SOURCE that one relay cannot serve in many schemas. Set it to "
+                '"table", or run a relay for each schema.'
+            )
+        self._state = state
+        self._workers = workers
+        self._names = frozenset(names)
+        self._schemas: dict[str, Schema] = {}
+        self._unreadable: set[str] = set()
+        self.works: list[Callable[[], None]] = []
+        self._found: dict[str, list[SimpleQueue[set[str]]]] = {}
+        for publisher in publishers:
+            queues = self._found[publisher.alias] = [SimpleQueue() for _ in range(workers)]
+            self.works += [partial(self._keep_serving, publisher, queue) for queue in queues]
+
+    def __str__(self) -> str:
+        if not self._names:
+            return "the schemas of all tenants"
+        return shorten(f"the schemas {', '.join(sorted(self._names))}", MAX_NAMES)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Look for tenants and due messages, report and purge, in threads, until the end of the block."""
+        patience = self._state.limits.purge_patience
+        with (
+            in_background(self._keep_reporting, name="outbox-reports", patience=PATIENCE),
+            in_background(self._keep_purging, name="outbox-purge", patience=patience),
+            in_background(self._keep_looking, name="outbox-look", patience=patience),
+        ):
+            yield
+
+    # Turns
+
+    def _keep_serving(self, publisher: Publisher, found: "SimpleQueue[set[str]]") -> None:
+        state = self._state
+        subject = state.name_worker(publisher.alias)
+        restart_on_crash(lambda: self._serve(publisher, found), subject, state, state.limits.restart_wait)
+
+    def _serve(self, publisher: Publisher, found: "SimpleQueue[set[str]]") -> None:
+        """Deliver a batch of each schema in turn."""
+        workers: dict[str, TurnWorker] = {}
+        # When each schema has its next turn, by the monotonic clock.
+        turns: dict[str, float] = {}
+        # Two threads begin at different ends, so that they rarely meet.
+        backwards = self._found[publisher.alias].index(found) % 2 == 1
+        served_at = time.monotonic()
+        try:
+            while not self._state.stopping:
+                wait = min([self._state.limits.stop_delay, *(at - time.monotonic() for at in turns.values())])
+                with suppress(Empty):
+                    for name in found.get(timeout=max(wait, 0.0)):
+                        turns.setdefault(name, 0.0)
+                due = sorted(name for name, at in turns.items() if at <= time.monotonic())
+                for name in reversed(due) if backwards else due:
+                    if self._state.stopping:
+                        return
+                    idle = time.monotonic() - served_at >= self._state.limits.check_connection_after
+                    seconds = self._take_turn(publisher, name, workers, check_connection=idle)
+                    served_at = time.monotonic()
+                    turns[name] = served_at + seconds
+                    if turns[name] == math.inf:
+                        del turns[name]
+        finally:
+            for name, worker in workers.items():
+                self._close(name, worker)
+
+    def _take_turn(
+        self, publisher: Publisher, name: str, workers: dict[str, TurnWorker], *, check_connection: bool
+    ) -> float:
+        """Deliver a batch of one schema, and return the seconds until its next turn."""
+        schema = self._schemas.get(name)
+        if schema is None:
+            workers.pop(name, None)
+            return math.inf
+        subject = schema.state.name_worker(publisher.alias)
+        try:
+            self._enter(schema)
+            if name not in workers:
+                workers[name] = TurnWorker(publisher, schema.state)
+            if check_connection:
+                workers[name].check_connection()
+            seconds = workers[name].deliver()
+        except OutboxError as error:
+            # For example, its table is missing.
+            workers.pop(name, None)
+            seconds = self._state.limits.tenant_interval
+            self._state.outages.note(_subject(name), describe(error), seconds)
+            return seconds
+        except BaseException as error:
+            workers.pop(name, None)
+            return note_crash(error, subject, schema.state, schema.state.limits.restart_wait)
+        self._state.outages.end(_subject(name))
+        return seconds
+
+    def _close(self, name: str, worker: TurnWorker) -> None:
+        with suppress(DatabaseError, InterfaceError):
+            if schema := self._schemas.get(name):
+                self._enter(schema)
+                worker.close()
+
+    def _enter(self, schema: Schema) -> None:
+        connection: Any = connections[self._state.using]
+        if connection.tenant is not schema.tenant:
+            connection.set_tenant(schema.tenant)
+        name_schema(schema.tenant.schema_name)
+
+    # Looks
+
+    def _keep_looking(self, left: threading.Event) -> None:
+        """Find the tenants, and the schemas with due messages, until the event is set."""
+        state, subject = self._state, f"The list of tenants of database {self._state.using!r}"
+        throttle = Throttle(min_interval=state.poll_interval, max_interval=MAX_PAUSE)
+        listed_at = -math.inf
+        with own_connection(state.using):
+            while not left.wait(state.limits.stop_delay):
+                if not throttle.is_open:
+                    continue
+                began = time.monotonic()
+                try:
+                    if began - listed_at >= state.limits.tenant_interval:
+                        self._list()
+                        listed_at = began
+                    self._look()
+                    state.outages.end(subject)
+                except Exception as error:
+                    state.outages.note(subject, describe(error), state.poll_interval)
+                    listed_at = -math.inf
+                    with suppress(Exception):
+                        connections[state.using].close()
+                throttle.spend(time.monotonic() - began)
+
+    def _list(self) -> None:
+        """Find the tenants that are to be served, and add or drop schemas."""
+        connection: Any = connections[self._state.using]
+        connection.set_schema_to_public()
+        tenants = apps.get_model(self._model)._default_manager.using(self._state.using)
+        having = self._store.find_schemas()
+        found = {each.schema_name: each for each in tenants.all() if each.schema_name in having}
+        if self._names:
+            found = {name: tenant for name, tenant in found.items() if name in self._names}
+            for name in self._names - found.keys():
+                reason = "there is no tenant with it, or it has no table of the outbox"
+                self._state.outages.note(_subject(name), reason, self._state.limits.tenant_interval)
+        for name in self._schemas.keys() - found.keys():
+            del self._schemas[name]
+            self._state.outages.forget(_subject(name))
+        new = found.keys() - self._schemas.keys()
+        for name in new:
+            state = SchemaState.of(self._state, name)
+            reporter = RelayReporter(state, "run", self._workers)
+            self._schemas[name] = Schema(found[name], state, reporter, Purger(state.using, state.limits.purge_interval))
+            self._state.outages.end(_subject(name))
+        self._unreadable = set()
+        # What the look does not find: messages that are left in a stream.
+        self._wake((name, alias) for name in new for alias in self._found)
+
+    def _look(self) -> None:
+        """Give a turn to each schema with due messages."""
+        names, aliases = [*self._schemas.keys() - self._unreadable], [*self._found]
+        if not names:
+            return
+        try:
+            self._wake(self._store.find_due_schemas(names, aliases))
+        except ProgrammingError:
+            # A table or a right is missing in some of them, which their turns report.
+            for name in names:
+                try:
+                    self._wake(self._store.find_due_schemas([name], aliases))
+                except ProgrammingError:
+                    self._unreadable.add(name)
+                    self._wake((name, alias) for alias in aliases)
+
+    def _wake(self, found: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> None:
+        by_alias: dict[str, set[str]] = {}
+        for name, alias in found:
+            by_alias.setdefault(alias, set()).add(name)
+        for alias, names in by_alias.items():
+            for queue in self._found[alias]:
+                queue.put(names)
+
+    @property
+    def _store(self) -> PostgreSQLStore:
+        store = get_store(connections[self._state.using])
+        assert isinstance(store, PostgreSQLStore)
+        return store
+
+    # Reports and purges
+
+    def _keep_reporting(self, left: threading.Event) -> None:
+        """Report in each schema at intervals until the event is set, and then for a last time."""
+        state = self._state
+        interval = self._store.report_interval * state.limits.report_pace
+        throttle = Throttle(min_interval=interval, max_interval=MAX_PAUSE)
+        while True:
+            last, began = left.is_set(), time.monotonic()
+            with own_connection(state.using):
+                for schema in [*self._schemas.values()]:
+                    self._enter(schema)
+                    schema.reporter.try_to_write(last=last)
+            if last:
+                return
+            throttle.spend(time.monotonic() - began)
+            while not (left.wait(state.limits.stop_delay) or throttle.is_open):
+                pass
+
+    def _keep_purging(self, left: threading.Event) -> None:
+        while not left.wait(self._state.limits.purge_interval):
+            for schema in [*self._schemas.values()]:
+                self._enter(schema)
+                schema.purger.purge(lambda: left.is_set() or self._state.stopping)
+                if left.is_set():
+                    return
+
+
+def _subject(name: str) -> str:
+    return f"Schema {name!r}"
