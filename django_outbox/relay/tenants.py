@@ -287,8 +287,9 @@ class Tenants:
         try:
             self._wake(self._store.find_due_schemas(names, aliases))
         except ProgrammingError:
-            # A table or a right is missing in some of them, which their turns report.
-            for name in names:
+            # A schema was deleted, or a table or a right is missing in some, which their turns report.
+            self._list()
+            for name in [*self._schemas]:
                 try:
                     self._wake(self._store.find_due_schemas([name], aliases))
                 except ProgrammingError:

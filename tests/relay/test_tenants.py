@@ -1,16 +1,13 @@
 """Schemas of tenants, with django-tenants: a relay and its threads work in the schema of their caller."""
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.conf import settings
 
-from tests.support.databases import Database
+from tests.support.tenants import Project, project
 
 SCRIPT = """
 import django
@@ -55,57 +52,6 @@ def test_threads_begin_in_the_schema_of_their_caller():
 def test_connections_that_leave_djangos_pool_keep_the_schema():
     assert schemas_of_threads('{"pool": True}') == "t1 t1"
 
-
-PROJECT = """
-DATABASES = {"default": DATABASE}
-DATABASE_ROUTERS = ["django_tenants.routers.TenantSyncRouter"]
-SHARED_APPS = ["django_tenants", "customers", "django.contrib.contenttypes"]
-TENANT_APPS = ["django.contrib.contenttypes"]
-INSTALLED_APPS = [*SHARED_APPS, "django_outbox"]
-LIST.append("django_outbox")
-TENANT_MODEL, TENANT_DOMAIN_MODEL = "customers.Client", "customers.Domain"
-OUTBOX = {
-    "PUBLISHERS": {
-        "default": {"BACKEND": "django_outbox.brokers.console.ConsolePublisher"},
-        "handlers": {"BACKEND": "django_outbox.handlers.HandlersPublisher"},
-    },
-    "ROUTES": {"order.*": ["handlers"]},
-}
-"""
-
-CUSTOMERS = """
-from django_tenants.models import DomainMixin, TenantMixin
-
-class Client(TenantMixin):
-    pass
-
-class Domain(DomainMixin):
-    pass
-"""
-
-HANDLERS = """
-from django.db import connection
-from django_outbox.handlers import handler
-from django_tenants.utils import schema_context
-
-@handler("order.paid")
-def work(payload, message):
-    with schema_context(message.headers["schema"]), connection.cursor() as cursor:
-        cursor.execute("SELECT current_schema()")
-        print("handled in", *cursor.fetchone())
-"""
-
-CREATE = """
-from django.core.management import call_command
-
-call_command("makemigrations", "customers")
-call_command("migrate_schemas", shared=True)
-
-from customers.models import Client
-
-for schema in ("t1", "t2"):
-    Client.objects.create(schema_name=schema)
-"""
 
 ENQUEUE = """
 from django.db import transaction
@@ -152,67 +98,39 @@ for schema in ("t2", "t1"):
     print(schema, next(heard))
 """
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@contextmanager
-def project(folder: Path, apps: str) -> Iterator[Run]:
-    """Run commands in a project with the tenants t1 and t2, whose setting `apps` lists the outbox."""
-    with Database("postgresql") as database:
-        keys = ("HOST", "PORT", "USER", "PASSWORD")
-        server = {key: settings.DATABASES["postgresql"][key] for key in keys}
-        entry = {**server, "ENGINE": "django_tenants.postgresql_backend", "NAME": database.name}
-        configured = PROJECT.replace("DATABASE}", f"{entry!r}}}").replace("LIST", apps)
-        (folder / "tenants_project.py").write_text(configured)
-        (folder / "customers").mkdir()
-        (folder / "customers" / "__init__.py").touch()
-        (folder / "customers" / "models.py").write_text(CUSTOMERS)
-        (folder / "customers" / "handlers.py").write_text(HANDLERS)
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tenants_project", "PYTHONPATH": str(folder)}
-
-        def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-            command = [sys.executable, "-m", "django", *arguments]
-            return subprocess.run(
-                command, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=folder
-            )
-
-        run("shell", "-c", CREATE).check_returncode()
-        yield run
-
 
 @pytest.fixture(scope="module")
-def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def manage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """Run a command in a project whose tenants have an outbox each."""
     with project(tmp_path_factory.mktemp("tenants"), "TENANT_APPS") as run:
         yield run
 
 
-def test_a_relay_delivers_the_messages_of_its_schema(manage: Run):
-    manage("shell", "-c", ENQUEUE).check_returncode()
+def test_a_relay_delivers_the_messages_of_its_schema(manage: Project):
+    manage.do(ENQUEUE)
     done = manage("tenant_command", "run_outbox", "--drain", "--schema=t1")
     assert done.returncode == 0, done.stderr
     assert "of-t1" in done.stdout
     assert "of-t2" not in done.stdout
-    assert manage("shell", "-v0", "-c", PENDING).stdout.split() == ["t1", "0", "t2", "1"]
+    assert manage.do(PENDING).split() == ["t1", "0", "t2", "1"]
 
 
-def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: Run):
+def test_in_a_schema_without_the_table_the_command_for_tenants_is_named(manage: Project):
     done = manage("run_outbox")
     assert done.returncode == 1
     assert "tenant_command run_outbox --schema=" in done.stderr
     assert "--fake" not in done.stderr
 
 
-def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Run):
-    done = manage("shell", "-v0", "-c", NOTIFY)
-    assert done.stdout.splitlines() == ["t2 set()", "t1 {'default'}"], done.stderr
+def test_a_notification_wakes_the_relay_of_its_schema_only(manage: Project):
+    assert manage.do(NOTIFY).splitlines() == ["t2 set()", "t1 {'default'}"]
 
 
 def test_one_relay_delivers_the_messages_of_all_tenants_from_a_shared_table(tmp_path: Path):
     with project(tmp_path, "SHARED_APPS") as manage:
-        manage("shell", "-c", PAY).check_returncode()
+        manage.do(PAY)
         done = manage("run_outbox", "--drain")
         assert done.returncode == 0, done.stderr
         assert "handled in t1" in done.stdout
         assert "handled in t2" in done.stdout
-        assert manage("shell", "-v0", "-c", PENDING).stdout.split() == ["t1", "0", "t2", "0"]
+        assert manage.do(PENDING).split() == ["t1", "0", "t2", "0"]

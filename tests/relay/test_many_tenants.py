@@ -1,0 +1,186 @@
+"""One relay for the schemas of many tenants, with django-tenants."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.tenants import TABLE, Project, project
+from tests.support.waiting import eventually
+
+ENQUEUE = """
+from django.db import transaction
+from django_outbox import enqueue
+from django_tenants.utils import schema_context
+
+for schema in {schemas}:
+    with schema_context(schema), transaction.atomic():
+        for number in range({count}):
+            enqueue("{type}", number, headers={{"schema": schema}})
+"""
+
+
+def enqueue(manage: Project, *schemas: str, type: str = "note", count: int = 1) -> None:
+    manage.do(ENQUEUE.format(schemas=schemas, type=type, count=count))
+
+
+def delivered(manage: Project, schema: str) -> bool:
+    return manage.pending(schema) == 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    with project(tmp_path_factory.mktemp("tenants"), "TENANT_APPS") as manage:
+        yield manage
+
+
+@pytest.fixture
+def manage(made: Project) -> Iterator[Project]:
+    yield made
+    for schema in ("t1", "t2"):
+        made.sql(f"DELETE FROM {schema}.{TABLE}")
+
+
+def test_one_relay_delivers_the_messages_of_all_tenants_and_of_new_ones(manage: Project):
+    enqueue(manage, "t1")
+    with manage.relay("--all-schemas") as relay:
+        eventually(lambda: delivered(manage, "t1"))
+        enqueue(manage, "t2")
+        eventually(lambda: delivered(manage, "t2"))
+        manage.do("from customers.models import Client; Client.objects.create(schema_name='t3')")
+        enqueue(manage, "t3")
+        eventually(lambda: delivered(manage, "t3"))
+        manage.do("from customers.models import Client; Client.objects.get(schema_name='t3').delete(force_drop=True)")
+        # It goes on.
+        enqueue(manage, "t1")
+        eventually(lambda: delivered(manage, "t1"))
+    assert "the schemas of all tenants" in relay.output
+    assert "4 delivered, 0 will be retried, 0 failed" in relay.output
+    assert "Traceback" not in relay.output
+
+
+def test_a_relay_serves_only_the_schemas_that_it_was_given(manage: Project):
+    enqueue(manage, "t1", "t2")
+    with manage.relay("--schema", "t1", "--schema", "t9") as relay:
+        eventually(lambda: delivered(manage, "t1"))
+        eventually(lambda: "Schema 't9' is unavailable: there is no tenant with it" in relay.output)
+    assert not delivered(manage, "t2")
+    assert "the schemas t1, t9" in relay.output
+
+
+def test_handlers_run_in_the_schema_of_their_tenant_with_the_tenant_itself(manage: Project):
+    enqueue(manage, "t1", "t2", type="order.seen")
+    with manage.relay("--all-schemas") as relay:
+        eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
+    assert "Client t1 in t1" in relay.output
+    assert "Client t2 in t2" in relay.output
+
+
+def test_a_schema_without_the_table_does_not_stop_the_others(manage: Project):
+    manage.sql(f"ALTER TABLE t1.{TABLE} RENAME COLUMN available_at TO gone")
+    try:
+        with manage.relay("--all-schemas") as relay:
+            eventually(lambda: "Schema 't1' is unavailable: " in relay.output)
+            enqueue(manage, "t2")
+            eventually(lambda: delivered(manage, "t2"))
+            manage.sql(f"ALTER TABLE t1.{TABLE} RENAME COLUMN gone TO available_at")
+            enqueue(manage, "t1")
+            eventually(lambda: delivered(manage, "t1"))
+            eventually(lambda: "Schema 't1' is available again" in relay.output)
+    finally:
+        if "gone" in str(manage.sql(f"SELECT attname FROM pg_attribute WHERE attrelid = 't1.{TABLE}'::regclass")):
+            manage.sql(f"ALTER TABLE t1.{TABLE} RENAME COLUMN gone TO available_at")
+    assert relay.output.count("Schema 't1' is unavailable") == 1
+
+
+def test_a_pause_holds_the_messages_of_its_schema_only(manage: Project):
+    pause = "from django_outbox.pausing import pause; from django_tenants.utils import schema_context\n"
+    manage.do(f"{pause}with schema_context('t1'): pause('default', by='ada')")
+    enqueue(manage, "t1", "t2")
+    with manage.relay("--all-schemas") as relay:
+        eventually(lambda: "Schema 't1': Publisher 'default' is paused by ada" in relay.output)
+        eventually(lambda: delivered(manage, "t2"))
+        assert not delivered(manage, "t1")
+        manage.do(f"{pause.replace('pause;', 'resume;')}with schema_context('t1'): resume('default')")
+        eventually(lambda: delivered(manage, "t1"))
+
+
+def test_a_publisher_that_is_unavailable_does_not_hold_up_others(manage: Project):
+    (manage.folder / "sick_project.py").write_text(
+        "from tenants_project import *\n"
+        "OUTBOX['PUBLISHERS']['sick'] = {'BACKEND': 'django_outbox.brokers.http.HTTPPublisher',"
+        " 'OPTIONS': {'url': 'http://127.0.0.1:9/'}}\n"
+    )
+    enqueue(manage, "t1", "t2")
+    for schema in ("t1", "t2"):
+        manage.sql(f"UPDATE {schema}.{TABLE} SET publisher = 'sick'")
+    with manage.relay("--all-schemas", "--settings", "sick_project") as relay:
+        eventually(lambda: "Publisher 'sick' is unavailable" in relay.output)
+        enqueue(manage, "t1", "t2")
+        eventually(lambda: manage.pending("t1") == 1 and manage.pending("t2") == 1)
+    assert relay.output.count("Publisher 'sick' is unavailable: ") == 1
+
+
+def test_a_tenant_with_many_messages_leaves_turns_to_the_others(manage: Project):
+    enqueue(manage, "t1", type="many", count=3000)
+    enqueue(manage, "t2", type="single")
+    with manage.relay("--all-schemas", "--batch-size", "20", "--workers", "1") as relay:
+        eventually(lambda: delivered(manage, "t1") and delivered(manage, "t2"))
+    types = [line for line in relay.output.splitlines() if '"type": ' in line]
+    place = next(number for number, line in enumerate(types) if '"type": "single"' in line)
+    assert place < 1000
+
+
+def test_each_schema_has_the_reports_of_the_relay(manage: Project):
+    enqueue(manage, "t2", count=3)
+    with manage.relay("--all-schemas"):
+        eventually(lambda: delivered(manage, "t2"))
+    for schema, count in (("t1", 0), ("t2", 3)):
+        report = (
+            "SELECT processed, stopped_at IS NOT NULL FROM {}.django_outbox_heartbeat ORDER BY seen_at DESC LIMIT 1"
+        )
+        assert manage.sql(report.format(schema)) == [(count, True)]
+
+
+PURGE = """
+import threading
+import time
+from dataclasses import replace
+from django_outbox import OutboxMessage
+from django_outbox.relay import Relay
+from django_outbox.relay.limits import LIMITS
+from django_tenants.utils import schema_context
+
+def left(schema):
+    with schema_context(schema):
+        return OutboxMessage.objects.count()
+
+def stop_when_purged():
+    deadline = time.monotonic() + 60
+    while (left("t1") or left("t2")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    relay.stop()
+
+with Relay(limits=replace(LIMITS, purge_interval=0.1)) as relay:
+    threading.Thread(target=stop_when_purged).start()
+    relay.run_for_tenants()
+"""
+
+
+def test_old_messages_of_each_schema_are_purged(manage: Project):
+    enqueue(manage, "t1", "t2")
+    for schema in ("t1", "t2"):
+        manage.sql(f"UPDATE {schema}.{TABLE} SET available_at = NULL, processed_at = now() - interval '1 year'")
+    manage.do(PURGE)
+    for schema in ("t1", "t2"):
+        assert manage.sql(f"SELECT count(*) FROM {schema}.{TABLE}") == [(0,)]
+
+
+def test_wrong_flags_and_publishers_are_refused(manage: Project):
+    done = manage("run_outbox", "--all-schemas", "--drain")
+    assert done.returncode == 1
+    assert "run until a signal" in done.stderr
+    streamed = manage.folder / "streamed_project.py"
+    streamed.write_text("from tenants_project import *\nOUTBOX['PUBLISHERS']['default']['SOURCE'] = 'snapshot'\n")
+    done = manage("run_outbox", "--all-schemas", "--settings", "streamed_project")
+    assert done.returncode == 1
+    assert "The publisher 'default' has a SOURCE that one relay cannot serve" in done.stderr
