@@ -17,7 +17,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, InterfaceError, ProgrammingError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, ProgrammingError, connections
 
 from django_outbox.brokers.publisher import Publisher
 from django_outbox.exceptions import OutboxError
@@ -40,6 +40,9 @@ MAX_PAUSE = 30.0
 
 PATIENCE = 5.0
 """Maximum seconds for the last reports, of which there may be hundreds, when the relay ends."""
+
+LIMIT_LOCK_WAITS = "SET lock_timeout TO '500ms'"
+"""Keeps a table that is locked, such as by VACUUM FULL, from holding up the look at the others."""
 
 MAX_NAMES = 200
 """Maximum number of characters of the schemas in the log."""
@@ -92,7 +95,7 @@ class TurnWorker(RunningWorker):
         self._delivery.check_connection()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """A tenant that is served, and what the relay knows of its schema."""
 
@@ -163,7 +166,7 @@ class Tenants:
 
     def _serve(self, publisher: Publisher, found: "SimpleQueue[set[str]]") -> None:
         """Deliver a batch of each schema in turn."""
-        workers: dict[str, TurnWorker] = {}
+        workers: dict[Schema, TurnWorker] = {}
         # When each schema has its next turn, by the monotonic clock.
         turns: dict[str, float] = {}
         # Two threads begin at different ends, so that they rarely meet.
@@ -176,6 +179,8 @@ class Tenants:
                     for name in found.get(timeout=max(wait, 0.0)):
                         turns.setdefault(name, 0.0)
                 due = sorted(name for name, at in turns.items() if at <= time.monotonic())
+                for gone in workers.keys() - {*self._schemas.values()} if due else ():
+                    del workers[gone]
                 for name in reversed(due) if backwards else due:
                     if self._state.stopping:
                         return
@@ -186,42 +191,34 @@ class Tenants:
                     if turns[name] == math.inf:
                         del turns[name]
         finally:
-            for name, worker in workers.items():
-                self._close(name, worker)
+            for schema, worker in workers.items():
+                self._enter(schema)
+                with suppress(DatabaseError, InterfaceError):
+                    worker.close()
 
     def _take_turn(
-        self, publisher: Publisher, name: str, workers: dict[str, TurnWorker], *, check_connection: bool
+        self, publisher: Publisher, name: str, workers: dict[Schema, TurnWorker], *, check_connection: bool
     ) -> float:
         """Deliver a batch of one schema, and return the seconds until its next turn."""
-        schema = self._schemas.get(name)
+        schema, limits = self._schemas.get(name), self._state.limits
         if schema is None:
-            workers.pop(name, None)
             return math.inf
-        subject = schema.state.name_worker(publisher.alias)
+        self._enter(schema)
         try:
-            self._enter(schema)
-            if name not in workers:
-                workers[name] = TurnWorker(publisher, schema.state)
+            worker = workers[schema] = workers.get(schema) or TurnWorker(publisher, schema.state)
             if check_connection:
-                workers[name].check_connection()
-            seconds = workers[name].deliver()
+                worker.check_connection()
+            seconds = worker.deliver()
         except OutboxError as error:
             # For example, its table is missing.
-            workers.pop(name, None)
-            seconds = self._state.limits.tenant_interval
-            self._state.outages.note(_subject(name), describe(error), seconds)
-            return seconds
+            workers.pop(schema, None)
+            self._state.outages.note(_subject(name), describe(error), limits.tenant_interval)
+            return limits.tenant_interval
         except BaseException as error:
-            workers.pop(name, None)
-            return note_crash(error, subject, schema.state, schema.state.limits.restart_wait)
+            workers.pop(schema, None)
+            return note_crash(error, schema.state.name_worker(publisher.alias), schema.state, limits.restart_wait)
         self._state.outages.end(_subject(name))
         return seconds
-
-    def _close(self, name: str, worker: TurnWorker) -> None:
-        with suppress(DatabaseError, InterfaceError):
-            if schema := self._schemas.get(name):
-                self._enter(schema)
-                worker.close()
 
     def _enter(self, schema: Schema) -> None:
         connection: Any = connections[self._state.using]
@@ -242,10 +239,12 @@ class Tenants:
                     continue
                 began = time.monotonic()
                 try:
-                    if began - listed_at >= state.limits.tenant_interval:
-                        self._list()
-                        listed_at = began
-                    self._look()
+                    with state.database_calls.watch(connections[state.using], state.settings.claim_timeout):
+                        self._store.execute(LIMIT_LOCK_WAITS)
+                        if began - listed_at >= state.limits.tenant_interval:
+                            self._list()
+                            listed_at = began
+                        self._look()
                     state.outages.end(subject)
                 except Exception as error:
                     state.outages.note(subject, describe(error), state.poll_interval)
@@ -266,9 +265,11 @@ class Tenants:
             for name in self._names - found.keys():
                 reason = "there is no tenant with it, or it has no table of the outbox"
                 self._state.outages.note(_subject(name), reason, self._state.limits.tenant_interval)
-        for name in self._schemas.keys() - found.keys():
-            del self._schemas[name]
-            self._state.outages.forget(_subject(name))
+        for name, schema in [*self._schemas.items()]:
+            # A tenant may have been created again.
+            if name not in found or found[name].pk != schema.tenant.pk:
+                del self._schemas[name]
+                self._state.outages.forget(_subject(name))
         new = found.keys() - self._schemas.keys()
         for name in new:
             state = SchemaState.of(self._state, name)
@@ -286,8 +287,8 @@ class Tenants:
             return
         try:
             self._wake(self._store.find_due_schemas(names, aliases))
-        except ProgrammingError:
-            # A schema was deleted, or a table or a right is missing in some, which their turns report.
+        except (ProgrammingError, OperationalError):
+            # A schema was deleted or is locked, or a table or a right is missing in some, which their turns report.
             self._list()
             for name in [*self._schemas]:
                 try:
@@ -295,6 +296,10 @@ class Tenants:
                 except ProgrammingError:
                     self._unreadable.add(name)
                     self._wake((name, alias) for alias in aliases)
+                except OperationalError as error:
+                    if not self._store.is_conflict(error):
+                        raise
+                    self._unreadable.add(name)
 
     def _wake(self, found: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> None:
         by_alias: dict[str, set[str]] = {}

@@ -108,7 +108,7 @@ class Outages:
 
     def forget(self, subject: str) -> None:
         with self._lock:
-            self._current.pop(subject, None)
+            self._current.pop((subject, 0), None)
 
     def end(self, subject: str) -> None:
         """Note that it responds, which is logged if it was unavailable."""

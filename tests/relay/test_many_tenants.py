@@ -92,6 +92,16 @@ def test_a_schema_without_the_table_does_not_stop_the_others(manage: Project):
     assert relay.output.count("Schema 't1' is unavailable") == 1
 
 
+def test_a_table_that_is_locked_does_not_hold_up_the_others(manage: Project):
+    with manage.relay("--all-schemas"), manage.database.session() as cursor:
+        cursor.execute(f"BEGIN; LOCK TABLE t1.{TABLE}")
+        enqueue(manage, "t2")
+        eventually(lambda: delivered(manage, "t2"))
+        cursor.execute("ROLLBACK")
+        enqueue(manage, "t1")
+        eventually(lambda: delivered(manage, "t1"))
+
+
 def test_a_pause_holds_the_messages_of_its_schema_only(manage: Project):
     pause = "from django_outbox.pausing import pause; from django_tenants.utils import schema_context\n"
     manage.do(f"{pause}with schema_context('t1'): pause('default', by='ada')")

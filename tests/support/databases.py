@@ -179,6 +179,12 @@ class Database:
         for table in TABLES:
             self.rows(f"DELETE FROM {table}")
 
+    @contextmanager
+    def session(self) -> Iterator[Any]:
+        """The cursor of a session that commits each statement."""
+        with closing(self._connect(self.name)) as connection, closing(connection.cursor()) as cursor:
+            yield cursor
+
     def __enter__(self) -> "Database":
         self._run("", f"CREATE DATABASE {self.name}" + ("" if self._postgresql else " CHARACTER SET utf8mb4"))
         return self
