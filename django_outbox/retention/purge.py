@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import connections, router
 from django.db.models import QuerySet
 
 from django_outbox.conf import ArchiveConfig, get_settings
@@ -107,13 +107,18 @@ def delete_in_batches(old: "QuerySet[Any]", is_stopping: Callable[[], bool]) -> 
     """Delete rows, in their order, in batches with a transaction each, and return their number."""
     total = 0
     while not is_stopping():
-        with transaction.atomic(using=old.db):
+        with _transaction(old.db):
             # MySQL has no LIMIT in a subquery of DELETE.
             ids = [*old.values_list("pk", flat=True)[:PURGE_BATCH_SIZE]]
             total += old.model._base_manager.using(old.db).filter(pk__in=ids).delete()[0]
         if len(ids) < PURGE_BATCH_SIZE:
             break
     return total
+
+
+def _transaction(using: str) -> AbstractContextManager[None]:
+    """Open a transaction without the limits of the role or the server, which might cancel each batch."""
+    return get_store(connections[using]).transaction(get_settings().claim_timeout, transactional=False)
 
 
 def _purge_others(using: str, is_stopping: Callable[[], bool]) -> None:
@@ -149,7 +154,8 @@ def _purge(
         if archive or links:
             batch = _remove_unlinked(using, archive, seconds, after, batch_size=batch_size, is_stopping=is_stopping)
         else:
-            found = get_store(connections[using]).purge(seconds, batch_size, after)
+            with _transaction(using):
+                found = get_store(connections[using]).purge(seconds, batch_size, after)
             batch = Removed(found.deleted, found.at, found.deleted < batch_size)
         position.advance(batch.deleted + batch.linked, batch.at)
         total += batch.deleted
@@ -176,7 +182,8 @@ def _purge_streams(using: str, seconds: float, batch_size: int, *, archive: bool
         stream = Stream(store, publisher)
         at: str | None = "0"
         while at is not None:
-            purged = stream.purge(seconds, batch_size, at, archive=archive)
+            with _transaction(using):
+                purged = stream.purge(seconds, batch_size, at, archive=archive)
             yield purged.deleted
             at = purged.at
 

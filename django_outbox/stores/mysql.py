@@ -2,7 +2,7 @@
 
 import math
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -263,13 +263,17 @@ class MySQLStore(LockingStore):
 
     @property
     def ends_idle_transactions(self) -> bool:
-        return self.is_mariadb
+        return True
 
     def find_narrow_character_sets(self) -> set[str]:
         # Before the first migration, it is the character set that the table will get.
         rows = self.fetch(CHARACTER_SETS, [OutboxMessage._meta.db_table])
         rows = rows or self.fetch("SELECT @@character_set_database")
         return {name for (name,) in rows} - {"utf8mb4"}
+
+    def read_settings(self, *names: str) -> dict[str, str]:
+        """Return those of these settings of the session that the server knows."""
+        return dict(self.fetch(f"SHOW VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(names))})", names))
 
     @property
     def json_integers(self) -> range | None:
@@ -294,33 +298,45 @@ class MySQLStore(LockingStore):
 
     @contextmanager
     def transaction(self, max_seconds: float, *, transactional: bool) -> Iterator[None]:
-        # MariaDB ends the transaction of a relay that hangs; MySQL has no such limit.
-        limits_idle = self.ends_idle_transactions and not self.connection.in_atomic_block
-        if limits_idle:
-            self._limit_idle_time(str(min(math.ceil(max_seconds), MAX_TIMEOUT)))
+        limits = {} if self.connection.in_atomic_block else self._limits(max_seconds, transactional=transactional)
+        if limits:
+            self._set_session(limits)
         try:
             with super().transaction(max_seconds, transactional=transactional):
                 yield
         finally:
-            if limits_idle:
+            if limits:
                 with suppress(DatabaseError):
-                    self._limit_idle_time("DEFAULT")
+                    self._set_session(dict.fromkeys(limits, "DEFAULT"))
 
-    def _limit_idle_time(self, seconds: str) -> None:
-        # The second and the third override the first.
-        names = ("idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout")
-        self.execute(f"SET SESSION {', '.join(f'{name} = {seconds}' for name in names)}")
+    def _limits(self, max_seconds: float, *, transactional: bool) -> dict[str, Any]:
+        """Return the settings with which the server ends the transaction of a relay that hangs, and no other one.
+
+        The limits of a server or a user may be shorter than a batch takes. How long handlers wait for locks is left to
+        the project.
+        """
+        seconds = min(math.ceil(max_seconds), MAX_TIMEOUT)
+        # MariaDB's second and third limit override the first, which overrides `wait_timeout`.
+        idle = (
+            ["idle_transaction_timeout", "idle_readonly_transaction_timeout", "idle_write_transaction_timeout"]
+            if self.is_mariadb
+            else ["wait_timeout"]
+        )
+        lock_waits = {} if transactional else {"innodb_lock_wait_timeout": seconds}
+        return {**dict.fromkeys(idle, seconds), self._statement_limit: 0, **lock_waits}
+
+    def _set_session(self, values: Mapping[str, Any]) -> None:
+        self.execute(f"SET SESSION {', '.join(f'{name} = {value}' for name, value in values.items())}")
+
+    @property
+    def _statement_limit(self) -> str:
+        # MySQL limits only SELECT.
+        return "max_statement_time" if self.is_mariadb else "max_execution_time"
 
     def limit_statements(self, seconds: float | None) -> None:
-        # MySQL limits only SELECT.
-        if self.is_mariadb:
-            name, limit = "max_statement_time", seconds and max(seconds, 0.001)
-        else:
-            name, limit = "max_execution_time", seconds and max(round(seconds * 1000), 1)
-        if limit is None:
-            self.execute(f"SET SESSION {name} = DEFAULT")
-        else:
-            self.execute(f"SET SESSION {name} = %s", [limit])
+        # Not the default, which `transaction` has replaced.
+        limit = 0 if seconds is None else max(seconds, 0.001)
+        self._set_session({self._statement_limit: limit if self.is_mariadb else round(limit * 1000)})
 
     def shows_conflict(self, error: BaseException) -> bool:
         return isinstance(error, DatabaseError) and error.args[:1] in CONFLICTS

@@ -184,10 +184,12 @@ LOCK_KEYS = "SELECT pg_advisory_xact_lock(%s, slot) FROM unnest(%s::integer[]) s
 LOCK_SPACE = zlib.crc32(b"django_outbox") - 2**31
 """The key space of these locks, which separates them from other advisory locks."""
 
+# The limits of a role or a database may be shorter than a batch takes; only version 17 and newer have the last one. How
+# long handlers wait for locks is left to the project.
 BEGIN = """
 SELECT current_setting('transaction_read_only') = 'on', pg_backend_pid(),
-    set_config('idle_in_transaction_session_timeout', %s, true),
-    CASE WHEN %s THEN '' ELSE set_config('synchronous_commit', 'off', true) END,
+    set_config('idle_in_transaction_session_timeout', %s, true), set_config('statement_timeout', '0', true),
+    CASE WHEN NOT %s THEN set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', '0', true) END,
     CASE WHEN current_setting('transaction_timeout', true) <> '0' THEN set_config('transaction_timeout', '0', true) END
 """
 
@@ -400,17 +402,11 @@ class PostgreSQLStore(LockingStore):
         if not self.connection.in_atomic_block:
             # A limit of the session might stay with another client of a connection pooler.
             return
-        self._limit("statement_timeout", seconds)
+        # Not the default, which `begin` has replaced.
+        self.execute(f"SET LOCAL statement_timeout TO {'0' if seconds is None else milliseconds(seconds)}")
 
     def limit_lock_waits(self, seconds: float | None) -> None:
-        self._limit("lock_timeout", seconds)
-
-    def _limit(self, setting: str, seconds: float | None) -> None:
-        """Set a timeout for the rest of the transaction; None restores the default."""
-        if seconds is None:
-            self.execute(f"SET LOCAL {setting} TO DEFAULT")
-        else:
-            self.fetch("SELECT set_config(%s, %s, true)", [setting, milliseconds(seconds)])
+        self.execute(f"SET LOCAL lock_timeout TO {'DEFAULT' if seconds is None else milliseconds(seconds)}")
 
     def wait_for_turn(self, publisher: str, seconds: float) -> bool:
         # In a savepoint, because a wait that takes too long is an error.

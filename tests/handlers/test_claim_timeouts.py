@@ -13,7 +13,7 @@ from django_outbox.handlers import handler
 from django_outbox.messages import Message
 from django_outbox.models import Status
 from django_outbox.relay.handling import TIMED_OUT
-from tests.conftest import ALIASES
+from tests.conftest import ALIASES, LOCKING
 from tests.support.effects import HANDLERS, drain, drain_all, effects, leave
 from tests.support.messages import put, row
 from tests.support.waiting import eventually
@@ -22,7 +22,7 @@ pytest_plugins = ["tests.support.handlers_fixtures"]
 pytestmark = [
     pytest.mark.django_db(databases=ALIASES, transaction=True),
     pytest.mark.usefixtures("handlers"),
-    pytest.mark.parametrize("using", ["postgresql", "mariadb"], indirect=True),
+    pytest.mark.parametrize("using", LOCKING, indirect=True),
 ]
 
 OUTBOX = {"PUBLISHERS": {"default": {**HANDLERS, "CLAIM_TIMEOUT": 1}}}
@@ -126,7 +126,8 @@ def test_a_longer_claim_timeout_of_the_publisher_lets_the_handler_finish(using: 
             if using == "postgresql":
                 cursor.execute("SHOW idle_in_transaction_session_timeout")
             else:
-                cursor.execute("SELECT CONCAT(@@idle_transaction_timeout / 60, 'min')")
+                limit = "wait_timeout" if using == "mysql" else "idle_transaction_timeout"
+                cursor.execute(f"SELECT CONCAT(@@{limit} / 60, 'min')")
             ((found,),) = cursor.fetchall()
         leave(using, found.replace(".0000", ""))
 

@@ -28,7 +28,7 @@ CLAIMERS = 3
 locking = pytest.mark.parametrize("using", LOCKING)
 mysql_and_mariadb = pytest.mark.parametrize("using", MYSQL_AND_MARIADB)
 # MySQL cannot end a transaction that idles.
-ending = pytest.mark.parametrize("using", ["postgresql", "mariadb"])
+ending = pytest.mark.parametrize("using", LOCKING)
 
 
 def claim_all(pipe: Connection, using: str) -> None:
