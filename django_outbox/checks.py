@@ -28,6 +28,7 @@ from django_outbox.brokers.registry import build_publisher, import_backend
 from django_outbox.conf import OutboxSettings, SettingsProblem, parse_settings
 from django_outbox.conf.routes import find_unreachable, hint_of_publisher
 from django_outbox.deployment import find_unapplied_migrations, find_unknown_publishers
+from django_outbox.enqueueing.enqueue import CHUNK_BYTES
 from django_outbox.events.event_type import EventType
 from django_outbox.events.registry import registry as event_registry
 from django_outbox.exceptions import InvalidEvent
@@ -38,6 +39,7 @@ from django_outbox.models import OutboxMessage
 from django_outbox.models.links import find_links
 from django_outbox.stores import Store, find_store
 from django_outbox.stores.log_setup import LogSetup
+from django_outbox.stores.mysql import MySQLStore
 from django_outbox.stores.postgresql import PostgreSQLStore
 from django_outbox.text import counted, did_you_mean, one_line
 
@@ -548,6 +550,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             id="django_outbox.E012",
         )
     yield from _check_characters(store)
+    if isinstance(store, MySQLStore):
+        yield from _check_server(store, settings)
     if sys.argv[1:2] == ["migrate"]:
         # Django runs the checks before it applies the migrations, so they are missing as a matter of course.
         return
@@ -570,6 +574,45 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
                 "it.",
                 id="django_outbox.W021",
             )
+
+
+def _check_server(store: MySQLStore, settings: OutboxSettings | None) -> Iterator[CheckMessage]:
+    """Check settings of a server of MySQL or MariaDB that a relay cannot change."""
+    alias, found = store.connection.alias, store.read_settings(*SERVER_SETTINGS)
+    if (found["log_bin"], found["binlog_format"]) == ("ON", "STATEMENT"):
+        yield Error(
+            f"The server of the database {alias!r} has binlog_format = STATEMENT, with which it refuses all writes of "
+            "relays, because their transactions are READ COMMITTED.",
+            hint="Set binlog_format = ROW in the configuration of the server.",
+            id="django_outbox.E064",
+        )
+    wanted = 2 * max(settings.max_payload_bytes if settings else 0, CHUNK_BYTES)
+    if int(found["max_allowed_packet"]) < wanted:
+        yield Warning(
+            f"The server of the database {alias!r} has max_allowed_packet = {int(found['max_allowed_packet']):,}. It "
+            "refuses larger statements, such as an INSERT of messages that enqueue() accepts.",
+            hint=f"Set max_allowed_packet to at least {wanted:,} in the configuration of the server: twice "
+            f"OUTBOX['MAX_PAYLOAD_BYTES'], and not less than {2 * CHUNK_BYTES:,}.",
+            id="django_outbox.W065",
+        )
+    if found.get("wsrep_on") == "ON" or found.get("group_replication_single_primary_mode") == "OFF":
+        yield Warning(
+            f"The server of the database {alias!r} is a node of a cluster with several primaries (Galera or Group "
+            "Replication), which do not share row locks. Relays on two nodes deliver each message twice and out of "
+            "order, and lock_key=True orders nothing across nodes.",
+            hint="Let all relays, and all processes that pass lock_key=True, write to one node. Then silence this "
+            "check.",
+            id="django_outbox.W066",
+        )
+
+
+SERVER_SETTINGS = (
+    "log_bin",
+    "binlog_format",
+    "max_allowed_packet",
+    "wsrep_on",
+    "group_replication_single_primary_mode",
+)
 
 
 def _check_log(store: PostgreSQLStore, publisher_aliases: Sequence[str]) -> Iterator[CheckMessage]:
